@@ -1,0 +1,47 @@
+# Needs only Python and make. SPECULANT_DATA may name a folder with recorded traces and texts for tests and benchmarks.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: setup demo test lint typecheck test-oldest test-peers clean
+
+setup: $(VENV)/.ready
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/speculant generate "Once upon a time" --method aded --compare --max-new-tokens 300
+
+test: setup lint typecheck
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: setup
+	$(BIN)/mypy
+
+# The oldest supported transformers, in an environment of its own.
+.venv-oldest/.ready: pyproject.toml constraints.txt constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install -q --disable-pip-version-check -c constraints-oldest.txt setuptools
+	.venv-oldest/bin/pip install -q --disable-pip-version-check --no-build-isolation -c constraints-oldest.txt -e '.[dev]'
+	@touch $@
+
+test-oldest: .venv-oldest/.ready
+	.venv-oldest/bin/pytest tests/targets tests/test_equality.py tests/test_speculator.py
+
+# Against the official ADED drafter.
+$(VENV)/.peers: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,peers]'
+	@touch $@
+
+test-peers: $(VENV)/.peers
+	$(BIN)/pytest -m peers
+
+clean:
+	rm -rf $(VENV) .venv-oldest build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
