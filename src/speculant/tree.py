@@ -1,0 +1,278 @@
+"""The draft: a tree of tokens below the last committed one, and the forms engines want it in.
+
+A draft of N nodes hangs below the root, which is not a node. Arrays list parents before children and
+best nodes first, so every prefix of them is itself a valid tree and a budget is a slice. Where rows of a
+target pass are meant, row 0 is the root and row i + 1 is node i.
+
+Tree attention, ancestors only, is from SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """What sampled tokens were drawn from; deterministic drafts have none.
+
+    Attributes:
+        q: Float32[N, V], the distribution node i was drawn from given its parent and its earlier siblings,
+            warped like the target's. A one-hot row marks a chosen token in a mixed tree.
+        replacement: True if siblings were drawn with replacement, so equal ones may occur.
+    """
+
+    q: Float32
+    replacement: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    """A draft of N nodes.
+
+    Attributes:
+        tokens: Int32[N].
+        parents: Int32[N], index of the parent, -1 for a child of the root; always smaller than the node's own.
+        weights: Float32[N], the drafter's estimate of the joint probability, from the root, that the node is
+            reached and right; never above its parent's.
+        proposal: None if every token was chosen rather than sampled.
+
+    Raises:
+        ValueError: the arrays disagree in length, a parent does not come first, or a weight exceeds its parent's.
+    """
+
+    tokens: Int32
+    parents: Int32
+    weights: Float32
+    proposal: Proposal | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        if len(self.parents) != n or len(self.weights) != n:
+            raise ValueError(f"tokens, parents and weights differ: {n}, {len(self.parents)}, {len(self.weights)}")
+        weights = self.weights.tolist()
+        for node, parent in enumerate(self.parents.tolist()):
+            if not ROOT <= parent < node:
+                raise ValueError("every parent must come before its children, or be -1 for the root")
+            if not weights[node] <= (1.0 if parent == ROOT else weights[parent]):
+                raise ValueError("a node's weight is a joint probability and cannot exceed its parent's, or 1")
+
+    @classmethod
+    def empty(cls) -> DraftTree:
+        """Return the draft of no nodes; its target pass is a plain decoding step."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[Sequence[int]], weights: Iterable[float] | None = None) -> DraftTree:
+        """Merge paths from the root into a tree; a shared prefix becomes one node with its largest weight.
+
+        Without weights the nodes keep the order of the paths and weigh 1 each.
+        """
+        listed = [list(path) for path in paths]
+        given = [1.0] * len(listed) if weights is None else list(weights)
+        nodes: dict[tuple[int, int], int] = {}
+        tokens: list[int] = []
+        parents: list[int] = []
+        joint: list[float] = []
+        for path, weight in zip(listed, given, strict=True):
+            parent = ROOT
+            for token in path:
+                node = nodes.setdefault((parent, token), len(tokens))
+                if node == len(tokens):
+                    tokens.append(token)
+                    parents.append(parent)
+                    joint.append(weight)
+                joint[node] = max(joint[node], weight)
+                parent = node
+        return cls(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(joint, np.float32))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def children(self, node: int) -> list[int]:
+        """Return the children of a node (-1: of the root), best first."""
+        return [int(i) for i in np.flatnonzero(self.parents == node)]
+
+    def depths(self) -> Int32:
+        """Return Int32[N]: 1 for children of the root."""
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return np.array(depths, np.int32)
+
+    def path(self, node: int) -> Int32:
+        """Return the node indices from the root's child down to `node`."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = int(self.parents[node])
+        return np.array(nodes[::-1], np.int32)
+
+    def leaves(self) -> Int32:
+        """Return the nodes without children, in order."""
+        inner = np.zeros(len(self) + 1, bool)
+        inner[self.parents] = True  # the root's -1 lands in the spare last place
+        return np.flatnonzero(~inner[: len(self)]).astype(np.int32)
+
+    def head(self, n: int) -> DraftTree:
+        """Return the first n nodes.
+
+        Raises:
+            ValueError: nodes were sampled; dropping those by value would bias the output.
+        """
+        if n >= len(self):
+            return self
+        if self.proposal is not None:
+            raise ValueError("a sampled draft cannot be cut after it was drawn; set max_nodes before")
+        return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n])
+
+    def within(self, depth: int) -> DraftTree:
+        """Return the nodes at most `depth` deep. Depth is no value of a node, so sampled drafts may be cut too."""
+        return self._subset(np.flatnonzero(self.depths() <= depth))
+
+    def chain(self) -> DraftTree:
+        """Return the best chain as a tree of its own, for engines that verify one line of tokens.
+
+        Raises:
+            ValueError: nodes were sampled and branch; choosing among them by weight would bias the output.
+        """
+        kept = self.best_chain()
+        if self.proposal is not None and len(kept) < len(self):
+            raise ValueError("a sampled draft cannot be cut to its best chain; draft a chain instead")
+        return self._subset(kept)
+
+    def _subset(self, kept: npt.NDArray[np.integer]) -> DraftTree:
+        if len(kept) == len(self):
+            return self
+        renumbered = np.full(len(self) + 1, ROOT, np.int32)
+        renumbered[kept] = np.arange(len(kept))
+        proposal = self.proposal and Proposal(self.proposal.q[kept], self.proposal.replacement)
+        return DraftTree(self.tokens[kept], renumbered[self.parents[kept]], self.weights[kept], proposal)
+
+    @staticmethod
+    def merge(trees: Sequence[DraftTree], max_nodes: int) -> DraftTree:
+        """Unite drafts of the same root: equal paths become one node, which keeps its largest weight.
+
+        Returns the `max_nodes` heaviest nodes, heaviest first.
+
+        Raises:
+            ValueError: a draft was sampled; two samples of one place cannot become one node.
+        """
+        if any(tree.proposal is not None for tree in trees):
+            raise ValueError("sampled drafts cannot be merged: a node would have two proposals")
+        found: dict[tuple[int, int], int] = {}
+        tokens: list[int] = []
+        weights: list[float] = []
+        below: list[list[int]] = [[]]  # below[0] belongs to the root, below[i + 1] to node i
+        for tree in trees:
+            merged: list[int] = []
+            for token, parent, weight in zip(
+                tree.tokens.tolist(), tree.parents.tolist(), tree.weights.tolist(), strict=True
+            ):
+                above = ROOT if parent == ROOT else merged[parent]
+                node = found.setdefault((above, token), len(tokens))
+                if node == len(tokens):
+                    tokens.append(token)
+                    weights.append(weight)
+                    below[above + 1].append(node)
+                    below.append([])
+                weights[node] = max(weights[node], weight)
+                merged.append(node)
+
+        kept: list[int] = []
+        place: dict[int, int] = {ROOT: ROOT}
+        parents: list[int] = []
+        frontier = [(-weights[node], node, ROOT) for node in below[0]]
+        heapq.heapify(frontier)
+        while frontier and len(kept) < max_nodes:
+            _, node, above = heapq.heappop(frontier)
+            place[node] = len(kept)
+            kept.append(node)
+            parents.append(place[above])
+            for child in below[node + 1]:
+                heapq.heappush(frontier, (-weights[child], child, node))
+        return DraftTree(
+            np.array([tokens[node] for node in kept], np.int32),
+            np.array(parents, np.int32),
+            np.array([weights[node] for node in kept], np.float32),
+        )
+
+    def best_chain(self) -> Int32:
+        """Return the path whose weights sum to the most: the chain with the most expected accepted tokens.
+
+        For engines that verify chains only (vLLM, TensorRT-LLM).
+        """
+        if not len(self):
+            return np.empty(0, np.int32)
+        sums: list[float] = []
+        for parent, weight in zip(self.parents.tolist(), self.weights.tolist(), strict=True):
+            sums.append(weight + (0.0 if parent == ROOT else sums[parent]))
+        return self.path(int(np.argmax(sums)))
+
+    def ancestor_mask(self, width: int | None = None) -> Bool:
+        """Return Bool[width, width]: row i may attend to column j; row 0 is the root.
+
+        `width` defaults to N + 1. Rows beyond are padding: they hang directly below the root (SGLang's form).
+
+        Raises:
+            ValueError: the draft does not fit the width.
+        """
+        rows = len(self) + 1
+        width = rows if width is None else width
+        if rows > width:
+            raise ValueError(f"{rows} rows do not fit a mask of width {width}; draft at most {width - 1} nodes")
+        mask = np.eye(width, dtype=bool)
+        mask[:, 0] = True
+        for row, parent in enumerate(self.parents.tolist(), start=1):
+            if parent != ROOT:
+                mask[row] |= mask[parent + 1]
+        return mask
+
+    def sequence_sets(self) -> list[list[int]]:
+        """Return, for the root and each node, the ids of the leaves at or below it (llama.cpp's form).
+
+        One sequence id per leaf, counted from 0 in node order; a draft of no nodes has the single sequence 0.
+        """
+        sets: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        for sequence, leaf in enumerate(self.leaves().tolist()):
+            sets[0].append(sequence)
+            for node in self.path(leaf).tolist():
+                sets[node + 1].append(sequence)
+        return sets if len(self) else [[0]]
+
+    def attention_mask(self, prefix: int | Bool, *, window: int | None = None) -> Bool:
+        """Return Bool[1, 1, N + 1, L + N + 1], True where a row may attend (transformers' sdpa form).
+
+        Args:
+            prefix: the length L of what is cached, or Bool[L] with False at padding.
+            window: for sliding layers, how many positions back a row sees, itself included.
+        """
+        seen = np.ones(prefix, bool) if isinstance(prefix, int) else prefix
+        length, rows = len(seen), len(self) + 1
+        mask = np.empty((1, 1, rows, length + rows), bool)
+        mask[..., :length] = seen
+        mask[..., length:] = self.ancestor_mask()
+        if window is not None:
+            positions = np.concatenate([np.arange(length + 1), length + self.depths()])
+            mask &= positions > positions[length:, None] - window
+        return mask
+
+    @staticmethod
+    def additive(mask: Bool, minimum: float) -> Float32:
+        """Return the mask as a float to be added to attention scores: 0 where True, else `minimum`.
+
+        Eager attention adds whatever it is given, so a bool mask is silently wrong there. `minimum` is the
+        smallest number of the model's dtype.
+        """
+        return np.where(mask, np.float32(0), np.float32(minimum))
