@@ -1,0 +1,179 @@
+"""The successor table as it lies on disk: sorted, read-only, mapped, 4 to 8 bytes a tri-gram.
+
+Contexts (a, b) are sorted; those of one `a` stand together and are found by its index, then by bisection
+on b. A successor takes 4 bytes (3 for the token, 1 for the logarithm of its weight), a context 5.25 (3 for b,
+1 for its length, 1 for the logarithm of its total weight, and a checkpoint every 16 contexts from which a
+row's start is summed up). Bi-gram rows
+stand last, under an `a` of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+Array = npt.NDArray[Any]
+
+LONGEST_FROZEN_ROW = 255
+_STRIDE = 16
+_LOG_STEPS = 16  # steps of the weight's logarithm per factor of two: 2 % error
+_MOST = 60_000  # a row's weights are scaled so that they fit; the largest code stands for 62,757
+
+
+class Frozen(NamedTuple):
+    """The arrays of a frozen table of C contexts and E successors.
+
+    Attributes:
+        first: UInt32[V + 2], first context of each `a`; `a` = V holds the bi-gram rows.
+        second: UInt8[C, 3], b of each context, little endian.
+        length: UInt8[C], successors of each context, heaviest first.
+        total: UInt8[C], 16 times the binary logarithm of their weights' sum.
+        checkpoint: UInt32[C / 16 + 1], first successor of every 16th context.
+        token: UInt8[E, 3], the successors.
+        weight: UInt8[E], 16 times the binary logarithm of their weights.
+        decode: Int64[256], the weight each code stands for.
+    """
+
+    first: Array
+    second: Array
+    length: Array
+    total: Array
+    checkpoint: Array
+    token: Array
+    weight: Array
+    decode: Array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(array.nbytes for array in self[:-1])
+
+
+def decode_table() -> Array:
+    """Return Int64[256]: the weight that each code stands for."""
+    return np.rint(2 ** (np.arange(256) / _LOG_STEPS)).astype(np.int64)
+
+
+def empty_frozen() -> Frozen:
+    """Return a table without contexts."""
+    return freeze(*(np.empty(0, np.int64) for _ in range(4)), vocabulary=0)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _three_bytes(array: Array, i: int) -> int:
+    return np.int64(array[i, 0]) | np.int64(array[i, 1]) << 8 | np.int64(array[i, 2]) << 16
+
+
+@njit(cache=True, nogil=True, inline="always")
+def frozen_row(base: Frozen, a: int, b: int, prior: int, longest: int, tokens: Array, weights: Array) -> int:
+    """Copy the row of (a, b) into tokens and weights; return its length, 0 if unknown.
+
+    The row's whole weight is scaled down to `prior` if it is more, and at most `longest` successors are given.
+    """
+    last = len(base.first) - 2
+    a = min(a, last)
+    low, high = np.int64(base.first[a]), np.int64(base.first[a + 1])
+    while low < high:
+        middle = (low + high) >> 1
+        if _three_bytes(base.second, middle) < b:
+            low = middle + 1
+        else:
+            high = middle
+    if low >= np.int64(base.first[a + 1]) or _three_bytes(base.second, low) != b:
+        return 0
+    start = np.int64(base.checkpoint[low // _STRIDE])
+    for i in range(low - low % _STRIDE, low):
+        start += np.int64(base.length[i])
+    total = base.decode[base.total[low]]
+    length = min(np.int64(base.length[low]), longest)
+    scale = prior / total if total > prior else 1.0
+    for i in range(length):
+        tokens[i] = _three_bytes(base.token, start + i)
+        weights[i] = max(1, np.int64(base.decode[base.weight[start + i]] * scale + 0.5))
+    return length
+
+
+def freeze(
+    a: Array, b: Array, c: Array, weight: Array, *, vocabulary: int, longest: int = LONGEST_FROZEN_ROW
+) -> Frozen:
+    """Build the table from Int[E] columns; a = vocabulary (or more) marks a bi-gram row.
+
+    Each (a, b, c) may occur once. Rows keep their `longest` heaviest successors; a row too heavy for the code
+    is scaled down, which keeps its proportions.
+    """
+    a = np.minimum(a, vocabulary)
+    order = np.lexsort((c, -weight, b, a))
+    a, b, c, weight = a[order], b[order], c[order], weight[order].astype(np.float64)
+    starts = np.flatnonzero(np.append(True, (np.diff(a) != 0) | (np.diff(b) != 0))) if len(a) else np.empty(0, int)
+    rank = np.arange(len(a)) - np.repeat(starts, np.diff(np.append(starts, len(a))))
+    kept = rank < longest
+    a, b, c, weight, rank = a[kept], b[kept], c[kept], weight[kept], rank[kept]
+    starts = np.flatnonzero(rank == 0)
+    length = np.diff(np.append(starts, len(a)))
+    total = np.add.reduceat(weight, starts) if len(starts) else np.empty(0)
+    weight = weight * np.repeat(np.minimum(1, _MOST / np.maximum(total, 1)), length)
+    checkpoints = starts[::_STRIDE] if len(starts) else np.zeros(1, int)
+    table = Frozen(
+        first=np.searchsorted(a[starts], np.arange(vocabulary + 2)).astype(np.uint32),
+        second=_pack(b[starts]),
+        length=length.astype(np.uint8),
+        total=_logarithm(np.minimum(total, _MOST)),
+        checkpoint=checkpoints.astype(np.uint32),
+        token=_pack(c),
+        weight=_logarithm(weight),
+        decode=decode_table(),
+    )
+    for array in table:
+        array.flags.writeable = False  # as mapped ones are, so that the kernels are compiled for one kind of array
+    return table
+
+
+def thaw(base: Frozen) -> tuple[Array, Array, Array, Array]:
+    """Return a, b, c and weight of every successor, the inverse of `freeze`."""
+    length = base.length.astype(np.int64)
+    a = np.repeat(np.arange(len(base.first) - 1), np.diff(base.first.astype(np.int64)))
+    return (
+        np.repeat(a, length),
+        np.repeat(_unpack(base.second), length),
+        _unpack(base.token),
+        base.decode[base.weight],
+    )
+
+
+def frozen_bytes(successors: int, contexts: int, vocabulary: int) -> int:
+    """Return the bytes that a frozen table of that size takes."""
+    return 4 * (successors + contexts + contexts // _STRIDE + 1 + vocabulary + 2) + contexts
+
+
+def heaviest_rows(base: Frozen, chosen: Array, room: int) -> Array:
+    """Return Bool[E], the successors of the heaviest chosen rows that `room` bytes hold.
+
+    Args:
+        base: the table.
+        chosen: Bool[E], true for all successors of a row or for none.
+        room: bytes, an index over the vocabulary not counted.
+    """
+    length = base.length.astype(np.int64)
+    row = np.repeat(np.arange(len(length)), length)
+    rows = np.unique(row[chosen])
+    weight = np.bincount(row, base.decode[base.weight], len(length))
+    rows = rows[np.argsort(-weight[rows], kind="stable")]
+    bytes_of_rows = 4 * length[rows] + 5 + 4 / _STRIDE
+    kept = np.zeros(len(length), bool)
+    kept[rows[np.cumsum(bytes_of_rows) <= room]] = True
+    return kept[row]
+
+
+def _logarithm(weight: Array) -> Array:
+    return np.clip(np.rint(_LOG_STEPS * np.log2(np.maximum(weight, 1))), 0, 255).astype(np.uint8)
+
+
+def _pack(values: Array) -> Array:
+    return np.ascontiguousarray(values.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3])
+
+
+def _unpack(packed: Array) -> Array:
+    return packed[:, 0].astype(np.int64) | packed[:, 1].astype(np.int64) << 8 | packed[:, 2].astype(np.int64) << 16
