@@ -1,0 +1,217 @@
+"""A transformers model as a target: one pass over root and nodes, rollback by keeping the accepted rows.
+
+The cache is transformers' own DynamicCache. A pass appends a row for the root and one for every node in
+flat order, whatever their depth; rotary or learned positions come from position ids = prefix + depth, so
+after the walk the accepted rows only have to be moved together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from speculant.errors import OutOfMemoryError, UnsupportedError
+from speculant.targets.support import Abilities
+from speculant.tree import Bool, DraftTree, Float32, Int32
+
+
+class TransformersTarget:
+    """One sequence on a model. Not for several threads at once."""
+
+    def __init__(
+        self,
+        model: Any,
+        abilities: Abilities,
+        ids: Tensor,
+        *,
+        cache: DynamicCache | None = None,
+        padding: Tensor | None = None,
+        positions: Tensor | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        """Prepare a sequence.
+
+        Args:
+            model: a causal LM that `check_model` accepted.
+            abilities: what it said.
+            ids: Int64[1, T], the whole prompt, cached part included.
+            cache: what is cached of it already; fewer tokens than T.
+            padding: Int64[1, T], 0 at padding, or None.
+            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+            chunk: tokens per prefill pass, or None for one pass.
+
+        Raises:
+            UnsupportedError: the cache is of a kind that cannot be rolled back.
+        """
+        self.model, self.abilities, self.ids = model, abilities, ids
+        self.cache = usable_cache(cache)
+        self._length = int(self.cache.get_seq_length())
+        self._padding = None if padding is None or bool(padding.all()) else padding
+        self._positions, self._chunk = positions, chunk
+        self._seen: Bool | None = None
+        shift = 0
+        if self._padding is not None:
+            self._seen = self._padding[0].bool().cpu().numpy()
+            shift = int((~self._seen).sum())
+        elif positions is not None:
+            shift = ids.shape[1] - 1 - int(positions[0, -1])
+        self._shift = shift  # cache slot minus position
+        self._rows = 0
+        decode = getattr(model, "_optimize_model_for_decode", contextlib.nullcontext)
+        self._decoding = decode
+
+    @property
+    def cached(self) -> int:
+        """How many tokens the cache holds."""
+        return self._length
+
+    def prefill(self) -> Tensor:
+        """Read what is not cached of the prompt; return Logits[1, V]."""
+        new = self.ids[:, self._length :]
+        pieces = [new] if self._chunk is None else list(torch.split(new, self._chunk, dim=1))
+        for piece in pieces:
+            end = self._length + piece.shape[1]
+            positions = self._prompt_positions(self._length, end)
+            padding = None if self._padding is None else self._padding[:, :end]
+            options = {"logits_to_keep": 1} if self.abilities.keeps_logits else {}
+            logits = self._forward(piece, padding, positions, **options)
+            self._length = end
+        return logits[0, -1:]
+
+    def shape(self, tree: DraftTree) -> DraftTree:
+        """Return the tree, or its best chain where the model verifies chains only."""
+        return tree if self.abilities.trees or not len(tree) else tree.chain()
+
+    def verify(self, root: int, tree: DraftTree) -> Tensor:
+        """Run one pass over root and nodes; return Logits[N + 1, V]."""
+        rows = len(tree) + 1
+        ids = torch.from_numpy(np.append(np.int64(root), tree.tokens)).to(self.ids.device)[None]
+        depths = np.append(np.int64(0), tree.depths()) if len(tree) else np.zeros(1, np.int64)
+        positions = torch.from_numpy(depths + (self._length - self._shift)).to(ids.device)[None]
+        plain = not len(tree) or not self.abilities.trees
+        mask = self._padding_mask(rows) if plain else self._tree_mask(tree)
+        self._rows = rows
+        with self._decoding():
+            return self._forward(ids, mask, positions)[0]
+
+    def commit(self, path: list[int]) -> None:
+        """Move the accepted rows behind the root's and drop the rest."""
+        kept = self._length + 1 + len(path)
+        moved = path != list(range(len(path)))
+        if moved or kept < self._length + self._rows:
+            for layer in self.cache.layers:
+                if not layer.is_initialized:
+                    continue
+                for name in ("keys", "values"):
+                    rows = getattr(layer, name)
+                    if moved:
+                        index = torch.tensor(path, device=rows.device) + self._length + 1
+                        rows[..., self._length + 1 : kept, :] = rows.index_select(-2, index)
+                    setattr(layer, name, rows[..., :kept, :])
+        self._length = kept
+
+    def top(self, logits: Tensor, k: int) -> tuple[Int32, Float32]:
+        """Return ids and logits of each row's k best tokens, best first: [N + 1, k]; valid after the next sync."""
+        best = logits.topk(min(k, logits.shape[-1]), dim=-1)
+        ids, values = best.indices.to(torch.int32), best.values.float()
+        return ids.to("cpu", non_blocking=True).numpy(), values.to("cpu", non_blocking=True).numpy()
+
+    def _forward(self, ids: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
+        if self.abilities.takes_positions:
+            options["position_ids"] = positions
+        try:
+            output = self.model(
+                input_ids=ids.to(self.model.device),
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+                return_dict=True,
+                **options,
+            )
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+                raise
+            raise OutOfMemoryError(
+                f"the device ran out of memory at {self._length + ids.shape[1]} cached tokens. "
+                "Draft fewer nodes, shorten the prompt, or use a smaller dtype."
+            ) from error
+        logits: Tensor = output.logits
+        return logits
+
+    def _prompt_positions(self, start: int, end: int) -> Tensor:
+        if self._positions is not None:
+            given = self._positions
+            offset = self.ids.shape[1] - given.shape[1]
+            return given[:, start - offset : end - offset]
+        if self._padding is not None:
+            return (self._padding.long().cumsum(-1) - 1).clamp(min=0)[:, start:end]
+        return torch.arange(start, end, device=self.ids.device)[None]
+
+    def _padding_mask(self, rows: int) -> Tensor | None:
+        """Return the 2-D mask for a pass in which every row sees all before it, None without padding."""
+        if self._padding is None:
+            return None
+        more = self._length + rows - self._padding.shape[1]
+        return torch.nn.functional.pad(self._padding, (0, more), value=1)
+
+    def _tree_mask(self, tree: DraftTree) -> Any:
+        prefix: int | Bool = self._length
+        if self._seen is not None:
+            prefix = np.ones(self._length, bool)
+            prefix[: len(self._seen)] = self._seen
+        full = (
+            self._to_device(tree.attention_mask(prefix)) if self.abilities.mixed or not self.abilities.window else None
+        )
+        if self.abilities.window is None:
+            return full
+        sliding = self._to_device(tree.attention_mask(prefix, window=self.abilities.window))
+        return {"full_attention": full, "sliding_attention": sliding} if self.abilities.mixed else sliding
+
+    def _to_device(self, mask: Bool) -> Tensor:
+        if self.abilities.additive:
+            lowest = torch.finfo(self.model.dtype).min
+            additive = torch.from_numpy(DraftTree.additive(mask, lowest))
+            return additive.to(device=self.model.device, dtype=self.model.dtype)
+        return torch.from_numpy(mask).to(self.model.device)
+
+
+def usable_cache(cache: Any) -> DynamicCache:
+    """Return a cache of plain growing layers, which any subset of rows can be kept of.
+
+    `generate` hands sliding layers to models with windows; those forget rows that a rollback needs, so while
+    they are empty the whole cache is replaced. The window is enforced by the mask instead.
+
+    Raises:
+        UnsupportedError: the cache holds something and cannot be rolled back, or is of another kind.
+    """
+    if cache is None:
+        return DynamicCache()
+    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+        raise UnsupportedError(
+            f"a {type(cache).__name__} cannot keep the accepted rows of a tree; leave out `cache_implementation` "
+            "and `past_key_values`, or pass a DynamicCache()."
+        )
+    if all(type(layer) is DynamicLayer for layer in cache.layers):
+        return cache
+    if cache.get_seq_length() == 0:
+        return DynamicCache()
+    kinds = sorted({type(layer).__name__ for layer in cache.layers} - {"DynamicLayer"})
+    raise UnsupportedError(
+        f"the cache holds layers that cannot be rolled back ({', '.join(kinds)}). Start with `DynamicCache()` made "
+        "without a config, which keeps every row."
+    )
+
+
+def crop_cache(cache: DynamicCache, length: int) -> None:
+    """Keep the first `length` rows, for a prompt that shares only those.
+
+    The cache's own `crop` counts differently from one release of transformers to the next.
+    """
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]

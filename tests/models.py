@@ -1,0 +1,86 @@
+"""Tiny random models of several architectures, made in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCABULARY = 61
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
+    """Return a random fp32 model whose logits are spread enough that greedy text repeats little."""
+    shape = SHAPE | changes
+    heads = {key: shape[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    builders: dict[str, Any] = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)),
+        "gemma3": lambda: Gemma3ForCausalLM(
+            Gemma3TextConfig(
+                **shape,
+                head_dim=8,
+                sliding_window=12,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            )
+        ),
+        "mistral": lambda: MistralForCausalLM(MistralConfig(**shape, sliding_window=12)),
+        "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2)),
+        "phi3": lambda: Phi3ForCausalLM(Phi3Config(**shape)),
+        "gpt2": lambda: GPT2LMHeadModel(
+            GPT2Config(
+                **heads,
+                n_embd=32,
+                n_layer=3,
+                n_head=4,
+                n_positions=256,
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+            )
+        ),
+        "gpt_neox": lambda: GPTNeoXForCausalLM(
+            GPTNeoXConfig(**{k: v for k, v in shape.items() if k != "num_key_value_heads"})
+        ),
+        "bloom": lambda: BloomForCausalLM(BloomConfig(**heads, hidden_size=32, n_layer=3, n_head=4)),
+    }
+    torch.manual_seed(7)
+    model = builders[name]().eval()
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return model
