@@ -1,0 +1,48 @@
+"""The names users import, and what importing them costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+import speculant
+
+NAMES = ["DraftTree", "Piece", "Result", "Source", "SpeculantError", "Speculator", "Stats"]
+HEAVY = "{'torch', 'transformers', 'numba'} & set(sys.modules)"
+
+
+def test_all() -> None:
+    """The public names are these, and each can be had."""
+    assert sorted(speculant.__all__) == sorted([*NAMES, "__version__"])
+    for name in NAMES:
+        assert getattr(speculant, name).__name__ == name
+
+
+def test_unknown_name() -> None:
+    """A name that is not there is an AttributeError, so hasattr works."""
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = speculant.Nothing
+    assert not hasattr(speculant, "Nothing")
+
+
+def test_version() -> None:
+    """The version users see is the installed package's."""
+    assert speculant.__version__ == importlib.metadata.version("speculant")
+
+
+@pytest.mark.parametrize(
+    ("statement", "loaded"),
+    [
+        ("import speculant, speculant.registry, speculant.errors, speculant.text, speculant.stats", set()),
+        ("import speculant.drafters.base, speculant.verifiers.sample_then_follow", set()),
+        ("import speculant.drafters.aded, speculant.drafters.memory_file", {"numba"}),
+    ],
+)
+def test_imports_are_light(statement: str, loaded: set[str]) -> None:
+    """`speculant --help` does not wait for torch, and drafters run in engines without it."""
+    script = f"import sys; {statement}; print(sorted({HEAVY}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(sorted(loaded))
