@@ -1,0 +1,51 @@
+"""End to end on two small real models: `speculant generate --compare` over prompts cut from held-out stories.
+
+Twenty prompts of 12 words, 200 tokens each, greedy, fp32. `corpus` begins with a tri-gram table of the training
+text, built by `speculant corpus build`; the other runs begin with an empty memory.
+
+    python benchmarks/stories.py -o benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from speculant.cli.main import main as speculant
+
+PROMPTS, WORDS, TOKENS = 20, 12, 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--out", type=Path, required=True, help="folder for the results")
+    args = parser.parse_args()
+    data = Path(os.environ["SPECULANT_DATA"])
+    stories = data / "text/tinystories"
+    held_out = [story.split() for story in (stories / "heldout.txt").read_text(encoding="utf-8").split("<|endoftext|>")]
+    prompts = [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][:PROMPTS]
+
+    with tempfile.TemporaryDirectory() as folder:
+        cut = Path(folder) / "prompts.json"
+        cut.write_text(json.dumps(prompts))
+        for name, model in {"bundled": [], "stories260k": ["--model", str(data / "models/stories260K")]}.items():
+            table = Path(folder) / f"{name}.speculant"
+            texts = [str(stories / "train-a.txt"), str(stories / "train-b.txt")]
+            run("corpus", "build", "--kind", "trigram", "-o", str(table), *model, *texts)
+            for start, memory in {"empty": [], "corpus": ["--memory", str(table)]}.items():
+                print(f"=== {name}, {start}", flush=True)
+                out = args.out / f"stories-{name}-{start}.json"
+                options = ["--method", "aded", "--compare", "--max-new-tokens", str(TOKENS), "--json", str(out)]
+                run("generate", "--prompts", str(cut), *options, *model, *memory)
+
+
+def run(*words: str) -> None:
+    if code := speculant(list(words)):
+        raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()
