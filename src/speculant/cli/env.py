@@ -1,0 +1,91 @@
+"""`speculant env`: what a bug report or a measurement needs to say about the machine and the packages."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from speculant import __version__
+from speculant.cli.options import Subparsers
+
+PACKAGES = ("transformers", "numba", "numpy")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "env",
+        help="describe this machine and the versions in use",
+        description="Describe this machine and the versions in use, for bug reports. Names nobody and no folder.",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the environment."""
+    found = environment()
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    width = max(map(len, found))
+    for name, value in found.items():
+        shown = ", ".join(value) or "none" if isinstance(value, list) else value
+        print(f"{name.ljust(width)}  {shown}")
+    return 0
+
+
+def environment(model: Any = None) -> dict[str, Any]:
+    """Return machine, versions, threads, dtype and device; no host, user or path.
+
+    Args:
+        model: a loaded model whose dtype and device are given; None for those a model would be loaded with.
+    """
+    import torch
+
+    from speculant.loading import default_device
+
+    device = default_device() if model is None else str(model.device)
+    default_dtype = "float32" if device == "cpu" else "the checkpoint's own"
+    return {
+        "speculant": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        **{name: _version(name) for name in PACKAGES},
+        "device": device,
+        "dtype": default_dtype if model is None else str(model.dtype).removeprefix("torch."),
+    }
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,134 @@
+"""`speculant generate`: continues one prompt or many, and says how fast that went."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from speculant.cli.compare import Baselines
+from speculant.cli.env import environment
+from speculant.cli.options import (
+    Subparsers,
+    add_drafting_options,
+    add_model_options,
+    add_sampling_options,
+    build_speculator,
+    text_options,
+)
+from speculant.cli.output import LEGEND, check_writable, say, write_json, write_stream
+from speculant.cli.prompts import given_prompt, read_prompts
+from speculant.cli.report import Outcome, totals
+from speculant.errors import PromptError
+
+if TYPE_CHECKING:
+    from speculant.speculator import Message, Speculator
+
+DESCRIPTION = """\
+Continue a prompt. The text goes to standard output as it comes, what there is to say about it to standard
+error. Ctrl-C ends the text early; what was learned is saved all the same."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("generate", help="continue a prompt", description=DESCRIPTION)
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads standard input")
+    prompts.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help='many prompts: a .json list or .jsonl rows of strings or {"prompt": ...}; else a prompt per line',
+    )
+    parser.add_argument("--chat", action="store_true", help="send the prompt as a user's message, in the chat template")
+    parser.add_argument("--compare", action="store_true", help="decode without drafts too: speed-up, and same tokens?")
+    parser.add_argument("--color", action="store_true", help="show by colour where each token came from")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - to print it in place of the text")
+    add_sampling_options(parser)
+    add_drafting_options(parser)
+    add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decode every prompt; report, record and remember what was done however it ends."""
+    if args.memory is not None:
+        check_writable(args.memory)
+    if args.json not in (None, "-"):
+        check_writable(args.json)
+    prompts = [given_prompt(args.prompt)] if args.prompts is None else read_prompts(args.prompts)
+    if args.compare and args.temperature > 0 and args.seed is None:
+        args.seed = 0
+        say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
+    generation = Generation(build_speculator(args), args)
+    with ExitStack() as ending:  # called from the last to the first, each of them even if another fails
+        if args.memory is not None:
+            ending.callback(generation.remember)
+        if args.json is not None:
+            ending.callback(generation.record)
+        ending.callback(generation.report)
+        generation.decode(prompts)
+    return 0
+
+
+class Generation:
+    """The prompts of one command, on one speculator whose memory lasts over all of them."""
+
+    def __init__(self, speculator: Speculator, args: argparse.Namespace) -> None:
+        self._speculator, self._args = speculator, args
+        self._options = text_options(args)
+        self._many = args.prompts is not None
+        self._outcomes: list[Outcome] = []
+
+    def decode(self, prompts: list[str]) -> None:
+        """Decode one prompt after the other."""
+        baselines = Baselines(self._speculator, self._options) if self._args.compare else None
+        if baselines is not None:
+            baselines.warm_up(self._args.memory)
+        for number, prompt in enumerate(prompts, start=1):
+            if self._many:
+                say(f"--- {number} of {len(prompts)}: {shortened(prompt)}")
+            try:
+                self._decode(prompt, baselines)
+            except PromptError as error:
+                raise PromptError(f"prompt {number}: {error}") if self._many else error from None
+            if self._many:
+                say(f"    {self._outcomes[-1].line()}")
+
+    def _decode(self, text: str, baselines: Baselines | None) -> None:
+        prompt: str | list[Message] = [{"role": "user", "content": text}] if self._args.chat and text else text
+        plain = None if baselines is None else baselines.plain(prompt)
+        stream = self._speculator.stream(prompt, **self._options)
+        outcome = Outcome(text, stream.result, plain)
+        self._outcomes.append(outcome)
+        if self._args.json == "-":
+            for _ in stream:
+                pass
+        else:
+            write_stream(stream, color=self._args.color)
+        if baselines is not None:
+            outcome.reference = baselines.reference(prompt)
+
+    def report(self) -> None:
+        """Print the end-of-run block."""
+        if not self._outcomes:
+            return
+        say("\n" + (totals(self._outcomes) if self._many else self._outcomes[0].block()))
+        if self._args.color:
+            say(LEGEND)
+
+    def record(self) -> None:
+        """Write the JSON."""
+        machine = environment(self._speculator.model)
+        records: list[dict[str, Any]] = [outcome.to_json(machine) for outcome in self._outcomes]
+        if self._many or records:
+            write_json(self._args.json, records if self._many else records[0])
+
+    def remember(self) -> None:
+        """Save what was learned."""
+        self._speculator.save(self._args.memory)
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(text[: 4 * width].split())
+    return line if len(line) <= width and len(text) <= 4 * width else line[: width - 3] + "..."

@@ -1,0 +1,112 @@
+"""The options that several commands share, and the speculator they describe."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from speculant.cli.output import say
+from speculant.registry import find_method
+
+if TYPE_CHECKING:
+    from speculant.speculator import Speculator
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_LARGEST = 2**63 - 1
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return an argument type: a whole number of at least `least`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= _LARGEST:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, not {text}")
+        return value
+
+    return number
+
+
+def share(text: str) -> float:
+    """Read a number above 0 and up to 1; transformers takes larger ones without a word and ignores them."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, not {text}")
+    return value
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add --model, --dtype, --device and --attn."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", metavar="PATH|ID", help="a folder or a hub id; default: the bundled story model")
+    group.add_argument("--dtype", help="float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, mps, or auto to spread the model; default: what there is")
+    group.add_argument("--attn", metavar="NAME", help="attention: sdpa or eager verify trees; default: the model's")
+
+
+def add_drafting_options(parser: argparse.ArgumentParser) -> None:
+    """Add --method, --nodes, --memory and --memory-limit."""
+    group = parser.add_argument_group("drafting")
+    group.add_argument("--method", metavar="NAME", default="aded", help="see `speculant methods`; default: aded")
+    group.add_argument(
+        "--nodes", metavar="N", type=whole(0), help="most tokens per draft; default: 16 on a CPU, 64 elsewhere"
+    )
+    group.add_argument("--memory", metavar="FILE", help="begin with this memory if it exists, and save it there")
+    group.add_argument(
+        "--memory-limit", metavar="MB", type=whole(1), default=256, help="most the memory may take; default: 256"
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what text is wanted."""
+    group = parser.add_argument_group("text")
+    group.add_argument("--max-new-tokens", metavar="N", type=whole(1), default=256, help="default: 256")
+    group.add_argument(
+        "--temperature", metavar="T", type=float, default=0.0, help="0 for greedy (the default), above 0 to sample"
+    )
+    group.add_argument("--top-p", metavar="P", type=share, help="sample from the likeliest tokens that make up P")
+    group.add_argument("--top-k", metavar="K", type=whole(0), help="sample from the K likeliest tokens")
+    group.add_argument("--seed", metavar="N", type=whole(0), help="makes sampling repeatable")
+    group.add_argument("--stop", metavar="TEXT", action="append", help="end the text after this; may be repeated")
+
+
+def text_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `add_sampling_options` read as the options of `Speculator.stream`."""
+    return {name: getattr(args, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop")}
+
+
+def build_speculator(args: argparse.Namespace) -> Speculator:
+    """Load the model and wrap it.
+
+    Raises:
+        SpeculantError: the method, the model or the memory cannot be used.
+    """
+    find_method(args.method)  # a misspelled name should not cost the loading of a model
+    quieten()
+    if args.model is not None and not Path(args.model).exists():
+        say(f"there is no folder {args.model} here; the hub is asked for it, which may take a while.")
+    from speculant.speculator import Speculator
+
+    return Speculator.from_pretrained(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        attention=args.attn,
+        method=args.method,
+        nodes=args.nodes,
+        memory=args.memory,
+        memory_limit=args.memory_limit << 20,
+    )
+
+
+def quieten() -> None:
+    """Keep the progress bars and the advice of transformers and the hub's client out of the output."""
+    from transformers.utils import logging as transformers_logging
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()

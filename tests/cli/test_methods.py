@@ -1,0 +1,33 @@
+"""The list of methods."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from speculant.cli.main import main
+from speculant.registry import METHODS
+
+
+def test_the_table_is_aligned_and_holds_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the registry knows is what users see, in columns that line up and fit a wide terminal."""
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads, summaries = lines[1::2], lines[2::2]
+    for column in ("family", "exactness", "source"):
+        place = lines[0].index(column)
+        assert all(line[place - 1] == " " and line[place] != " " for line in heads)
+    for method, head, summary in zip(METHODS.values(), heads, summaries, strict=True):
+        assert head.startswith(f"{method.name} ")
+        assert head.endswith(method.source)
+        assert summary.strip() == method.summary
+    assert max(map(len, lines)) <= 120
+
+
+def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs read the registry too."""
+    assert main(["methods", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed] == list(METHODS)
+    assert set(listed[0]) == {"name", "family", "exactness", "summary", "source", "memory"}
