@@ -33,7 +33,7 @@ typecheck: setup
 	@touch $@
 
 test-oldest: .venv-oldest/.ready
-	.venv-oldest/bin/pytest tests/targets tests/test_equality.py tests/test_speculator.py
+	.venv-oldest/bin/pytest tests/targets tests/test_equality.py tests/test_speculator.py tests/test_stories.py
 
 # Against the official ADED drafter.
 $(VENV)/.peers: $(VENV)/.ready

@@ -50,15 +50,16 @@ class NaiveTable:
             if self.rule.bigrams:
                 self.observe(NONE, text[i - 1], text[i])
 
-    def observe(self, a: int, b: int, c: int) -> None:
+    def observe(self, a: int, b: int, c: int, observations: float = 1) -> None:
         row, rule = self.rows.get((a, b), []), self.rule
-        total = sum(weight for _, weight in row) + rule.gain
+        gain = int(observations * rule.gain)
+        total = sum(weight for _, weight in row) + gain
         if rule.memory and total > rule.memory:
             row = [(token, max(1, weight * rule.memory // total)) for token, weight in row]
         others = [(token, weight) for token, weight in row if token != c]
         weight = sum(weight for token, weight in row if token == c)
         if len(others) == len(row):
             others = others[: rule.longest - 1]
-        weight = min(weight + rule.gain, rule.ceiling)
+        weight = min(weight + gain, rule.ceiling)
         heavier = [entry for entry in others if entry[1] > weight]
         self.rows[a, b] = [*heavier, (c, weight), *others[len(heavier) :]]

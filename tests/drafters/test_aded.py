@@ -15,14 +15,14 @@ from speculant.drafters.aded import (
     load_table,
     save_table,
 )
-from speculant.drafters.base import EMPTY_PATH, Session, Verified
+from speculant.drafters.base import EMPTY_PATH, Needs, Session, Verified
 from speculant.drafters.frozen import freeze, thaw
 from speculant.drafters.memory_file import write_memory
 from speculant.drafters.trigrams import MAX_VOCABULARY, NONE, UNIT
 from speculant.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.tree import DraftTree
 from tables import NaiveTable, contexts_of, ids, row_of
-from trees import paths_of
+from trees import make_tree, paths_of
 
 VOCABULARY = 1000
 
@@ -97,6 +97,36 @@ def test_every_token_is_learned_once() -> None:
     assert contexts_of(held._table) == set(naive.rows)
     for (a, b), row in naive.rows.items():
         assert row_of(held._table, a, b) == row
+
+
+def test_the_targets_best_tokens_are_learned() -> None:
+    """Every row of a pass teaches its own context, rejected nodes too; the first row is the root's."""
+    held = drafter(settings=AdedSettings(top_k=2, strength=3.0))
+    session = held.open(ids([10, 11]))
+    tree = make_tree([21, 22, 23, 24], [-1, -1, 0, 2])
+    best = ids(range(100, 110)).reshape(5, 2)
+    logits = np.log(np.array([[0.5, 0.25]] * 5, np.float32))
+    path, tokens = ids([0, 2]), ids([21, 23, 99])
+    session.observe(Verified(tree=tree, path=path, tokens=tokens, top_ids=best, top_logits=logits))
+    contexts = [(10, 11), (11, 21), (11, 22), (21, 23), (23, 24)]
+    for row, (a, b) in enumerate(contexts):
+        learned = dict(row_of(held._table, a, b))
+        assert (learned[100 + 2 * row], learned[101 + 2 * row]) == (2 * UNIT, UNIT)
+    assert dict(row_of(held._table, 10, 11))[21] == UNIT
+    assert contexts_of(held._table) == {*contexts, *((NONE, b) for _, b in contexts), (NONE, 10)}
+    assert held.search(11, 22, 1).tokens.tolist() == [104]
+    # The next round hangs below the last token, whose predecessor was committed in this one.
+    session.observe(
+        Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids([5]), top_ids=best[:1], top_logits=logits[:1])
+    )
+    assert dict(row_of(held._table, 23, 99)) == {100: 2 * UNIT, 101: UNIT, 5: UNIT}
+
+
+def test_what_is_asked_of_the_target() -> None:
+    """As many best tokens as the settings say; none for the published method, which learns accepted ones only."""
+    assert drafter(settings=AdedSettings(top_k=5)).needs == Needs(top_k=5)
+    assert drafter(settings=AdedSettings(top_k=0)).needs == Needs()
+    assert AdedPaperDrafter(vocabulary=10).needs == Needs()
 
 
 def test_budget() -> None:
@@ -339,3 +369,22 @@ def test_the_published_setting_saves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="aded-paper"):
         AdedPaperDrafter(vocabulary=10).save(tmp_path / "memory")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_targets_other_choices_are_learned(tmp_path: Path) -> None:
+    """What the target found likely at a rejected node is drafted the next time that context comes up."""
+    held = drafter(settings=AdedSettings(top_k=2))
+    session = held.open(ids([7, 8]))
+    tree = DraftTree.from_paths([[9, 10]])
+    session.observe(
+        Verified(
+            tree=tree,
+            path=np.empty(0, np.int32),
+            tokens=ids([30]),
+            top_ids=np.array([[30, 31], [40, 41], [50, 51]], np.int32),
+            top_logits=np.array([[2.0, 1.9], [2.0, 1.0], [2.0, 1.0]], np.float32),
+        )
+    )
+    assert held.search(7, 8, 2).tokens.tolist() == [30, 31]
+    assert held.search(8, 9, 2).tokens.tolist() == [40, 41]
+    assert held.search(9, 10, 2).tokens.tolist() == [50, 51]

@@ -113,6 +113,22 @@ def test_finds_the_best_tree(escape: float, exploration: float) -> None:
     assert {0, 1, 24} <= sizes
 
 
+@pytest.mark.parametrize(("cut", "share"), [(0.0, 0.8), (0.2, 0.97), (0.6, 0.99)])
+def test_cutting_saves_time_not_nodes(cut: float, share: float) -> None:
+    """A cut search fills the budget, too, keeps the weights' meaning, and loses little of their sum."""
+    exact, found = 0.0, 0.0
+    for seed in range(40):
+        held, before, root = random_table(seed)
+        whole = search(held, before, root, 24, 0.7, 1.0)
+        levels = held.young, held.old, held.base
+        part = DraftTree(*best_first(*levels, before, root, 24, held.rule, 0.7, 1.0, cut))
+        slow = Exhaustive(held, before, root, 0.7, 1.0)
+        assert len(part) == len(whole)
+        assert part.weights.tolist() == pytest.approx([slow.rate(path)[0] for path in paths_of(part)], rel=1e-4)
+        exact, found = exact + float(whole.weights.sum()), found + float(part.weights.sum())
+    assert share * exact <= found < exact
+
+
 def test_exploration_lifts_what_was_seen_seldom() -> None:
     """Of two equally probable branches the one whose continuation is less certain is drafted on; weights stay."""
     held = table()

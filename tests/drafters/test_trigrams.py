@@ -87,6 +87,42 @@ def test_a_row_keeps_its_order_and_its_total(followers: list[int], longest: int,
         assert token in dict(row)
 
 
+@pytest.mark.parametrize("rule", [COUNTS, COUNTS._replace(longest=3), PAPER_RULE], ids=["counts", "short", "paper"])
+@pytest.mark.parametrize("k", [1, 8, 100])
+def test_learns_the_targets_rows_as_the_naive_table(rule: Rule, k: int) -> None:
+    """The target's best tokens are learned by their shares, the best one last; shares too small are nothing."""
+    random = np.random.default_rng(k)
+    held, naive = table(rule), NaiveTable(rule)
+    for rows in (1, 30, 0, 60):
+        contexts = random.integers(0, 12, (rows, 2)).astype(np.int32)
+        best = np.array([random.permutation(150)[:k] for _ in range(rows)], np.int32).reshape(rows, k)
+        shares = np.sort(random.random((rows, k), np.float32), axis=1)[:, ::-1].copy() ** 4
+        held.learn_rows(contexts, best, shares)
+        assert held.young.counts[TAIL] <= len(held.young.tokens)
+        for (a, b), tokens, observations in zip(contexts.tolist(), best.tolist(), shares.tolist(), strict=True):
+            for token, share in reversed(list(zip(tokens, observations, strict=True))):
+                if share * rule.gain >= 1:
+                    naive.observe(a, b, token, share)
+                    if rule.bigrams:
+                        naive.observe(NONE, b, token, share)
+    rows_agree(held, naive)
+
+
+@pytest.mark.parametrize("limit", [0, 200_000])
+def test_the_targets_rows_stay_within_the_limit(limit: int) -> None:
+    """However many tokens a row brings, learning ends and the bytes are bounded."""
+    random = np.random.default_rng(2)
+    held = table(limit=limit)
+    for k in (1, 40, 300):
+        for _ in range(60):
+            contexts = random.integers(0, 500, (20, 2)).astype(np.int32)
+            best = random.integers(0, 500, (20, k)).astype(np.int32)
+            held.learn_rows(contexts, best, np.full((20, k), 0.5, np.float32))
+            assert held.nbytes <= max(limit, 60_000)
+            for level in (held.young, held.old):
+                assert level.counts[TAIL] <= len(level.tokens)
+
+
 def test_the_longest_row() -> None:
     """A row grows through all block sizes to 256 successors, then its lightest makes room."""
     held = table(COUNTS._replace(longest=LONGEST_ROW, memory=0))

@@ -254,6 +254,11 @@ class AdedPaperDrafter(AdedDrafter):
     def _rule(self) -> Rule:
         return PAPER_RULE
 
+    @property
+    def needs(self) -> Needs:
+        """Nothing: only accepted tokens are learned."""
+        return Needs()
+
     def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
         """Begin a request; the prompt is not learned beyond the last 16 tokens."""
         return AdedPaperSession(self, prompt, seed)

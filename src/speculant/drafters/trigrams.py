@@ -300,7 +300,8 @@ def learn_rows(
     tokens = np.empty(LONGEST_ROW, np.int64)
     weights = np.empty(LONGEST_ROW, np.int64)
     for r in range(start, len(contexts)):
-        if not has_room(young, 2 * ids.shape[1], rule.longest):
+        # Two rows, each of which may grow through all sizes of blocks: together they are less than two of the largest.
+        if not has_room(young, 4, rule.longest):
             return r
         for i in range(ids.shape[1] - 1, -1, -1):
             gain = np.int64(shares[r, i] * rule.gain)
