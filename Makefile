@@ -13,7 +13,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/speculant generate "Once upon a time" --method aded --compare --max-new-tokens 300
+	# One thread: the bundled model is too small for more.
+	OMP_NUM_THREADS=1 $(BIN)/speculant generate "Once upon a time" --method aded --compare --max-new-tokens 300
 
 test: setup lint typecheck
 	$(BIN)/pytest
