@@ -2,7 +2,7 @@
 
 Small data wants many epochs, so the recipe leans on what resists overfitting and on what learns most per
 token: Muon for the matrices (Jordan et al. 2024), AdamW for the rest, weight decay, a rate that falls
-linearly to zero, and in the first half channel dropout on what every block adds to the residual stream.
+linearly to zero, and channel dropout on what every block adds to the residual stream.
 The first third of the time trains half the layers, which are then stacked on top of themselves (Du et al.
 2024, "Stacking Your Transformers"): cheap steps while there is only coarse structure to learn. Most batches
 hold whole stories of like length; every tenth holds long rows of several stories, so that all positions are
@@ -232,8 +232,8 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.05)
-    parser.add_argument("--dropout-until", type=float, default=0.5, help="share of the time with dropout")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout-until", type=float, default=1.0, help="share of the time with dropout")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--stack-at", type=float, default=0.3, help="share of the time with half the layers")
