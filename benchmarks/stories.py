@@ -5,7 +5,7 @@ text, built by `speculant corpus build`; the other runs begin with an empty memo
 
     OMP_NUM_THREADS=1 python benchmarks/stories.py -o benchmarks/results
 
-One thread, for both sides: passes of models this small lose more to a second thread than they gain.
+One thread, for both sides: passes of models this small gain little from a second one.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Speculator:
         found = find_method(method)
         if memory is not None and not found.memory:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'aded'.")
-        if found.memory or method != "none":
+        if method != "none":
             vocabulary = model.config.get_text_config(decoder=True).vocab_size
             options["vocabulary"] = vocabulary
             options["tokenizer"] = tokenizer_fingerprint(tokenizer, vocabulary)
