@@ -42,9 +42,13 @@ typecheck: setup
 test-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/pytest tests/targets tests/test_equality.py tests/test_speculator.py tests/test_stories.py
 
-# Against the official ADED drafter.
+# Against the official ADED drafter and Arctic's suffix tree. The latter is built from source with the torch that is
+# here; left to itself, its build would fetch another one.
 $(VENV)/.peers: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,peers]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt cmake grpcio-tools nanobind ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+		-c constraints.txt arctic-inference
 	@touch $@
 
 test-peers: $(VENV)/.peers

@@ -16,13 +16,16 @@ from typing import Any
 
 from tqdm import tqdm
 
+from speculant.bench.figures import run_figures
 from speculant.bench.peers import OfficialAded
-from speculant.bench.replay import Recording, read_recordings, replay
+from speculant.bench.replay import replay
+from speculant.bench.traces import Recording, read_recordings
 from speculant.cli.env import environment
 from speculant.drafters.aded import AdedDrafter, AdedPaperDrafter
 from speculant.drafters.base import Drafter
 
 NODES = 64
+KEPT = ("file", "method", "nodes", "tokens", "rounds", "mat", "nodes_per_round", "draft_us", "learn_us", "memory_bytes")
 VOCABULARIES = {"llama31": 128_256, "vicuna": 32_000}
 
 
@@ -37,23 +40,8 @@ def drafters(file: Path) -> dict[str, Drafter]:
 
 def row(file: Path, part: str, name: str, drafter: Drafter, recordings: list[Recording]) -> dict[str, Any]:
     played = replay(drafter, tqdm(recordings, desc=f"{file.stem} {name}", leave=False, disable=None), nodes=NODES)
-    return {
-        "file": file.stem,
-        "requests": part,
-        "method": name,
-        "nodes": NODES,
-        "tokens": played.tokens,
-        "rounds": played.rounds,
-        "mat": played.mat,
-        "nodes_per_round": played.nodes / played.rounds,
-        "draft_us": {
-            "mean": sum(played.propose_seconds) / played.rounds * 1e6,
-            "p50": played.draft_microseconds(50),
-            "p99": played.draft_microseconds(99),
-        },
-        "learn_us_per_token": played.learn_seconds / played.tokens * 1e6,
-        "memory_bytes": getattr(drafter, "memory_bytes", None),
-    }
+    found = run_figures(file.stem, name, NODES, played)
+    return {"requests": part} | {key: found[key] for key in KEPT}
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from speculant.bench.peers import OfficialAded
-from speculant.bench.replay import Recording, read_recordings, replay
+from speculant.bench.replay import replay
+from speculant.bench.traces import Recording, read_recordings
 from speculant.drafters.aded import AdedDrafter, AdedPaperDrafter
 
 DATA = os.environ.get("SPECULANT_DATA")

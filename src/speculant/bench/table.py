@@ -1,0 +1,60 @@
+"""The table of a replay: the same columns on the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+HEADINGS = (
+    "file", "method", "tokens", "rounds", "MAT", "nodes/round", "draft us", "p50", "p99", "learn us/token",
+    "memory MB", "ECE",
+)  # fmt: skip
+SPEEDUP = "speed-up"
+NAMES = 2  # columns of words, which stand to the left
+
+
+def table(rows: Sequence[dict[str, Any]], *, categories: bool = False) -> list[tuple[str, ...]]:
+    """Return the headings and a line of cells per row, and per category of it if asked for.
+
+    The speed-up has a column where a step-cost curve gave one.
+    """
+    expected = any(row["speedup"] is not None for row in rows)
+    lines: list[tuple[str, ...]] = [(*HEADINGS, SPEEDUP) if expected else HEADINGS]
+    for row in rows:
+        lines.append(_cells(row["file"], row, expected))
+        for part in row["categories"] if categories and len(row["categories"]) > 1 else []:
+            lines.append(_cells(f"  {part['category']}", part | {"method": row["method"]}, expected))
+    return lines
+
+
+def aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    """Return the lines as text in columns."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < NAMES else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cells(file: str, row: dict[str, Any], expected: bool) -> tuple[str, ...]:
+    draft, learn, memory = row["draft_us"], row["learn_us"], row.get("memory_bytes")
+    cells = (
+        file,
+        row["method"],
+        str(row["tokens"]),
+        str(row["rounds"]),
+        f"{row['mat']:.3f}",
+        _number(row["nodes_per_round"], 1),
+        *(_number(draft[part], 0) for part in ("mean", "p50", "p99")),
+        _number(learn and learn["per_token"], 1),
+        _number(memory and memory / 1e6, 1),
+        _number(row.get("ece"), 3),
+    )
+    return (*cells, _number(row["speedup"], 2)) if expected else cells
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,158 @@
+"""The command that plays recorded answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculant.cli.main import main
+from speculant.drafters.base import NoDrafter
+from speculant.loading import bundled_model
+
+CaptureFixture = pytest.CaptureFixture[str]
+ROW = {"prompt_ids": [1, 2], "output_ids": [4, 5, 6] * 10, "category": "x", "recorded": {"eagle": [2] * 40}}
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def figures(capsys: CaptureFixture, *argv: str) -> dict[str, Any]:
+    assert main(["replay", *argv, "--jobs", "1", "--json", "-"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Return a file of three requests in two categories."""
+    return write(tmp_path / "model-task.jsonl", ROW, ROW | {"category": "y"}, ROW)
+
+
+def test_the_table(trace: str, capsys: CaptureFixture) -> None:
+    """A row per file and method, then what the trace recorded; categories where asked for."""
+    assert main(["replay", trace, "--method", "none,aded", "--jobs", "1", "--by-category"]) == 0
+    out, err = capsys.readouterr()
+    heads = [line.split()[:2] for line in out.splitlines()[1:-1]]
+    each = [["model-task"], ["x"], ["y"]]
+    assert heads == [[*name, method] for method in ("none", "aded", "recorded:eagle") for name in each]
+    assert "memory kept over the requests of a file, requests in the file's order" in out
+    assert err == ""
+
+
+def test_json(trace: str, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Programs get the promised shape, whether or not a figure is known."""
+    found = figures(capsys, trace, "--method", "none,aded", "--nodes", "8")
+    assert [row["method"] for row in found["rows"]] == ["none", "aded", "recorded:eagle"]
+    for row in found["rows"]:
+        assert {"file", "method", "nodes", "tokens", "rounds", "mat", "draft_us", "memory_bytes"} <= row.keys()
+        assert row["draft_us"].keys() == {"mean", "p50", "p99"}
+    none, aded, eagle = found["rows"]
+    assert (none["file"], none["tokens"], none["mat"], aded["nodes"]) == ("model-task", 90, 1.0, 8)
+    assert aded["mat"] > 1.5
+    assert (eagle["mat"], eagle["nodes"]) == (2.0, 20)
+    assert found["settings"]["left_out"] == 0
+    assert "python" in found["environment"]
+
+
+def test_memory_can_be_forgotten(trace: str, capsys: CaptureFixture) -> None:
+    """Kept, later requests are known by heart."""
+    kept, fresh = (figures(capsys, trace, "--method", "aded", flag) for flag in ("--keep-memory", "--no-keep-memory"))
+    assert kept["rows"][0]["mat"] > fresh["rows"][0]["mat"]
+
+
+def test_requests_can_be_chosen(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """The first so many, in the file's order or shuffled by a seed."""
+    path = write(tmp_path / "t.jsonl", *({"prompt_ids": [1], "output_ids": [4] * (1 << i)} for i in range(10)))
+    orders = [("file", "0"), ("shuffled", "1"), ("shuffled", "1"), ("shuffled", "2")]
+    tokens = [
+        figures(capsys, path, "--method", "none", "--limit", "3", "--order", order, "--seed", seed)["rows"][0]["tokens"]
+        for order, seed in orders
+    ]
+    assert tokens[0] == 7
+    assert tokens[1] == tokens[2] != tokens[3]
+
+
+def test_bad_rows_are_reported_and_counted(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """A line for each, the rest is played, and the end says how many were left out."""
+    path = write(tmp_path / "t.jsonl", ROW, {"text": "a"}, ROW)
+    assert main(["replay", path, "--method", "none", "--jobs", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(f"warning: {path}:2: a row is")
+    assert len(err.splitlines()) == 1
+    assert "could not be used: 1." in out
+    assert main(["replay", write(tmp_path / "none.jsonl", {"text": "a"})]) == 1
+    assert "holds no row that can be played" in capsys.readouterr().err
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """The path is the name where the file's own is not enough."""
+    (tmp_path / "a").mkdir()
+    paths = [write(tmp_path / "a" / "t.jsonl", ROW), write(tmp_path / "t.jsonl", ROW), write(tmp_path / "u.jsonl", ROW)]
+    rows = figures(capsys, *paths, "--method", "none")["rows"]
+    assert list(dict.fromkeys(row["file"] for row in rows)) == [paths[0], paths[1], "u"]
+
+
+def test_a_step_cost_gives_the_speed_up(trace: str, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Where a pass costs the same at any size, the speed-up is nearly the MAT."""
+    (tmp_path / "c").write_text('{"nodes": [0, 64], "seconds": [1000, 1000]}')
+    row = figures(capsys, trace, "--method", "aded", "--step-cost", str(tmp_path / "c"))["rows"][0]
+    assert row["speedup"] == pytest.approx(row["mat"], rel=1e-3)
+    assert main(["replay", trace, "--step-cost", str(tmp_path / "c"), "--nodes", "65"]) == 2
+    assert "ends at 64 nodes" in capsys.readouterr().err
+
+
+def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Chat logs are played through a tokenizer; a corpus of the same one helps, and who takes none is said."""
+    messages = [{"role": "user", "content": "Tell me a story."}, {"role": "assistant", "content": "Once upon a time"}]
+    path = write(tmp_path / "log.jsonl", {"messages": messages})
+    assert main(["replay", path]) == 2
+    assert "--tokenizer" in capsys.readouterr().err
+    argv = [path, "--method", "none,aded", "--tokenizer", str(bundled_model())]
+    alone = figures(capsys, *argv)
+    argv += ["--corpus", str(bundled_model() / "trigrams.speculant")]
+    assert main(["replay", *argv, "--jobs", "1", "--json", str(tmp_path / "o"), "--html", str(tmp_path / "p")]) == 0
+    out, err = capsys.readouterr()
+    assert "since they take none of this kind: none." in err
+    assert "Methods that can began with trigrams.speculant." in out
+    helped = json.loads((tmp_path / "o").read_text())
+    assert helped["rows"][1]["mat"] > alone["rows"][1]["mat"]
+    page = (tmp_path / "p").read_text()
+    assert page.startswith("<!doctype html>")
+    assert " upon</span>" in page
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--method", "adde"], "Did you mean 'aded'"),
+        (["--method", ","], "no method was named"),
+        (["--method", "peer:x"], "there is no peer"),
+        (["--step-cost", "nowhere"], "cannot read nowhere"),
+        (["--corpus", "nowhere"], "there is no memory file"),
+        (["--json", "nowhere/o"], "cannot write nowhere/o"),
+        (["--html", "nowhere/o"], "cannot write nowhere/o"),
+    ],
+)
+def test_faults_come_before_the_work(
+    argv: list[str], message: str, trace: str, capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot go well is said before anything is played."""
+    monkeypatch.setattr(NoDrafter, "open", None)
+    assert main(["replay", trace, *argv]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_two_processes(trace: str, capsys: CaptureFixture) -> None:
+    """The rows are the same in the same order, and the table says that times were taken side by side."""
+    alone = figures(capsys, trace, "--method", "aded,none")["rows"]
+    assert main(["replay", trace, "--method", "aded,none", "--jobs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[1:5] for line in out.splitlines()[1:3]] == [
+        [row["method"], str(row["tokens"]), str(row["rounds"]), f"{row['mat']:.3f}"] for row in alone[:2]
+    ]
+    assert "2 processes side by side" in out
