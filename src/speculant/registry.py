@@ -25,6 +25,8 @@ class Method:
         summary: what it does, in a line.
         drafter: "module:class" of its drafter, imported when it is used.
         memory: whether it learns something that can be saved.
+        replayable: whether it drafts without the target's logits, so that a recorded trace can measure it.
+        corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", or None.
         exactness: "lossless", or "(lossy)" with the reason.
         source: paper and arXiv id.
     """
@@ -34,6 +36,8 @@ class Method:
     summary: str
     drafter: str
     memory: bool
+    replayable: bool
+    corpus: str | None
     exactness: str
     source: str
 
@@ -54,8 +58,21 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="no drafts: the same loop, one token a pass; the baseline",
                 drafter="speculant.drafters.base:NoDrafter",
                 memory=False,
+                replayable=True,
+                corpus=None,
                 exactness="lossless",
                 source="-",
+            ),
+            Method(
+                name="mix",
+                family="training-free, adaptive n-gram memory",
+                summary="many contexts at once, mixed by what each has been worth; calibrated",
+                drafter="speculant.drafters.mix:MixDrafter",
+                memory=True,
+                replayable=True,
+                corpus="mix",
+                exactness="lossless",
+                source="this project; parts from PPM, PAQ, ADED, Token Recycling",
             ),
             Method(
                 name="aded",
@@ -63,6 +80,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="tri-gram table that adapts to the target, best-first tree; the default",
                 drafter="speculant.drafters.aded:AdedDrafter",
                 memory=True,
+                replayable=True,
+                corpus="trigram",
                 exactness="lossless",
                 source="Liu et al. 2024, arXiv 2407.12021, improved",
             ),
@@ -72,8 +91,98 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="ADED as published, constant by constant, for comparison",
                 drafter="speculant.drafters.aded:AdedPaperDrafter",
                 memory=False,
+                replayable=True,
+                corpus="trigram",
                 exactness="lossless",
                 source="Liu et al. 2024, arXiv 2407.12021",
+            ),
+            Method(
+                name="lookup",
+                family="training-free, retrieval from the context",
+                summary="copies what followed the longest, most recent match of the last tokens",
+                drafter="speculant.drafters.lookup:LookupDrafter",
+                memory=False,
+                replayable=True,
+                corpus=None,
+                exactness="lossless",
+                source="Yang et al. 2023, arXiv 2304.04487; Saxena 2023",
+            ),
+            Method(
+                name="sad",
+                family="training-free, retrieval from the context",
+                summary="repeats the prompt from where the output stands in it; for corrections",
+                drafter="speculant.drafters.sad:SadDrafter",
+                memory=False,
+                replayable=True,
+                corpus=None,
+                exactness="lossless",
+                source="Sun et al. 2021, arXiv 2106.04970",
+            ),
+            Method(
+                name="maxgram",
+                family="training-free, retrieval from the context",
+                summary="copies behind the longest match, else follows learned bi-grams",
+                drafter="speculant.drafters.maxgram:MaxGramDrafter",
+                memory=True,
+                replayable=True,
+                corpus=None,
+                exactness="lossless",
+                source="Chen et al. 2024, arXiv 2312.11462",
+            ),
+            Method(
+                name="recycling",
+                family="training-free, recycled logits",
+                summary="fixed tree over the target's own top 8 after each token it checked",
+                drafter="speculant.drafters.recycling:RecyclingDrafter",
+                memory=True,
+                replayable=False,
+                corpus=None,
+                exactness="lossless",
+                source="Luo et al. 2025, arXiv 2408.08696",
+            ),
+            Method(
+                name="logitspec",
+                family="training-free, recycled logits",
+                summary="the root's runners-up as guesses, each continued from the text",
+                drafter="speculant.drafters.logitspec:LogitSpecDrafter",
+                memory=False,
+                replayable=False,
+                corpus=None,
+                exactness="lossless",
+                source="Liu et al. 2025, arXiv 2507.01449",
+            ),
+            Method(
+                name="suffix",
+                family="training-free, suffix index",
+                summary="suffix trees over the request and past outputs, the most frequent continuations as a tree",
+                drafter="speculant.drafters.suffix:SuffixDrafter",
+                memory=True,
+                replayable=True,
+                corpus=None,
+                exactness="lossless",
+                source="Oliaro et al. 2025, arXiv 2411.04975",
+            ),
+            Method(
+                name="sam",
+                family="training-free, suffix index",
+                summary="suffix automata over the request and past text, the continuation of the longest match",
+                drafter="speculant.drafters.sam:SamDrafter",
+                memory=True,
+                replayable=True,
+                corpus=None,
+                exactness="lossless",
+                source="Hu et al. 2025, arXiv 2411.10666",
+            ),
+            Method(
+                name="rest",
+                family="training-free, retrieval from a datastore",
+                summary="what followed the longest match in a corpus or in past requests, as a tree",
+                drafter="speculant.drafters.rest:RestDrafter",
+                memory=True,
+                replayable=True,
+                corpus="suffix",
+                exactness="lossless",
+                source="He et al. 2024, arXiv 2311.08252",
             ),
         )
     }

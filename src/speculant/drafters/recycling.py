@@ -1,0 +1,254 @@
+"""Token Recycling: what the target found likely after each token, linked into a tree of fixed shape.
+
+Luo, Wang, Zhu, Zhang, Zhang, Yang, Xu: "Turning Trash into Treasure: Accelerating Inference of Large Language Models
+with Token Recycling", ACL 2025, arXiv 2408.08696. A matrix holds, for each token, the target's eight best successors
+the last time it was seen. The tree is read off it from the root down. Every verified row overwrites the row of its
+token, those of rejected nodes too; where a token stood several times the accepted one counts.
+
+The published tree of 80 nodes was found on data. Ours is a formula: the 80 most probable paths if the successor of
+rank r is right with probability 0.31 (r + 1)^-2.3, an exponent and a factor chosen so that its levels come near the
+published ones (8, 23, 25, 17, 6, 1 nodes against 8, 21, 25, 15, 8, 3). The shape stays; the weights are products of the
+shares in which each rank turned out right, so a smaller budget gets the part of the tree that pays most.
+
+The prompt leaves no logits but those of its last token, so the memory, V x 8 ids, is worth keeping.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.base import Needs, Session, Verified
+from speculant.drafters.context import heaviest_first, warm_up
+from speculant.drafters.memory_file import read_memory, write_memory
+from speculant.errors import UnsupportedError, UsageError
+from speculant.tree import ROOT, DraftTree, Int32
+
+Array = npt.NDArray[Any]
+
+KIND = "recycling"
+DEFAULT_LIMIT = 256 << 20
+UNKNOWN = -1
+_FACTOR, _EXPONENT = 0.31, -2.3
+_PRIOR_TRIALS = 32.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecyclingSettings:
+    """What can be tuned; the defaults are the published ones.
+
+    Attributes:
+        successors: the target's best tokens kept after each token.
+        nodes: of the tree.
+
+    Raises:
+        UsageError: there must be 1 successor or more.
+    """
+
+    successors: int = 8
+    nodes: int = 80
+
+    def __post_init__(self) -> None:
+        if self.successors < 1:
+            raise UsageError("a token needs 1 successor or more; give a larger number.")
+
+
+class RecyclingDrafter:
+    """The matrix, shared by all requests of a process behind one lock."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = DEFAULT_LIMIT,
+        settings: RecyclingSettings | None = None,
+    ) -> None:
+        """Start with an empty matrix.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes the matrix may take; it takes 32 V.
+            settings: None for the defaults.
+
+        Raises:
+            UnsupportedError: the matrix does not fit the limit.
+        """
+        self.settings = settings or RecyclingSettings()
+        self.vocabulary = vocabulary
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        needed = 4 * vocabulary * self.settings.successors
+        if needed > memory_limit:
+            raise UnsupportedError(
+                f"the matrix of {vocabulary} token ids takes {needed} bytes, the memory limit is {memory_limit}. "
+                "Raise the limit, or use the method lookup, which keeps no memory."
+            )
+        self._successors = np.full((vocabulary, self.settings.successors), UNKNOWN, np.int32)
+        expected = expected_shares(self.settings.successors)
+        self._ranks, self._parents = tree_shape(expected, self.settings.nodes)
+        hits = np.append(expected * _PRIOR_TRIALS, _PRIOR_TRIALS)
+        self._hits = hits.copy()
+        warm_up(self.open(np.zeros(2, np.int32)))
+        self._successors.fill(UNKNOWN)
+        self._hits = hits
+
+    @property
+    def needs(self) -> Needs:
+        """The target's best tokens at every row."""
+        return Needs(top_k=self.settings.successors)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the memory takes now."""
+        return self._successors.nbytes
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request; the prompt itself teaches nothing."""
+        return RecyclingSession(self, prompt)
+
+    def draft(self, root: int, nodes: int) -> DraftTree:
+        """Return the known part of the tree below `root`, at most `nodes` nodes."""
+        with self._lock:
+            tokens, parents, weights = read_tree(
+                self._successors, root, self._ranks, self._parents, self._hits[:-1] / self._hits[-1], nodes
+            )
+        return DraftTree(tokens, parents, weights)
+
+    def learn(self, root: int, verified: Verified) -> None:
+        """Take over the target's best tokens at every row of a pass whose root was `root`."""
+        assert verified.top_ids is not None
+        contexts = np.append(np.int32(root), verified.tree.tokens)
+        rows = np.append(np.int32(0), verified.path + np.int32(1))
+        with self._lock:
+            recycle(self._successors, self._hits, contexts, rows, verified.tokens, verified.top_ids)
+
+    def save(self, path: Path) -> None:
+        """Write the matrix and how often each rank was right.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        with self._lock:
+            arrays = {"successors": self._successors.copy(), "hits": self._hits.copy()}
+        write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts={"vocabulary": self.vocabulary})
+
+    def load(self, path: Path) -> None:
+        """Replace the matrix by a saved one.
+
+        Raises:
+            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+            UnsupportedError: it keeps another number of successors.
+        """
+        arrays, _ = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
+        saved = arrays["successors"]
+        if saved.shape[1] != self.settings.successors:
+            raise UnsupportedError(
+                f"{path} keeps {saved.shape[1]} successors per token, the settings say {self.settings.successors}. "
+                f"Use RecyclingSettings(successors={saved.shape[1]}), or another memory file."
+            )
+        # One tokenizer serves models with differently padded vocabularies.
+        successors = np.full((self.vocabulary, saved.shape[1]), UNKNOWN, np.int32)
+        rows = min(self.vocabulary, len(saved))
+        successors[:rows] = np.where(saved[:rows] < self.vocabulary, saved[:rows], UNKNOWN)
+        with self._lock:
+            self._successors, self._hits = successors, arrays["hits"].copy()
+
+
+class RecyclingSession:
+    """One request: its last token is all the state there is."""
+
+    def __init__(self, drafter: RecyclingDrafter, prompt: Int32) -> None:
+        self._drafter = drafter
+        self._root = int(prompt[-1]) if len(prompt) else UNKNOWN
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Return the part of the tree that is known, its most probable nodes first."""
+        return self._drafter.draft(self._root, max_nodes) if max_nodes > 0 else DraftTree.empty()
+
+    def observe(self, verified: Verified) -> None:
+        """Learn from every row of the pass."""
+        if verified.top_ids is not None:
+            self._drafter.learn(self._root, verified)
+        self._root = int(verified.tokens[-1])
+
+    def close(self) -> None:
+        """Nothing to do: what was learned is in the matrix."""
+
+
+def expected_shares(successors: int) -> npt.NDArray[np.float64]:
+    """Return how likely the successor of each rank is taken to be right before anything was seen."""
+    return np.asarray(_FACTOR * np.arange(1.0, successors + 1) ** _EXPONENT)
+
+
+def tree_shape(shares: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int32]:
+    """Return rank and parent, Int32[N] each, of the N paths with the largest products of shares, largest first."""
+    ranks: list[int] = []
+    parents: list[int] = []
+    frontier = [(-float(share), rank, ROOT) for rank, share in enumerate(shares)]
+    heapq.heapify(frontier)
+    while frontier and len(ranks) < nodes:
+        negative, rank, parent = heapq.heappop(frontier)
+        for below, share in enumerate(shares):
+            heapq.heappush(frontier, (negative * float(share), below, len(ranks)))
+        ranks.append(rank)
+        parents.append(parent)
+    return np.array(ranks, np.int32), np.array(parents, np.int32)
+
+
+@njit(cache=True, nogil=True)
+def read_tree(
+    successors: Array, root: int, ranks: Array, parents: Array, shares: Array, limit: int
+) -> tuple[Array, Array, Array]:
+    """Return tokens, parents and weights of the known nodes of the tree, the heaviest first, at most `limit`."""
+    tokens, above = np.empty(len(ranks), np.int32), np.empty(len(ranks), np.int32)
+    weights = np.empty(len(ranks), np.float64)
+    place = np.full(len(ranks), UNKNOWN, np.int32)
+    count = 0
+    for node in range(len(ranks)):
+        token, weight, parent = np.int64(root), 1.0, np.int32(ROOT)
+        if parents[node] != ROOT:
+            parent = place[parents[node]]
+            if parent == UNKNOWN:
+                continue
+            token, weight = np.int64(tokens[parent]), weights[parent]
+        if not 0 <= token < len(successors) or successors[token, ranks[node]] == UNKNOWN:
+            continue
+        tokens[count], above[count] = successors[token, ranks[node]], parent
+        weights[count] = weight * shares[ranks[node]]
+        place[node] = count
+        count += 1
+    return heaviest_first(tokens[:count], above[:count], weights[:count], limit)
+
+
+@njit(cache=True, nogil=True)
+def recycle(successors: Array, hits: Array, contexts: Array, rows: Array, tokens: Array, best: Array) -> None:
+    """Overwrite the rows of all contexts, and count which rank was right on the accepted path.
+
+    Args:
+        successors: Int32[V, K]. hits: Float64[K + 1], how often each rank was right; last, how often one was tried.
+        contexts: Int32[N + 1], the root and the nodes. best: Int32[N + 1, k], the target's best tokens after each.
+        rows: Int32[A + 1], those of the root and the accepted nodes. tokens: Int32[A + 1], what followed each.
+    """
+    for i in range(min(len(rows), len(tokens))):
+        context = contexts[rows[i]]
+        if 0 <= context < len(successors) and successors[context, 0] != UNKNOWN:
+            hits[-1] += 1
+            for rank in range(successors.shape[1]):
+                if successors[context, rank] == tokens[i]:
+                    hits[rank] += 1
+    kept = min(successors.shape[1], best.shape[1])
+    for i in range(len(contexts) + len(rows)):
+        row = i if i < len(contexts) else rows[i - len(contexts)]
+        context = contexts[row]
+        if 0 <= context < len(successors):
+            for rank in range(kept):
+                successors[context, rank] = best[row, rank]
