@@ -13,6 +13,7 @@ from speculant.cli import corpus
 from speculant.cli.main import main
 from speculant.drafters.aded import AdedDrafter, load_table
 from speculant.drafters.frozen import thaw
+from speculant.drafters.rest import RestDrafter
 from speculant.fingerprint import tokenizer_fingerprint
 from speculant.loading import bundled_model, load_tokenizer
 
@@ -117,3 +118,27 @@ def test_a_tokenizer_without_a_model_is_told_apart(tmp_path: Path, capsys: Captu
     assert main([*argv, "--model", str(folder)]) == 1
     assert "--tokenizer" in capsys.readouterr().err
     assert main([*argv, "--tokenizer", str(folder)]) == 0
+
+
+def test_a_suffix_array_is_built(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """--kind suffix writes a datastore that rest drafts from, and leaves nothing else behind."""
+    (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7, 8]}\n{"prompt_ids": [9], "output_ids": [6, 7, 10]}\n')
+    out = tmp_path / "array"
+    assert main(["corpus", "build", "--kind", "suffix", "-o", str(out), str(tmp_path / "t.jsonl")]) == 0
+    printed, err = capsys.readouterr()
+    assert err == ""
+    assert [line.split()[0] for line in printed.splitlines()] == ["tokens", "blocks", "bytes", "seconds"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["array", "t.jsonl"]
+    drafter = RestDrafter(vocabulary=4096, tokenizer=tokenizer_fingerprint(load_tokenizer(), 4096))
+    drafter.load(out)
+    assert drafter.search(np.array([5, 6, 7], np.int32), 4).tokens.tolist() == [8]
+    assert sorted(drafter.search(np.array([1, 6, 7], np.int32), 4).tokens.tolist()) == [8, 10]
+
+
+def test_an_empty_suffix_array_is_refused(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """There would be nothing to draft from; no file and no folder is left."""
+    (tmp_path / "empty").write_text("")
+    argv = ["corpus", "build", "--kind", "suffix", "-o", str(tmp_path / "array"), str(tmp_path / "empty")]
+    assert main(argv) == 2
+    assert "more text" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]

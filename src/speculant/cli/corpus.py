@@ -1,13 +1,14 @@
-"""`speculant corpus`: builds a table from texts, for a drafter to begin with."""
+"""`speculant corpus`: builds a table or a suffix array from texts, for a drafter to begin with."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from speculant.cli.documents import Document, read_documents
 from speculant.cli.options import Subparsers, quieten
@@ -15,25 +16,40 @@ from speculant.cli.output import check_writable
 from speculant.errors import FileError, ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.drafters.corpus import TrigramCounter
+    from speculant.drafters.base import Drafter
 
 DESCRIPTION = """\
-Count the tri-grams of texts and write them as a memory file for --memory. Text files may hold several
-documents, divided by lines that hold only <|endoftext|>. Rows of .jsonl files are {"text": ...},
-{"messages": [{"content": ...}]}, or token ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids": [...]}."""
+Count the tri-grams of texts (for the method aded), learn them as prompts (for mix), or sort their suffixes (for
+rest), and write what comes of it as a memory file for --memory. Text files may hold several documents, divided by
+lines that hold only <|endoftext|>. Rows of .jsonl files are {"text": ...}, {"messages": [{"content": ...}]}, or token
+ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids": [...]}."""
 
 BATCH = 1 << 20
 SHOWN = 20
 
 
+class Builder(Protocol):
+    """Takes the documents of a corpus."""
+
+    tokens: int
+
+    def add(self, ids: Any) -> None:
+        """Take a document of ids, Int[T]."""
+
+
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("corpus", help="build a table from texts", description="Work on corpora.")
+    parser = subparsers.add_parser("corpus", help="build a memory from texts", description="Work on corpora.")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    build = actions.add_parser("build", help="build a table from texts", description=DESCRIPTION)
+    build = actions.add_parser("build", help="build a memory from texts", description=DESCRIPTION)
     build.add_argument("inputs", nargs="+", metavar="FILE", help="text files and .jsonl files")
     build.add_argument("-o", "--output", required=True, metavar="FILE", help="the memory file to write")
-    build.add_argument("--kind", choices=["trigram"], default="trigram", help="default: trigram, for the method aded")
+    build.add_argument(
+        "--kind",
+        choices=["trigram", "mix", "suffix"],
+        default="trigram",
+        help="trigram, for the method aded, is the default; mix and suffix, for mix and rest",
+    )
     tokenizer = build.add_mutually_exclusive_group()
     tokenizer.add_argument(
         "--model", metavar="PATH|ID", help="the model it is for; only its config and tokenizer are read"
@@ -43,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Count, write, and say what came of it."""
+    """Read, write, and say what came of it."""
     start = time.perf_counter()
     check_writable(args.output)
     paths = [Path(path) for path in args.inputs]
@@ -53,34 +69,112 @@ def run(args: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from speculant.drafters.aded import save_table
-    from speculant.drafters.corpus import TrigramCounter, count_trigrams
-    from speculant.fingerprint import tokenizer_fingerprint
-
     rejected = Rejected()
-    counter = TrigramCounter(vocabulary)
     with tqdm(total=size, unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False) as bar:
-        for path in paths:
-            documents = read_documents(path, vocabulary=vocabulary, advance=bar.update, reject=rejected)
-            count(counter, documents, tokenizer)
-    if counter.tokens < 3:
-        raise UsageError("the texts hold no tri-grams. Name files with more text in them.")
-    table = counter.table()
-    save_table(Path(args.output), table, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary), vocabulary=vocabulary)
-    say_what_came(counter, count_trigrams(table), Path(args.output).stat().st_size, time.perf_counter() - start)
+
+        def read(builder: Builder) -> None:
+            for path in paths:
+                documents = read_documents(path, vocabulary=vocabulary, advance=bar.update, reject=rejected)
+                feed(builder, documents, tokenizer)
+
+        builders = {"trigram": build_table, "mix": build_contexts, "suffix": build_suffixes}
+        facts = builders[args.kind](read, Path(args.output), tokenizer, vocabulary)
+    for fact in facts:
+        print(fact)
+    print(f"seconds     {time.perf_counter() - start:.1f}")
     if rejected.count:
         print(f"left out    {rejected.count} rows that could not be used")
     return 0
 
 
-def say_what_came(counter: TrigramCounter, trigrams: int, written: int, seconds: float) -> None:
-    """Print the size of what was read and of what was written."""
-    print(f"tokens      {counter.tokens}")
-    print(f"tri-grams   {trigrams}")
+def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Count tri-grams, write their table, and return what to say of it.
+
+    Raises:
+        UsageError: the texts hold none.
+        FileError: the table cannot be written.
+    """
+    from speculant.drafters.aded import save_table
+    from speculant.drafters.corpus import TrigramCounter, count_trigrams
+    from speculant.fingerprint import tokenizer_fingerprint
+
+    counter = TrigramCounter(vocabulary)
+    read(counter)
+    if counter.tokens < 3:
+        raise UsageError("the texts hold no tri-grams. Name files with more text in them.")
+    table = counter.table()
+    save_table(path, table, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary), vocabulary=vocabulary)
+    trigrams, written = count_trigrams(table), path.stat().st_size
+    facts = [f"tokens      {counter.tokens}", f"tri-grams   {trigrams}"]
     if counter.floor:
-        print(f"            those seen up to {counter.floor} times were dropped where room was short")
-    print(f"bytes       {written}: {written / max(1, trigrams):.2f} per tri-gram, bi-grams and index included")
-    print(f"seconds     {seconds:.1f}")
+        facts.append(f"            those seen up to {counter.floor} times were dropped where room was short")
+    return [
+        *facts,
+        f"bytes       {written}: {written / max(1, trigrams):.2f} per tri-gram, bi-grams and index included",
+    ]
+
+
+class Prompts:
+    """Has a drafter learn documents as if they were prompts."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.tokens = 0
+        self._drafter = drafter
+
+    def add(self, ids: Any) -> None:
+        """Learn a document of ids, Int[T]."""
+        import numpy as np
+
+        self.tokens += len(ids)
+        self._drafter.open(np.asarray(ids, np.int32)).close()
+
+
+def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Learn the contexts that `mix` looks up, write them, and return what to say of it.
+
+    Raises:
+        UsageError: the texts hold none.
+        FileError: the memory cannot be written.
+    """
+    from speculant.drafters.mix import MixDrafter
+    from speculant.fingerprint import tokenizer_fingerprint
+
+    drafter = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
+    prompts = Prompts(drafter)
+    read(prompts)
+    if not prompts.tokens:
+        raise UsageError("the texts are empty. Name files with more text in them.")
+    drafter.save(path)
+    return [f"tokens      {prompts.tokens}", f"bytes       {path.stat().st_size}"]
+
+
+def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Sort suffixes, write them, and return what to say of them; sorted blocks wait in a folder beside the file.
+
+    Raises:
+        UsageError: the texts hold none.
+        FileError: the disk is full.
+    """
+    from speculant.drafters.rest import save_corpus
+    from speculant.drafters.suffix_array import SuffixArrayBuilder
+    from speculant.fingerprint import tokenizer_fingerprint
+
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            builder = SuffixArrayBuilder(vocabulary, Path(folder))
+            read(builder)
+            if builder.tokens < 3:
+                raise UsageError("the texts are empty. Name files with more text in them.")
+            blocks = builder.blocks()
+            save_corpus(path, blocks, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
+    except OSError as error:
+        raise FileError(f"cannot write beside {path}: {error.strerror}. Name a folder with more room.") from error
+    written = path.stat().st_size
+    return [
+        f"tokens      {builder.tokens}",
+        f"blocks      {len(blocks)}",
+        f"bytes       {written}: {written / builder.tokens:.2f} per token",
+    ]
 
 
 class Rejected:
@@ -124,15 +218,15 @@ def load_vocabulary(args: argparse.Namespace) -> tuple[Any, int]:
     return tokenizer, vocabulary
 
 
-def count(counter: TrigramCounter, documents: Iterable[Document], tokenizer: Any) -> None:
-    """Add documents to a counter; texts are tokenised as prompts are, many at a time."""
+def feed(builder: Builder, documents: Iterable[Document], tokenizer: Any) -> None:
+    """Add documents to a builder; texts are tokenised as prompts are, many at a time."""
     for batch in batches(documents):
         texts = [document for document in batch if isinstance(document, str)]
         for ids in tokenizer(texts)["input_ids"] if texts else []:
-            counter.add(ids)
+            builder.add(ids)
         for document in batch:
             if not isinstance(document, str):
-                counter.add(document)
+                builder.add(document)
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -36,7 +36,7 @@ def write_memory(
         FileError: the folder does not exist or cannot be written, or the disk is full; the old file is kept.
     """
     entries, place = {}, 0
-    blobs = {name: np.ascontiguousarray(array).tobytes() for name, array in arrays.items()}
+    blobs = {name: np.ascontiguousarray(array).data for name, array in arrays.items()}  # not copied: they may be large
     for name, array in arrays.items():
         entries[name] = {
             "dtype": array.dtype.str,
@@ -44,7 +44,7 @@ def write_memory(
             "offset": place,
             "crc32": zlib.crc32(blobs[name]),
         }
-        place += _padded(len(blobs[name]))
+        place += _padded(array.nbytes)
     header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, "facts": dict(facts), "arrays": entries}
     encoded = json.dumps(header).encode()
     encoded += b" " * (_padded(_PREAMBLE + len(encoded)) - _PREAMBLE - len(encoded))
@@ -56,7 +56,8 @@ def write_memory(
             temporary = file.name
             file.write(preamble + encoded)
             for blob in blobs.values():
-                file.write(blob + bytes(_padded(len(blob)) - len(blob)))
+                file.write(blob)
+                file.write(bytes(_padded(blob.nbytes) - blob.nbytes))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,0 +1,167 @@
+"""SuffixDecoding: a suffix tree over the request and one over past outputs, the better-scoring draft of the two.
+
+Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
+arXiv 2411.04975, section 3. The tree of a request holds its prompt and its output as it grows; the tree over past
+outputs learns an output when its request is closed. Shares are taken of the times that a context was seen, the
+present one included: a context that went on the same way every time keeps some doubt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.drafters.base import Needs, Session, Verified
+from speculant.drafters.history import DEFAULT_LIMIT, History, Learning, check_vocabulary, load_history, save_history
+from speculant.drafters.suffix_nodes import EDGE
+from speculant.drafters.suffix_search import Places, find_suffixes, speculate
+from speculant.drafters.suffix_tree import SuffixTree
+from speculant.tree import DraftTree, Int32
+
+KIND = "suffix-tree"
+Draft = tuple[Int32, Int32, Any, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixSettings:
+    """What can be tuned; the defaults are those that the paper's own package is compared at.
+
+    Attributes:
+        depth: tokens of context and draft together, the paper's maximum tree depth.
+        factor: nodes drafted per token of context that matches, the paper's alpha (1 to 4 there).
+        least_probability: a node's estimate must be above this.
+        most_nodes: per draft, whatever matches.
+    """
+
+    depth: int = 64
+    factor: float = 4.0
+    least_probability: float = 0.0
+    most_nodes: int = 64
+
+
+class SuffixDrafter:
+    """The tree over past outputs, shared by all requests of a process behind one lock."""
+
+    needs = Needs()
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = DEFAULT_LIMIT,
+        settings: SuffixSettings | None = None,
+    ) -> None:
+        """Start with an empty tree.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that past outputs and their tree may take; a request's own tree goes with it.
+            settings: None for the defaults.
+
+        Raises:
+            UnsupportedError: the vocabulary has more ids than the tree can tell apart.
+        """
+        check_vocabulary(vocabulary)
+        self.settings = settings or SuffixSettings()
+        self._tokenizer = tokenizer
+        self._limit = memory_limit
+        self._learning = Learning()
+        self._history = self._empty()
+        self._warm_up()
+
+    def _empty(self) -> History[SuffixTree]:
+        return History(lambda limit: SuffixTree(depth=self.settings.depth, limit=limit), limit=self._limit)
+
+    def _warm_up(self) -> None:
+        """Load the compiled kernels now, so that the first request does not wait for them."""
+        session = SuffixSession(self, np.zeros(3, np.int32))
+        session.propose(1)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the memory takes now."""
+        return self._history.nbytes
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request; its tree begins with the prompt."""
+        return SuffixSession(self, prompt)
+
+    def learn(self, output: Int32) -> None:
+        """Learn an output Int32[T]."""
+        self._learning.learn(self._history, output)
+
+    def draft(self, tree: SuffixTree, places: Places, max_nodes: int, *, unseen: int) -> Draft:
+        """Return tokens, parents, joint probabilities and score of a tree's best draft."""
+        settings = self.settings
+        draft: Draft = speculate(
+            tree.tree, tree.log, places, unseen, settings.depth, min(max_nodes, settings.most_nodes),
+            settings.factor, settings.least_probability,
+        )  # fmt: skip
+        return draft
+
+    def recall(self, context: Int32, max_nodes: int) -> list[Draft]:
+        """Return the best draft of each generation for a context Int32[T]."""
+        with self._learning.lock:
+            return [
+                self.draft(tree, find_suffixes(tree.tree, tree.log, context), max_nodes, unseen=1)
+                for tree in (self._history.young, self._history.old)
+            ]
+
+    def save(self, path: Path) -> None:
+        """Write the outputs remembered.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        with self._learning.lock:
+            save_history(path, self._history, kind=KIND, tokenizer=self._tokenizer)
+
+    def load(self, path: Path) -> None:
+        """Replace the outputs remembered by the file's.
+
+        Raises:
+            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+        """
+        history = self._empty()
+        load_history(path, history, kind=KIND, tokenizer=self._tokenizer)
+        with self._learning.lock:
+            self._history = history
+
+
+class SuffixSession:
+    """One request: its own tree, and what it has put out."""
+
+    def __init__(self, drafter: SuffixDrafter, prompt: Int32) -> None:
+        self._drafter = drafter
+        self._tree = SuffixTree(depth=drafter.settings.depth)
+        self._tree.extend(prompt)
+        self._output: list[Int32] = []
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Return the draft that expects the most accepted tokens, of the request or of past outputs."""
+        tree, ends = self._tree, self._tree.ends[: self._drafter.settings.depth - 1]
+        if max_nodes < 1 or not len(ends):
+            return DraftTree.empty()
+        places = np.stack([ends, tree.tree.nodes[ends, EDGE] & 127], axis=1)
+        best = self._drafter.draft(tree, places, max_nodes, unseen=0)
+        for draft in self._drafter.recall(tree.text[-len(ends) :], max_nodes):
+            if draft[3] > best[3]:
+                best = draft
+        tokens, parents, joints, _ = best
+        return DraftTree(tokens, parents, joints.astype(np.float32))
+
+    def observe(self, verified: Verified) -> None:
+        """Let the request's tree grow by what was committed."""
+        self._tree.extend(verified.tokens)
+        self._output.append(verified.tokens)
+
+    def close(self) -> None:
+        """Teach the output to the tree over past outputs."""
+        if self._output:
+            self._drafter.learn(np.concatenate(self._output))
+            self._output = []
