@@ -2,11 +2,11 @@
 
 Small data wants many epochs, so the recipe leans on what resists overfitting and on what learns most per
 token: Muon for the matrices (Jordan et al. 2024), AdamW for the rest, weight decay, a rate that falls
-linearly to zero, and channel dropout on what every block adds to the residual stream.
+linearly to zero, channel dropout on what every block adds to the residual stream, and dropped input tokens.
 The first third of the time trains half the layers, which are then stacked on top of themselves (Du et al.
 2024, "Stacking Your Transformers"): cheap steps while there is only coarse structure to learn. Most batches
 hold whole stories of like length; every tenth holds long rows of several stories, so that all positions are
-trained and the model can go on after a story's end.
+trained and the model can go on after a story's end. `--init FOLDER` goes on from a checkpoint at full depth.
 """
 
 from __future__ import annotations
@@ -97,6 +97,15 @@ def drop_channels(module: nn.Module, rate: float) -> None:
     module.register_forward_hook(hook)
 
 
+def drop_tokens(embedding: nn.Module, rate: float) -> None:
+    """Blank whole input tokens, so that a story cannot be told from its exact beginning (Gal and Ghahramani 2016)."""
+
+    def hook(module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        return output * (torch.rand(*output.shape[:2], 1, device=output.device) >= rate) if module.training else output
+
+    embedding.register_forward_hook(hook)
+
+
 def whole_stories(documents: list[list[int]], batch_tokens: int, rng: random.Random) -> list[list[list[int]]]:
     """Split an epoch into batches of stories of like length, about `batch_tokens` each, in random order."""
     jittered = sorted(documents, key=lambda document: len(document) * rng.uniform(0.9, 1.1))
@@ -149,6 +158,7 @@ def prepare(model: LlamaForCausalLM, args: argparse.Namespace) -> tuple[LlamaFor
     for layer in model.model.layers:
         drop_channels(layer.self_attn, args.dropout)
         drop_channels(layer.mlp, args.dropout)
+    drop_tokens(model.model.embed_tokens, args.token_dropout)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
     print(f"{sum(p.numel() for p in model.parameters())} parameters in {len(model.model.layers)} layers")
@@ -184,7 +194,11 @@ def train(args: argparse.Namespace) -> None:
     stories = read_stories(args.data / "train-a.txt", args.data / "train-b.txt")
     documents = [[*ids, 2] for ids in tokenizer(stories)["input_ids"]]
 
-    model, optimizers = prepare(LlamaForCausalLM(build_config(len(tokenizer), args.layers // 2)), args)
+    if args.init:
+        fresh = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+    else:
+        fresh = LlamaForCausalLM(build_config(len(tokenizer), args.layers // 2))
+    model, optimizers = prepare(fresh, args)
     print(f"{sum(map(len, documents))} tokens an epoch")
     start, seen, step, warm, smooth = time.time(), 0, 0, 0, None
     batches: list[list[list[int]]] = []
@@ -228,11 +242,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="folder with train-a.txt and train-b.txt")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder with tokenizer.json; gets the model")
+    parser.add_argument("--init", type=Path, help="checkpoint to go on from, of all --layers, instead of fresh weights")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--token-dropout", type=float, default=0.05)
     parser.add_argument("--dropout-until", type=float, default=1.0, help="share of the time with dropout")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=6)
