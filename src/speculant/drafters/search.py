@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _insert(count: int, limit: int, score: float, order: Array, scores: Array) -> int:
+def insert(count: int, limit: int, score: float, order: Array, scores: Array) -> int:
     """Give a candidate its place in the ranking, behind its equals; return where its facts are to be stored.
 
     `order` ranks the stored candidates, `scores` are theirs in that order. A full ranking gives up its last.
@@ -111,7 +111,7 @@ def best_first(
                 token, p = back[i - length], back_weights[i - length] * back_scale
             score = min(p * spread, ceiling)
             if p > 0 and (count < limit or score > scores[limit - 1]):
-                slot = _insert(count, limit, score, order, scores)
+                slot = insert(count, limit, score, order, scores)
                 tokens[slot], parents[slot], joints[slot] = token, rank, p
                 count = min(count + 1, limit)
     return tokens[order[:count]], parents[order[:count]], joints[order[:count]]

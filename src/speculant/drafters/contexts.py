@@ -1,0 +1,68 @@
+"""The contexts that `mix` looks up: suffixes of several lengths, one with a gap, one of frequent tokens alone.
+
+A suffix of one to six tokens is what PPM looks at (Cleary and Witten 1984). What followed the token before last,
+whatever stood between, still says something where the last token has not been seen in this place; so does the
+skeleton of function words and punctuation, in which all rare tokens count as the same. Both are usual in the
+PAQ family of compressors (Mahoney 2005).
+
+Rows of single-token contexts are wide, the others narrow; long contexts get a row only once the context one token
+shorter has been seen, since most never come again. The last two kinds hold the target's own best tokens of its last
+visit (Token Recycling, Luo et al. 2024, arXiv 2408.08696).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+Array = npt.NDArray[Any]
+
+ORDERS = 5  # contexts 0 to 4: the last 1, 2, 3, 4 and 6 tokens
+SKIP, SKELETON, ECHO_ONE, ECHO_TWO = 5, 6, 7, 8
+CONTEXTS = 9
+LEARNED = 7  # contexts whose rows are learned from committed text
+WINDOW = 6  # tokens that the longest context needs
+WIDE = (True, False, False, False, False, True, False, True, False)
+SHORTER = (-1, -1, 1, 2, 3, -1, -1, -1, -1)  # a row is begun only where this context has one
+
+FREQUENT = 1024  # a token is frequent if one in this many is it
+_RARE = (1 << 21) - 1
+_SKELETON_LENGTH = 4
+_KIND = 32  # kinds begin with numbers above a token's bits; below, one kind's token would hash as another's
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _mix(hashed: np.uint64, token: int) -> np.uint64:
+    hashed = (hashed ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    return hashed ^ (hashed >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def hash_contexts(window: Array, length: int, frequency: Array, hashes: Array) -> None:
+    """Hash each context of window[:length], Int32, latest token last; 0 where the text is too short for it.
+
+    `frequency` is Int64[V + 1], how often each token was seen, and all of them last.
+    """
+    hashes[:] = np.uint64(0)
+    hashed = np.uint64(1 << _KIND)
+    for distance in range(min(length, WINDOW)):
+        hashed = _mix(hashed, window[length - 1 - distance])
+        if distance < 4:
+            hashes[distance] = hashed * np.uint64(0xD6E8FEB86659FD93)
+        elif distance == 5:
+            hashes[4] = hashed * np.uint64(0xD6E8FEB86659FD93)
+    if length > 0:
+        hashes[ECHO_ONE] = _mix(np.uint64(4 << _KIND), window[length - 1]) * np.uint64(0xD6E8FEB86659FD93)
+    if length > 1:
+        hashes[SKIP] = _mix(np.uint64(2 << _KIND), window[length - 2]) * np.uint64(0xD6E8FEB86659FD93)
+        pair = _mix(_mix(np.uint64(5 << _KIND), window[length - 1]), window[length - 2])
+        hashes[ECHO_TWO] = pair * np.uint64(0xD6E8FEB86659FD93)
+    if length >= _SKELETON_LENGTH:
+        hashed = np.uint64(3 << _KIND)
+        for distance in range(_SKELETON_LENGTH):
+            token = window[length - 1 - distance]
+            hashed = _mix(hashed, token if frequency[token] * FREQUENT > frequency[-1] else _RARE)
+        hashes[SKELETON] = hashed * np.uint64(0xD6E8FEB86659FD93)
