@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from speculant.drafters import memory_file
-from speculant.drafters.memory_file import MAGIC, read_memory, write_memory
+from speculant.drafters.memory_file import MAGIC, read_any_memory, read_memory, write_memory
 from speculant.errors import CorruptMemoryError, FileError, ForeignMemoryError
 
 ARRAYS = {
@@ -55,11 +55,23 @@ def test_round_trip(path: Path) -> None:
     assert holds_the_memory(path)
     assert os.listdir(path.parent) == ["memory"]
     for array in read(path)[0].values():
+        assert type(array) is np.ndarray
+        assert not array.flags.writeable
         if array.size:
-            assert type(array) is np.ndarray
             assert isinstance(array.base, np.memmap)
             assert array.base.offset % 64 == 0
-            assert not array.flags.writeable
+
+
+def test_any_kind_can_be_read(path: Path) -> None:
+    """A tool that knows neither kind nor tokenizer gets both, and the same arrays, checked the same way."""
+    memory = read_any_memory(path)
+    assert (memory.kind, memory.tokenizer, memory.facts) == ("trigram", "abc", FACTS)
+    assert {name: array.tolist() for name, array in memory.arrays.items()} == {
+        name: array.tolist() for name, array in ARRAYS.items()
+    }
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(CorruptMemoryError, match="cut short"):
+        read_any_memory(path)
 
 
 def test_arrays_of_any_layout(tmp_path: Path) -> None:

@@ -81,14 +81,14 @@ class MaxGramDrafter:
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._successors, self._counts = _new_bigrams(vocabulary)
+        self._successors, self._counts = new_bigrams(vocabulary)
         if self.memory_bytes > memory_limit:
             raise UnsupportedError(
                 f"the bi-gram model of {vocabulary} token ids takes {self.memory_bytes} bytes, the memory limit is "
                 f"{memory_limit}. Raise the limit, or use the method lookup, which keeps no memory."
             )
         warm_up(self.open(np.zeros(2, np.int32)))
-        self._successors, self._counts = _new_bigrams(vocabulary)
+        self._successors, self._counts = new_bigrams(vocabulary)
 
     @property
     def needs(self) -> Needs:
@@ -135,7 +135,7 @@ class MaxGramDrafter:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
         """
         arrays, _ = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
-        successors, counts = _new_bigrams(self.vocabulary)
+        successors, counts = new_bigrams(self.vocabulary)
         # One tokenizer serves models with differently padded vocabularies.
         rows = min(self.vocabulary, len(arrays["counts"]))
         successors[:rows], counts[:rows] = arrays["successors"][:rows], arrays["counts"][:rows]
@@ -178,7 +178,7 @@ class MaxGramSession:
         """Nothing to do: what was learned is in the model."""
 
 
-def _new_bigrams(vocabulary: int) -> tuple[Array, Array]:
+def new_bigrams(vocabulary: int) -> tuple[Array, Array]:
     """Return successors and counts, Int32[V, 4] each, most frequent first; a count of 0 is a free place."""
     return np.zeros((vocabulary, KEPT), np.int32), np.zeros((vocabulary, KEPT), np.int32)
 

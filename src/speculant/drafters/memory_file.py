@@ -13,6 +13,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,21 @@ MAGIC = b"SPCLNT\r\n"
 VERSION = 1
 _PREAMBLE = 16
 _ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Memory:
+    """What a memory file holds, whoever wrote it.
+
+    Attributes:
+        kind, tokenizer: what the drafter called its memory, and the fingerprint that it is tied to.
+        arrays, facts: as they were given to `write_memory`.
+    """
+
+    kind: str
+    tokenizer: str
+    arrays: Mapping[str, npt.NDArray[Any]]
+    facts: Mapping[str, Any]
 
 
 def write_memory(
@@ -82,11 +98,6 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
     """
     path = Path(path)
     header, body = read_header(path)
-    if header["version"] != VERSION:
-        raise ForeignMemoryError(
-            f"{path} has format version {header['version']}, this Speculant reads version {VERSION}. "
-            "Use the version of Speculant that wrote it, or begin a new file."
-        )
     if header["kind"] != kind:
         raise ForeignMemoryError(f"{path} holds a memory of kind '{header['kind']}', not '{kind}'. Name another file.")
     if header["tokenizer"] != tokenizer:
@@ -102,14 +113,33 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
         if start + size > path.stat().st_size:
             raise CorruptMemoryError(f"{path} is cut short: {name} is not all there. Restore a copy, or delete it.")
         mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)
+        mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one kind of array
         if zlib.crc32(mapped.data) != entry["crc32"]:
             raise CorruptMemoryError(f"{path} is damaged: {name} fails its checksum. Restore a copy, or delete it.")
         arrays[name] = np.asarray(mapped)
     return arrays, header["facts"]
 
 
+def read_any_memory(path: Path) -> Memory:
+    """Return a memory of any kind and tokenizer.
+
+    Raises:
+        FileError, CorruptMemoryError, ForeignMemoryError: as `read_memory`.
+    """
+    header, _ = read_header(path)
+    kind, tokenizer = header["kind"], header["tokenizer"]
+    arrays, facts = read_memory(path, kind=kind, tokenizer=tokenizer)
+    return Memory(kind=kind, tokenizer=tokenizer, arrays=arrays, facts=facts)
+
+
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header and where the arrays begin."""
+    """Return the header and where the arrays begin.
+
+    Raises:
+        FileError: there is no such file, or it cannot be read.
+        CorruptMemoryError: it is no memory file, or its header is damaged.
+        ForeignMemoryError: it was made by a newer version.
+    """
     try:
         with path.open("rb") as file:
             preamble = file.read(_PREAMBLE)
@@ -123,7 +153,13 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         raise CorruptMemoryError(f"{path} is not a Speculant memory file. Name another, or delete it.")
     if not encoded or zlib.crc32(encoded) != int.from_bytes(preamble[12:16], "little"):
         raise CorruptMemoryError(f"{path} is damaged: its header fails its checksum. Restore a copy, or delete it.")
-    return json.loads(encoded), _PREAMBLE + length
+    header = json.loads(encoded)
+    if header["version"] != VERSION:
+        raise ForeignMemoryError(
+            f"{path} has format version {header['version']}, this Speculant reads version {VERSION}. "
+            "Use the version of Speculant that wrote it, or begin a new file."
+        )
+    return header, _PREAMBLE + length
 
 
 def _padded(size: int) -> int:

@@ -95,7 +95,7 @@ class RecyclingDrafter:
         self._successors = np.full((vocabulary, self.settings.successors), UNKNOWN, np.int32)
         expected = expected_shares(self.settings.successors)
         self._ranks, self._parents = tree_shape(expected, self.settings.nodes)
-        hits = np.append(expected * _PRIOR_TRIALS, _PRIOR_TRIALS)
+        hits = first_hits(self.settings.successors)
         self._hits = hits.copy()
         warm_up(self.open(np.zeros(2, np.int32)))
         self._successors.fill(UNKNOWN)
@@ -187,6 +187,11 @@ class RecyclingSession:
 def expected_shares(successors: int) -> npt.NDArray[np.float64]:
     """Return how likely the successor of each rank is taken to be right before anything was seen."""
     return np.asarray(_FACTOR * np.arange(1.0, successors + 1) ** _EXPONENT)
+
+
+def first_hits(successors: int) -> npt.NDArray[np.float64]:
+    """Return Float64[K + 1], how often each rank counts as right, and one as tried, before anything was seen."""
+    return np.append(expected_shares(successors) * _PRIOR_TRIALS, _PRIOR_TRIALS)
 
 
 def tree_shape(shares: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int32]:

@@ -1,0 +1,217 @@
+"""`speculant memory`: says what a memory file holds, makes one of several, and empties one."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.cli.options import Subparsers, whole
+from speculant.cli.output import check_writable, say
+from speculant.errors import FileError, ForeignMemoryError, UsageError
+from speculant.registry import METHODS
+
+if TYPE_CHECKING:
+    from speculant.drafters.memory_file import Memory
+
+MERGE = """\
+Make one memory of several of one kind and tokenizer. Name the latest last: where two cannot stay, later files and what
+was used more win. A file that began as a copy of another holds it already; what both hold counts twice."""
+CLEAR = """\
+Replace a memory by an empty one of the same kind and tokenizer, all or nothing. A process that has loaded the file
+still knows what it held and writes it again when it saves: end it first. Copies and backups stay."""
+SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "memory", help="inspect, merge and clear memory files", description="Work on memory files."
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    inspect = actions.add_parser(
+        "info", help="say what a file holds", description="Verify a memory file's checksums and say what it holds."
+    )
+    inspect.add_argument("file", metavar="FILE")
+    inspect.add_argument("--json", action="store_true", help="as JSON")
+    inspect.set_defaults(run=info)
+    join = actions.add_parser("merge", help="make one file of several", description=MERGE)
+    join.add_argument("files", nargs="+", metavar="FILE", help="two or more, the latest last")
+    join.add_argument("-o", "--output", required=True, metavar="FILE", help="a new file, or one of those merged")
+    join.add_argument(
+        "--memory-limit",
+        metavar="MB",
+        type=whole(1),
+        default=256,
+        help="the limit under which it will be loaded; default: 256",
+    )
+    join.set_defaults(run=merge)
+    empty = actions.add_parser("clear", help="empty a file", description=CLEAR)
+    empty.add_argument("file", metavar="FILE")
+    empty.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
+    empty.set_defaults(run=clear)
+
+
+def info(args: argparse.Namespace) -> int:
+    """Print what a file holds."""
+    from speculant.drafters.memory_file import read_any_memory
+
+    path = Path(args.file)
+    found = described(path, read_any_memory(path))
+    if args.json:
+        holds = {name.replace(" ", "_").replace("-", "_"): n for name, n in found["holds"].items()}
+        print(json.dumps(found | {"holds": holds}, indent=2))
+        return 0
+    known = "not recorded" if found["vocabulary"] is None else f"{found['vocabulary']} token ids"
+    print(f"kind        {found['kind']}, read by {', '.join(found['methods'])}")
+    print(f"tokenizer   fingerprint {found['tokenizer']}")
+    print(f"vocabulary  {known}")
+    print(f"holds       {sentence(found['holds'])}")
+    print(f"bytes       {found['bytes']}, all checksums verified")
+    print(f"version     {found['version']} of the format")
+    print(f"written     {found['written']}, {ago(found['age_seconds'])}")
+    return 0
+
+
+def merge(args: argparse.Namespace) -> int:
+    """Write one memory that holds what several hold, as far as the limit lets it.
+
+    Raises:
+        UsageError: fewer than two files, one named twice, or an output that would be lost.
+        ForeignMemoryError: the files are of different kinds or tokenizers.
+    """
+    from speculant.drafters.kinds import kind_of
+    from speculant.drafters.memory_file import read_any_memory, write_memory
+
+    paths, output = [Path(file) for file in args.files], Path(args.output)
+    check_writable(args.output)
+    if len(paths) < 2:
+        raise UsageError("merging takes two files or more. Name another, or copy the one.")
+    memories = [read_any_memory(path) for path in paths]
+    places = [path.resolve() for path in paths]
+    if len(set(places)) < len(places):
+        raise UsageError("a file is named twice; what it holds would count twice. Name each once.")
+    if output.exists() and output.resolve() not in places:
+        raise UsageError(f"{output} exists and is none of the files to merge; name it among them, or a new file.")
+    check_alike(paths, memories)
+    kind, first = kind_of(memories[0]), memories[0]
+    arrays, facts = kind.merge(memories, args.memory_limit << 20)
+    write_memory(output.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
+    merged = read_any_memory(output)
+    for path, memory in zip([*paths, output], [*memories, merged], strict=True):
+        print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.holdings(memory))}")
+    print(f"bytes       {output.stat().st_size}")
+    return 0
+
+
+def clear(args: argparse.Namespace) -> int:
+    """Replace a memory by an empty one.
+
+    Raises:
+        UsageError: nobody can be asked, and --yes was not given.
+    """
+    from speculant.drafters.kinds import kind_of
+    from speculant.drafters.memory_file import read_any_memory, write_memory
+
+    path = Path(args.file).resolve()  # a link's own file is what holds the text
+    memory = read_any_memory(path)
+    kind = kind_of(memory)
+    check_writable(str(path))
+    held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.holdings(memory))}"
+    if not args.yes and not agreed(held):
+        say("nothing was changed.")
+        return 1
+    arrays, facts = kind.empty(memory)
+    write_memory(path, kind=memory.kind, tokenizer=memory.tokenizer, arrays=arrays, facts=facts)
+    print(f"cleared     {held}")
+    print(f"bytes       {path.stat().st_size}")
+    for name in sorted(glob.glob(f"{glob.escape(str(path.parent / f'.{path.name}'))}.*")):
+        say(f"note: {name} may be of a save that was killed, and hold the same. Delete it if none is running.")
+    return 0
+
+
+def agreed(held: str) -> bool:
+    """Ask whether a memory may go.
+
+    Raises:
+        UsageError: there is no terminal to ask on.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError("clearing forgets what was learned for good, and there is no terminal to ask on. Add --yes.")
+    say(f"{held}. Forget all of it? [y/N]")
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def check_alike(paths: list[Path], memories: list[Memory]) -> None:
+    """Refuse to merge what does not belong together.
+
+    Raises:
+        ForeignMemoryError: the kinds or the tokenizers differ.
+    """
+    for path, memory in zip(paths[1:], memories[1:], strict=True):
+        if memory.kind != memories[0].kind:
+            raise ForeignMemoryError(
+                f"{path} holds a memory of kind '{memory.kind}', {paths[0]} one of kind '{memories[0].kind}'. "
+                "Merge files of one kind."
+            )
+        if memory.tokenizer != memories[0].tokenizer:
+            raise ForeignMemoryError(
+                f"{path} was made with another tokenizer (fingerprint {memory.tokenizer}) than {paths[0]} "
+                f"({memories[0].tokenizer}); their tokens mean different words. Merge files of one tokenizer."
+            )
+
+
+def described(path: Path, memory: Memory) -> dict[str, Any]:
+    """Return what there is to say of a file.
+
+    Raises:
+        FileError: the file is gone.
+    """
+    from speculant.drafters.kinds import kind_of
+    from speculant.drafters.memory_file import VERSION
+
+    kind = kind_of(memory)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.") from error
+    written = datetime.fromtimestamp(int(status.st_mtime), timezone.utc)
+    return {
+        "file": str(path),
+        "kind": memory.kind,
+        "methods": [
+            method.name
+            for method in METHODS.values()
+            if method.drafter.startswith(f"{kind.module}:") and (method.memory or method.corpus)
+        ],
+        "tokenizer": memory.tokenizer,
+        "vocabulary": memory.facts.get("vocabulary"),
+        "holds": kind.holdings(memory),
+        "bytes": status.st_size,
+        "checksums": "verified",
+        "version": VERSION,
+        "written": written.isoformat(),
+        "age_seconds": max(0, int(time.time() - status.st_mtime)),
+    }
+
+
+def sentence(holdings: dict[str, int]) -> str:
+    """Return what a memory holds, for people."""
+    return ", ".join(f"{n:,} {name}" for name, n in holdings.items())
+
+
+def ago(seconds: int) -> str:
+    """Return an age in its largest whole unit."""
+    for length, name in SPANS:
+        if seconds >= length:
+            n = seconds // length
+            return f"{n} {name}{'s' if n > 1 else ''} ago"
+    return "less than a minute ago"

@@ -1,0 +1,57 @@
+"""Memory files for tests: every method that has one, taught a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.drafters.base import EMPTY_PATH, Drafter, Verified
+from speculant.drafters.memory_file import Memory, read_any_memory
+from speculant.registry import METHODS
+from speculant.tree import DraftTree
+from tables import ids
+
+VOCABULARY = 60
+KEPT = tuple(name for name, method in METHODS.items() if method.memory)
+
+
+def drafter(method: str, **options: Any) -> Drafter:
+    """Return an empty drafter."""
+    return METHODS[method].build(**{"vocabulary": VOCABULARY, "tokenizer": "t", **options})
+
+
+def teach(held: Drafter, text: Iterable[int]) -> None:
+    """Play a request that says `text` after its first token; the target finds the token after next likely too."""
+    first, *rest = text
+    session = held.open(ids([first]))
+    for token, following in zip(rest, [*rest[1:], rest[-1]], strict=True):
+        best = np.array([[token, *[following] * 7]], np.int32)
+        logits = -np.arange(8, dtype=np.float32)[None]
+        session.observe(
+            Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids([token]), top_ids=best, top_logits=logits)
+        )
+    session.close()
+
+
+def saved(path: Path, method: str, *texts: Iterable[int], **options: Any) -> Path:
+    """Write the memory of a drafter that was taught these texts."""
+    held = drafter(method, **options)
+    for text in texts:
+        teach(held, text)
+    held.save(path)
+    return path
+
+
+def learned(folder: Path, method: str, *texts: Iterable[int], **options: Any) -> Memory:
+    """Return the same memory."""
+    return read_any_memory(saved(folder / "memory", method, *texts, **options))
+
+
+def drafted(path: Path, method: str, context: Iterable[int], **options: Any) -> list[int]:
+    """Return what a drafter that begins with a file drafts after a context."""
+    held = drafter(method, **options)
+    held.load(path)
+    return held.open(ids(context)).propose(16).tokens.tolist()
