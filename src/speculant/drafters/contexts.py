@@ -6,8 +6,8 @@ skeleton of function words and punctuation, in which all rare tokens count as th
 PAQ family of compressors (Mahoney 2005).
 
 Rows of single-token contexts are wide, the others narrow; long contexts get a row only once the context one token
-shorter has been seen, since most never come again. The last two kinds hold the target's own best tokens of its last
-visit (Token Recycling, Luo et al. 2024, arXiv 2408.08696).
+shorter has been seen, since most never come again. The last two kinds hold the target's own best tokens of all its
+visits, rejected nodes too (after Token Recycling, Luo et al. 2024, arXiv 2408.08696).
 """
 
 from __future__ import annotations

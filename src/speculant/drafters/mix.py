@@ -233,6 +233,20 @@ class MixDrafter:
         self._narrow = new_cells(NARROW_ROW, self._narrow_limit, first_bits=_NARROW_BITS)
         self._wide = new_cells(LONGEST_ROW, self._wide_limit, first_bits=_WIDE_BITS)
         self._mixer = new_mixer(vocabulary)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Load the compiled kernels now, so that the first request does not wait for them."""
+        narrow, wide, mixer = (
+            new_cells(NARROW_ROW, 0, first_bits=0),
+            new_cells(LONGEST_ROW, 0, first_bits=0),
+            new_mixer(1),
+        )
+        request = Request(last_use=np.zeros(1, np.int32), heads=np.zeros(1, np.int32), copy=np.array([NOWHERE, 0]))
+        text = np.zeros(2, np.int32)
+        learn_text(narrow, wide, mixer, text, 0, 2, True, UNIT, request)
+        learn_echoes(narrow, wide, mixer, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
+        most_probable(narrow, wide, mixer, text, 2, request, 1, 1.0)
 
     @property
     def _wide_limit(self) -> int:
