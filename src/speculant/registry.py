@@ -72,7 +72,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 replayable=True,
                 corpus="mix",
                 exactness="lossless",
-                source="this project; parts from PPM, PAQ, ADED, Token Recycling",
+                source="this project, after PPM, PAQ, arXiv 2408.08696",
             ),
             Method(
                 name="aded",
