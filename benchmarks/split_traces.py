@@ -1,4 +1,6 @@
-"""MAT on the two halves of the development traces: settings were chosen on the even requests, the odd ones are unseen.
+"""MAT on the two halves of the development traces.
+
+Settings were chosen on the even requests; the odd ones are unseen.
 
     python benchmarks/split_traces.py -o benchmarks/results/split-traces.json
 """
