@@ -69,6 +69,7 @@ def main() -> None:
     }
     for nodes in (64, 16):
         played = replay(drafter, recordings, nodes=nodes)
+        assert played.drafting is not None  # only recorded acceptance has none
         micros = played.drafting.propose_seconds * 1e6
         figures[f"propose_us_at_{nodes}"] = {"p50": np.percentile(micros, 50), "p99": np.percentile(micros, 99)}
         figures[f"mat_at_{nodes}"] = played.mat
