@@ -377,7 +377,8 @@ class MixSession:
 
     def observe(self, verified: Verified) -> None:
         """Learn what was committed, and what the target would have said at every node."""
-        windows = self._windows(verified.tree)
+        told = verified.top_ids is not None and verified.top_logits is not None and self._length > 0
+        windows = self._windows(verified.tree) if told else None
         end = self._length + len(verified.tokens)
         if end > len(self._text):
             self._text = np.concatenate([self._text, np.zeros(len(self._text) + len(verified.tokens), np.int32)])
@@ -385,13 +386,11 @@ class MixSession:
         self._drafter.learn(self._text, self._length, end, self._request, weigh=True)
         self._length = end
         # Afterwards: a row that holds the target's answer already would look as if it had foretold it.
-        if verified.top_ids is not None and verified.top_logits is not None and windows is not None:
+        if windows is not None and verified.top_ids is not None and verified.top_logits is not None:
             self._drafter.learn_echoes(windows, verified.top_ids, verified.top_logits)
 
-    def _windows(self, tree: DraftTree) -> Int32 | None:
-        """Return the last two tokens at each row of the pass, Int32[N + 1, 2], -1 for none; None for an empty text."""
-        if not self._length:
-            return None
+    def _windows(self, tree: DraftTree) -> Int32:
+        """Return the last two tokens at each row of the pass, Int32[N + 1, 2], -1 where the text has only one."""
         tokens = np.concatenate([self._text[self._length - 1 : self._length], tree.tokens])
         before = tokens[tree.parents + 1]
         first = self._text[self._length - 2] if self._length > 1 else -1
