@@ -66,7 +66,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="mix",
                 family="training-free, adaptive n-gram memory",
-                summary="many contexts at once, mixed by what each has been worth; calibrated",
+                summary="many contexts at once, mixed by what each has been worth; calibrated; the default",
                 drafter="speculant.drafters.mix:MixDrafter",
                 memory=True,
                 replayable=True,
@@ -77,7 +77,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="aded",
                 family="training-free, adaptive n-gram memory",
-                summary="tri-gram table that adapts to the target, best-first tree; the default",
+                summary="tri-gram table that adapts to the target, best-first tree; cheaper than mix",
                 drafter="speculant.drafters.aded:AdedDrafter",
                 memory=True,
                 replayable=True,

@@ -58,7 +58,7 @@ class Speculator:
         model: Any,
         tokenizer: Any = None,
         *,
-        method: str = "aded",
+        method: str = "mix",
         nodes: int | None = None,
         memory: str | Path | None = None,
         memory_limit: int = MEMORY_LIMIT,
@@ -81,7 +81,7 @@ class Speculator:
         """
         found = find_method(method)
         if memory is not None and not found.memory:
-            raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'aded'.")
+            raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
         if method != "none":
             vocabulary = model.config.get_text_config(decoder=True).vocab_size
             options["vocabulary"] = vocabulary

@@ -13,7 +13,7 @@ from speculant import Speculator
 from speculant.cli import chat
 from speculant.cli.chat import Conversation
 from speculant.cli.main import main
-from speculant.drafters.aded import AdedSession
+from speculant.drafters.mix import MixSession
 
 OPTIONS = {"max_new_tokens": 12, "temperature": 0.0}
 CaptureFixture = pytest.CaptureFixture[str]
@@ -72,7 +72,7 @@ def test_commands(talk: Talk) -> None:
     assert code == 0
     half = len(out) // 2
     assert out[:half] == out[half:] != "", "after /reset the same question gets the same answer"
-    for part in ("nothing was decoded yet", "/reset  forget", "no command /nonsense", "method      aded", "begins"):
+    for part in ("nothing was decoded yet", "/reset  forget", "no command /nonsense", "method      mix", "begins"):
         assert part in err
 
 
@@ -104,15 +104,15 @@ def test_a_conversation_that_no_longer_fits_can_go_on(tmp_path: Path, tiny_folde
 
 
 def interrupt_first_answer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    observe, calls = AdedSession.observe, list[Any]()
+    observe, calls = MixSession.observe, list[Any]()
 
-    def interrupted(session: AdedSession, verified: Any) -> None:
+    def interrupted(session: MixSession, verified: Any) -> None:
         observe(session, verified)
         calls.append(verified)
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(AdedSession, "observe", interrupted)
+    monkeypatch.setattr(MixSession, "observe", interrupted)
     return calls
 
 

@@ -27,26 +27,36 @@ def rows(path: Path) -> set[tuple[int, int, int]]:
 
 
 def test_a_built_table_drafts_what_it_has_seen(tmp_path: Path, capsys: CaptureFixture) -> None:
-    """From texts to accepted drafts: the file is a memory that the default method begins with."""
+    """From texts to accepted drafts: the file is a memory that aded begins with."""
     plain = Speculator.from_pretrained(method="none").generate("Once upon a time", max_new_tokens=40, temperature=0)
     (tmp_path / "t.txt").write_text("Once upon a time" + plain.text + "\n<|endoftext|>\nThe end.")
     out = tmp_path / "table"
-    assert main(["corpus", "build", "-o", str(out), str(tmp_path / "t.txt")]) == 0
+    assert main(["corpus", "build", "--kind", "trigram", "-o", str(out), str(tmp_path / "t.txt")]) == 0
     printed, err = capsys.readouterr()
     assert err == ""
     assert [line.split()[0] for line in printed.splitlines()] == ["tokens", "tri-grams", "bytes", "seconds"]
     assert f"{out.stat().st_size}: " in printed
 
-    helped = Speculator.from_pretrained(memory=out).generate("Once upon a time", max_new_tokens=40, temperature=0)
-    alone = Speculator.from_pretrained().generate("Once upon a time", max_new_tokens=40, temperature=0)
+    options = {"max_new_tokens": 40, "temperature": 0}
+    helped = Speculator.from_pretrained(method="aded", memory=out).generate("Once upon a time", **options)
+    alone = Speculator.from_pretrained(method="aded").generate("Once upon a time", **options)
     assert helped.ids == alone.ids == plain.ids
     assert helped.stats.rounds < alone.stats.rounds
+
+
+def test_without_a_kind_it_is_the_default_methods(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """The file that is built by default is one that generate begins with by default."""
+    (tmp_path / "t.txt").write_text("Once upon a time there was a dog. The dog was big.")
+    out = tmp_path / "memory"
+    assert main(["corpus", "build", "-o", str(out), str(tmp_path / "t.txt")]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["tokens", "bytes", "seconds"]
+    assert Speculator.from_pretrained(memory=out).drafter.memory_bytes > 0
 
 
 def test_ids_are_taken_as_they_are(tmp_path: Path) -> None:
     """Token ids need no tokenizer, rows do not flow into each other, and pairs count from the first token."""
     (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7]}\n{"prompt_ids": [8], "output_ids": [9, 10]}\n')
-    assert main(["corpus", "build", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]) == 0
+    assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]) == 0
     assert rows(tmp_path / "table") == {
         (5, 6, 7), (8, 9, 10), (4096, 5, 6), (4096, 6, 7), (4096, 8, 9), (4096, 9, 10),
     }  # fmt: skip
@@ -57,9 +67,9 @@ def test_batches_count_like_single_documents(tmp_path: Path, monkeypatch: pytest
     texts = ["The dog sat.", "A cat, too.", "", "Tom\n"]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     argv = [str(tmp_path / "t.jsonl"), "--tokenizer", str(bundled_model())]
-    assert main(["corpus", "build", "-o", str(tmp_path / "many"), *argv]) == 0
+    assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "many"), *argv]) == 0
     monkeypatch.setattr(corpus, "BATCH", 1)
-    assert main(["corpus", "build", "-o", str(tmp_path / "single"), *argv]) == 0
+    assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "single"), *argv]) == 0
     assert (tmp_path / "many").read_bytes() == (tmp_path / "single").read_bytes()
 
 
@@ -74,7 +84,7 @@ def test_the_table_has_room_for_every_id_of_the_model(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 5000}))
     (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 4999]}\n')
     argv = ["-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl"), "--model", str(folder)]
-    assert main(["corpus", "build", *argv]) == 0
+    assert main(["corpus", "build", "--kind", "trigram", *argv]) == 0
     fingerprint = tokenizer_fingerprint(load_tokenizer(), 5000)
     drafter = AdedDrafter(vocabulary=5000, tokenizer=fingerprint)
     drafter.load(tmp_path / "table")
@@ -88,7 +98,7 @@ def test_bad_rows_are_shown_up_to_a_point_and_counted(
     """A file of another form must not flood the terminal."""
     monkeypatch.setattr(corpus, "SHOWN", 2)
     (tmp_path / "t.jsonl").write_text('{"x": 1}\n' * 5 + '{"ids": [5, 6, 7]}\n')
-    assert main(["corpus", "build", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]) == 0
+    assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]) == 0
     out, err = capsys.readouterr()
     assert "left out    5 rows" in out
     assert len(err.splitlines()) == 3
@@ -99,11 +109,32 @@ def test_what_cannot_work_fails_first(tmp_path: Path, capsys: CaptureFixture) ->
     """Missing inputs, unwritable outputs and texts without tri-grams leave no file."""
     (tmp_path / "empty").write_text("")
     out = str(tmp_path / "table")
-    assert main(["corpus", "build", "-o", out, str(tmp_path / "none")]) == 1
-    assert main(["corpus", "build", "-o", str(tmp_path / "none" / "table"), str(tmp_path / "empty")]) == 1
-    assert main(["corpus", "build", "-o", out, str(tmp_path / "empty")]) == 2
-    assert main(["corpus", "build", "-o", out, str(tmp_path / "empty"), "--tokenizer", str(tmp_path)]) == 1
-    assert main(["corpus", "build", "-o", out, str(tmp_path / "empty"), "--model", str(tmp_path / "none")]) == 1
+    assert main(["corpus", "build", "--kind", "trigram", "-o", out, str(tmp_path / "none")]) == 1
+    assert (
+        main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "none" / "table"), str(tmp_path / "empty")])
+        == 1
+    )
+    assert main(["corpus", "build", "--kind", "trigram", "-o", out, str(tmp_path / "empty")]) == 2
+    assert (
+        main(["corpus", "build", "--kind", "trigram", "-o", out, str(tmp_path / "empty"), "--tokenizer", str(tmp_path)])
+        == 1
+    )
+    assert (
+        main(
+            [
+                "corpus",
+                "build",
+                "--kind",
+                "trigram",
+                "-o",
+                out,
+                str(tmp_path / "empty"),
+                "--model",
+                str(tmp_path / "none"),
+            ]
+        )
+        == 1
+    )
     errors = [line for line in capsys.readouterr().err.splitlines() if line]
     assert [line[:7] for line in errors] == ["error: "] * 5
     assert not Path(out).exists()
@@ -114,7 +145,7 @@ def test_a_tokenizer_without_a_model_is_told_apart(tmp_path: Path, capsys: Captu
     folder = tmp_path / "tokenizer"
     load_tokenizer().save_pretrained(folder)
     (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7]}\n')
-    argv = ["corpus", "build", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]
+    argv = ["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]
     assert main([*argv, "--model", str(folder)]) == 1
     assert "--tokenizer" in capsys.readouterr().err
     assert main([*argv, "--tokenizer", str(folder)]) == 0

@@ -12,7 +12,7 @@ import pytest
 from speculant import Speculator
 from speculant.cli.generate import shortened
 from speculant.cli.main import main
-from speculant.drafters.aded import AdedSession
+from speculant.drafters.mix import MixSession
 
 KEYS = [
     *("prompt", "text", "ids", "finish_reason", "method", "tokens", "rounds", "mat", "tokens_per_second"),
@@ -39,7 +39,7 @@ def test_the_text_is_all_that_goes_to_stdout(capsys: CaptureFixture) -> None:
     assert (
         out == Speculator.from_pretrained().generate("Once upon a time", max_new_tokens=12, temperature=0).text + "\n"
     )
-    assert err.startswith("\nmethod      aded\ntokens      12 in ")
+    assert err.startswith("\nmethod      mix\ntokens      12 in ")
     assert "\033" not in out + err
 
 
@@ -160,15 +160,15 @@ def test_ctrl_c_keeps_text_record_and_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """An interrupted run ends with 130 and loses nothing of what it did."""
-    observe, calls = AdedSession.observe, []
+    observe, calls = MixSession.observe, []
 
-    def interrupted(session: AdedSession, verified: Any) -> None:
+    def interrupted(session: MixSession, verified: Any) -> None:
         observe(session, verified)
         calls.append(verified)
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(AdedSession, "observe", interrupted)
+    monkeypatch.setattr(MixSession, "observe", interrupted)
     argv = ["--memory", str(tmp_path / "memory"), "--json", str(tmp_path / "out.json")]
     assert main(["generate", "Once upon a time", *argv]) == 130
     out, err = capsys.readouterr()
@@ -176,7 +176,7 @@ def test_ctrl_c_keeps_text_record_and_memory(
     assert found["finish_reason"] == "unfinished"
     assert found["ids"]
     assert out == found["text"] + "\n"
-    assert err.startswith("\nmethod      aded\n")
+    assert err.startswith("\nmethod      mix\n")
     assert "interrupted" in err
     Speculator.from_pretrained(memory=tmp_path / "memory")
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from speculant.drafters.base import Drafter
 
 DESCRIPTION = """\
-Count the tri-grams of texts (for the method aded), learn them as prompts (for mix), or sort their suffixes (for
-rest), and write what comes of it as a memory file for --memory. Text files may hold several documents, divided by
+Learn texts as prompts (for the method mix), count their tri-grams (for aded), or sort their suffixes (for rest), and
+write what comes of it as a memory file for --memory. Text files may hold several documents, divided by
 lines that hold only <|endoftext|>. Rows of .jsonl files are {"text": ...}, {"messages": [{"content": ...}]}, or token
 ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids": [...]}."""
 
@@ -46,9 +46,9 @@ def add_parser(subparsers: Subparsers) -> None:
     build.add_argument("-o", "--output", required=True, metavar="FILE", help="the memory file to write")
     build.add_argument(
         "--kind",
-        choices=["trigram", "mix", "suffix"],
-        default="trigram",
-        help="trigram, for the method aded, is the default; mix and suffix, for mix and rest",
+        choices=["mix", "trigram", "suffix"],
+        default="mix",
+        help="mix, for the method of that name, is the default; trigram and suffix, for aded and rest",
     )
     tokenizer = build.add_mutually_exclusive_group()
     tokenizer.add_argument(

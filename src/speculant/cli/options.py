@@ -51,7 +51,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_drafting_options(parser: argparse.ArgumentParser) -> None:
     """Add --method, --nodes, --memory and --memory-limit."""
     group = parser.add_argument_group("drafting")
-    group.add_argument("--method", metavar="NAME", default="aded", help="see `speculant methods`; default: aded")
+    group.add_argument("--method", metavar="NAME", default="mix", help="see `speculant methods`; default: mix")
     group.add_argument(
         "--nodes", metavar="N", type=whole(0), help="most tokens per draft; default: 16 on a CPU, 64 elsewhere"
     )

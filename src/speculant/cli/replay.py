@@ -37,8 +37,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--tokenizer", metavar="PATH|ID", help="the model's tokenizer, for rows of text")
     group = parser.add_argument_group("drafting")
     group.add_argument(
-        "--method", metavar="NAME,...", default="aded",
-        help="see `speculant methods`; peer:draftretriever and peer:arctic, if installed; default: aded",
+        "--method", metavar="NAME,...", default="mix",
+        help="see `speculant methods`; peer:draftretriever and peer:arctic, if installed; default: mix",
     )  # fmt: skip
     group.add_argument("--nodes", metavar="N", type=whole(0), default=NODES, help=f"most per draft; default: {NODES}")
     group.add_argument(

@@ -93,7 +93,7 @@ class RequestDrafter:
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError(f"the method '{self.name}' keeps no memory; leave out the memory file, or use 'aded'.")
+        raise UnsupportedError(f"the method '{self.name}' keeps no memory; leave out the memory file, or use 'mix'.")
 
 
 def warm_up(session: Session) -> None:
