@@ -85,7 +85,7 @@ class RequestDrafter:
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError(f"the method '{self.name}' keeps no memory; there is nothing to save. Use 'aded'.")
+        raise UnsupportedError(f"the method '{self.name}' keeps no memory; there is nothing to save. Use 'mix'.")
 
     def load(self, path: Path) -> None:
         """Refuse: there is no memory to begin with.
