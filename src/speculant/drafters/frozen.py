@@ -145,7 +145,8 @@ def thaw(base: Frozen) -> tuple[Array, Array, Array, Array]:
 
 def frozen_bytes(successors: int, contexts: int, vocabulary: int) -> int:
     """Return the bytes that a frozen table of that size takes."""
-    return 4 * (successors + contexts + contexts // _STRIDE + 1 + vocabulary + 2) + contexts
+    checkpoints = max(1, -(-contexts // _STRIDE))
+    return 4 * (successors + contexts + checkpoints + vocabulary + 2) + contexts
 
 
 def heaviest_rows(base: Frozen, chosen: Array, room: int) -> Array:
