@@ -207,8 +207,6 @@ def train(args: argparse.Namespace) -> None:
         if progress > args.stack_at and model.config.num_hidden_layers < args.layers:
             model, optimizers = prepare(stack(model), args)
             warm = step
-        if progress > args.dropout_until:
-            model.eval()
         rate = args.lr * min(1.0, (step - warm + 1) / 100) * (1 - progress)
         if not batches:
             batches = whole_stories(documents, args.batch_tokens, rng)
@@ -249,7 +247,6 @@ def main() -> None:
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--token-dropout", type=float, default=0.05)
-    parser.add_argument("--dropout-until", type=float, default=1.0, help="share of the time with dropout")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--stack-at", type=float, default=0.3, help="share of the time with half the layers")

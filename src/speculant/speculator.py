@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from speculant.drafters.base import Drafter
+from speculant.drafters.base import MEMORY_LIMIT, Drafter
 from speculant.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.fingerprint import tokenizer_fingerprint
 from speculant.generation import Result, Run, Stream
@@ -28,7 +28,6 @@ from speculant.targets.transformers import TransformersTarget
 Message = dict[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 
-MEMORY_LIMIT = 256 << 20
 NODES = {"cpu": 16}
 NODES_ELSEWHERE = 64
 

@@ -8,16 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant.drafters.history import (
-    END,
-    History,
-    Learning,
-    check_vocabulary,
-    documents_of,
-    load_history,
-    save_history,
-)
+from speculant.drafters.base import EMPTY_PATH, Session, Verified
+from speculant.drafters.history import END, History, HistoryDrafter, Learning, check_vocabulary, documents_of
 from speculant.drafters.memory_file import write_memory
+from speculant.drafters.sam import SamDrafter
+from speculant.drafters.suffix import SuffixDrafter
 from speculant.drafters.suffix_automaton import SuffixAutomaton
 from speculant.drafters.suffix_tree import SuffixTree
 from speculant.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
@@ -32,6 +27,17 @@ def history(kind: str, limit: int = LIMIT) -> History[Either]:
     return History(
         lambda share: SuffixTree(depth=8, limit=share) if kind == "tree" else SuffixAutomaton(limit=share), limit=limit
     )
+
+
+class Remembering(HistoryDrafter[Either]):
+    """Remembers documents and drafts nothing."""
+
+    def __init__(self, kind: str, *, limit: int = LIMIT, file: str = "k", tokenizer: str = "t") -> None:
+        self._index, self.kind = kind, file
+        super().__init__(vocabulary=100_000, tokenizer=tokenizer, memory_limit=limit)
+
+    def _empty(self, limit: int) -> History[Either]:
+        return history(self._index, limit)
 
 
 def documents(held: History[Either]) -> list[list[int]]:
@@ -82,53 +88,51 @@ def test_a_limit_too_small_for_anything(kind: str, limit: int) -> None:
 @pytest.mark.parametrize("kind", ["tree", "automaton"])
 def test_a_file_gives_the_same_documents(kind: str, tmp_path: Path) -> None:
     """Saving and loading keeps documents, their bounds and their order; empty ones are none."""
-    held = history(kind)
+    held, again = Remembering(kind), Remembering(kind)
     for document in ([1, 2, 3], [], [4], [5, 6, 5, 6]):
         held.learn(ids(document))
-    save_history(tmp_path / "m", held, kind="k", tokenizer="t")
-    again = history(kind)
-    load_history(tmp_path / "m", again, kind="k", tokenizer="t")
-    assert documents(again) == documents(held) == [[1, 2, 3], [4], [5, 6, 5, 6]]
+    held.save(tmp_path / "m")
+    again.load(tmp_path / "m")
+    assert documents(again._history) == documents(held._history) == [[1, 2, 3], [4], [5, 6, 5, 6]]
 
 
 def test_a_file_larger_than_the_limit_leaves_its_latest(tmp_path: Path) -> None:
     """A smaller limit than the one it was saved under is no error."""
-    held = history("tree", 10 * LIMIT)
+    held, again = Remembering("tree", limit=10 * LIMIT), Remembering("tree")
     for i in range(100):
         held.learn(np.arange(i * 100, i * 100 + 100, dtype=np.int32))
-    save_history(tmp_path / "m", held, kind="k", tokenizer="t")
-    again = history("tree")
-    load_history(tmp_path / "m", again, kind="k", tokenizer="t")
-    assert again.nbytes <= LIMIT
-    assert again.text[-2:].tolist() == [9999, END]
-    assert len(again.text) < len(held.text)
+    held.save(tmp_path / "m")
+    again.load(tmp_path / "m")
+    assert again.memory_bytes <= LIMIT
+    assert again._history.text[-2:].tolist() == [9999, END]
+    assert len(again._history.text) < len(held._history.text)
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     """Missing, damaged and foreign files are told apart, and nothing is learned from them."""
-    held = history("tree")
+    held, fresh = Remembering("tree"), Remembering("tree")
     held.learn(ids([1, 2, 3]))
-    save_history(tmp_path / "m", held, kind="k", tokenizer="t")
-    fresh = history("tree")
+    held.save(tmp_path / "m")
     with pytest.raises(FileError):
-        load_history(tmp_path / "none", fresh, kind="k", tokenizer="t")
-    for kind, tokenizer in (("other", "t"), ("k", "other")):
+        fresh.load(tmp_path / "none")
+    for foreign in (Remembering("tree", file="other"), Remembering("tree", tokenizer="other")):
         with pytest.raises(ForeignMemoryError):
-            load_history(tmp_path / "m", fresh, kind=kind, tokenizer=tokenizer)
+            foreign.load(tmp_path / "m")
+        assert documents(foreign._history) == []
     whole = (tmp_path / "m").read_bytes()
     for damaged in (whole[:-60], whole[:-64] + bytes([whole[-64] ^ 1]) + whole[-63:]):
         (tmp_path / "m").write_bytes(damaged)
         with pytest.raises(CorruptMemoryError):
-            load_history(tmp_path / "m", fresh, kind="k", tokenizer="t")
-    assert documents(fresh) == []
+            fresh.load(tmp_path / "m")
+    assert documents(fresh._history) == []
 
 
 def test_a_log_without_an_end_loses_its_open_document(tmp_path: Path) -> None:
     """Every document of a log is ended; what stands behind the last END was never whole."""
     write_memory(tmp_path / "m", kind="k", tokenizer="t", arrays={"text": ids([1, 2, END, 3])}, facts={})
-    held = history("tree")
-    load_history(tmp_path / "m", held, kind="k", tokenizer="t")
-    assert documents(held) == [[1, 2]]
+    held = Remembering("tree")
+    held.load(tmp_path / "m")
+    assert documents(held._history) == [[1, 2]]
 
 
 def test_learning_by_turns() -> None:
@@ -149,3 +153,41 @@ def test_huge_vocabularies_are_refused() -> None:
     check_vocabulary(1 << 24)
     with pytest.raises(UnsupportedError, match="below 16777216"):
         check_vocabulary((1 << 24) + 1)
+
+
+@pytest.mark.parametrize(("method", "learned"), [(SuffixDrafter, 15), (SamDrafter, 35)])
+def test_threads_share_it(method: type[SuffixDrafter | SamDrafter], learned: int) -> None:
+    """Requests that run at the same time lose nothing and corrupt nothing; closing twice teaches once."""
+    held = method(vocabulary=100)
+    failed: list[BaseException] = []
+
+    def commit(session: Session, tokens: np.ndarray) -> None:
+        tree = session.propose(16)
+        session.observe(Verified(tree=tree, path=EMPTY_PATH, tokens=tokens))
+
+    def work(seed: int) -> None:
+        try:
+            random = np.random.default_rng(seed)
+            for _ in range(30):
+                session = held.open(random.integers(0, 9, 20).astype(np.int32))
+                for _ in range(5):
+                    commit(session, random.integers(0, 9, 3).astype(np.int32))
+                session.close()
+                session.close()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(held._history.text) == 4 * 30 * (learned + 1)
+
+
+@pytest.mark.parametrize("method", [SuffixDrafter, SamDrafter])
+def test_too_many_ids_are_refused(method: type[SuffixDrafter | SamDrafter]) -> None:
+    """They would be taken for others."""
+    with pytest.raises(UnsupportedError):
+        method(vocabulary=1 << 25)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from speculant.drafters.base import EMPTY_PATH, Session, Verified
 from speculant.drafters.sam import SamDrafter, SamSettings
-from speculant.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
+from speculant.errors import CorruptMemoryError, ForeignMemoryError
 from speculant.tree import DraftTree
 from tables import ids
 
@@ -130,36 +129,3 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     with pytest.raises(CorruptMemoryError):
         again.load(tmp_path / "m")
     assert again.open(ids([8, 1, 2])).propose(8).tokens.tolist() == [3, 4]
-
-
-def test_threads_share_it() -> None:
-    """Requests that run at the same time lose nothing and corrupt nothing."""
-    held = drafter()
-    failed: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        try:
-            random = np.random.default_rng(seed)
-            for _ in range(30):
-                session = held.open(random.integers(0, 9, 20).astype(np.int32))
-                for _ in range(5):
-                    session.propose(16)
-                    commit(session, *random.integers(0, 9, 3).tolist())
-                session.close()
-                session.close()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert len(held._history.text) == 4 * 30 * (35 + 1)
-
-
-def test_too_many_ids_are_refused() -> None:
-    """They would be taken for others."""
-    with pytest.raises(UnsupportedError):
-        drafter(vocabulary=1 << 25)

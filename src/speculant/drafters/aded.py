@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from speculant.drafters import puct
-from speculant.drafters.base import Needs, Session, Verified
+from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
 from speculant.drafters.frozen import Frozen, decode_table, empty_frozen, freeze, frozen_bytes, heaviest_rows, thaw
 from speculant.drafters.memory_file import read_memory, write_memory
 from speculant.drafters.search import best_first
@@ -40,7 +40,6 @@ from speculant.errors import UnsupportedError
 from speculant.tree import DraftTree, Float32, Int32
 
 KIND = "trigram"
-DEFAULT_LIMIT = 256 << 20
 PAPER_RULE = Rule(
     gain=round(0.04 * puct.SCALE),
     ceiling=3 * puct.SCALE,
@@ -98,7 +97,7 @@ class AdedDrafter:
         *,
         vocabulary: int,
         tokenizer: str = "",
-        memory_limit: int = DEFAULT_LIMIT,
+        memory_limit: int = MEMORY_LIMIT,
         settings: AdedSettings | None = None,
     ) -> None:
         """Start with an empty table.

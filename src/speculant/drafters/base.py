@@ -14,6 +14,8 @@ import numpy as np
 
 from speculant.tree import DraftTree, Float32, Int32
 
+MEMORY_LIMIT = 256 << 20  # bytes that a drafter's memory may take if the user does not say
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:

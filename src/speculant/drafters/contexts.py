@@ -40,6 +40,12 @@ def _mix(hashed: np.uint64, token: int) -> np.uint64:
     return hashed ^ (hashed >> np.uint64(32))
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _spread(hashed: np.uint64) -> np.uint64:
+    """Bring the differences into the first bits, which choose the bucket."""
+    return hashed * np.uint64(0xD6E8FEB86659FD93)
+
+
 @njit(cache=True, nogil=True)
 def hash_contexts(window: Array, length: int, frequency: Array, hashes: Array) -> None:
     """Hash each context of window[:length], Int32, latest token last; 0 where the text is too short for it.
@@ -51,18 +57,18 @@ def hash_contexts(window: Array, length: int, frequency: Array, hashes: Array) -
     for distance in range(min(length, WINDOW)):
         hashed = _mix(hashed, window[length - 1 - distance])
         if distance < 4:
-            hashes[distance] = hashed * np.uint64(0xD6E8FEB86659FD93)
+            hashes[distance] = _spread(hashed)
         elif distance == 5:
-            hashes[4] = hashed * np.uint64(0xD6E8FEB86659FD93)
+            hashes[4] = _spread(hashed)
     if length > 0:
-        hashes[ECHO_ONE] = _mix(np.uint64(4 << _KIND), window[length - 1]) * np.uint64(0xD6E8FEB86659FD93)
+        hashes[ECHO_ONE] = _spread(_mix(np.uint64(4 << _KIND), window[length - 1]))
     if length > 1:
-        hashes[SKIP] = _mix(np.uint64(2 << _KIND), window[length - 2]) * np.uint64(0xD6E8FEB86659FD93)
+        hashes[SKIP] = _spread(_mix(np.uint64(2 << _KIND), window[length - 2]))
         pair = _mix(_mix(np.uint64(5 << _KIND), window[length - 1]), window[length - 2])
-        hashes[ECHO_TWO] = pair * np.uint64(0xD6E8FEB86659FD93)
+        hashes[ECHO_TWO] = _spread(pair)
     if length >= _SKELETON_LENGTH:
         hashed = np.uint64(3 << _KIND)
         for distance in range(_SKELETON_LENGTH):
             token = window[length - 1 - distance]
             hashed = _mix(hashed, token if frequency[token] * FREQUENT > frequency[-1] else _RARE)
-        hashes[SKELETON] = hashed * np.uint64(0xD6E8FEB86659FD93)
+        hashes[SKELETON] = _spread(hashed)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from speculant.drafters.base import MEMORY_LIMIT, Needs
 from speculant.drafters.memory_file import read_memory, write_memory
 from speculant.errors import UnsupportedError
 from speculant.tree import Int32
 
 END = -1  # stands in the log after every document
 MAX_VOCABULARY = 1 << 24
-DEFAULT_LIMIT = 256 << 20
 _PIECE = 256
 
 
@@ -116,32 +116,76 @@ class Learning:
                 history.finish()
 
 
+class HistoryDrafter(Generic[AnyIndex]):
+    """What drafters have in common whose memory is a history, shared by all requests of a process.
+
+    Attributes:
+        kind: of their memory files.
+        needs: nothing of the target.
+    """
+
+    kind: ClassVar[str]
+    needs = Needs()
+
+    def __init__(self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = MEMORY_LIMIT) -> None:
+        """Start with an empty history.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that past text and its index may take; a request's own index goes with it.
+
+        Raises:
+            UnsupportedError: the vocabulary has more ids than an index can tell apart.
+        """
+        check_vocabulary(vocabulary)
+        self._tokenizer = tokenizer
+        self._limit = memory_limit
+        self._learning = Learning()
+        self._history = self._empty(memory_limit)
+
+    def _empty(self, limit: int) -> History[AnyIndex]:
+        """Return a history without documents."""
+        raise NotImplementedError
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the memory takes now."""
+        return self._history.nbytes
+
+    def learn(self, document: Int32) -> None:
+        """Learn a document Int32[T]."""
+        self._learning.learn(self._history, document)
+
+    def save(self, path: Path) -> None:
+        """Write the documents remembered.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        with self._learning.lock:
+            write_memory(path, kind=self.kind, tokenizer=self._tokenizer, arrays={"text": self._history.text}, facts={})
+
+    def load(self, path: Path) -> None:
+        """Replace the documents remembered by the file's; where they exceed the limit, the latest stay.
+
+        Raises:
+            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+        """
+        arrays, _ = read_memory(path, kind=self.kind, tokenizer=self._tokenizer)
+        history = self._empty(self._limit)
+        for document in documents_of(arrays["text"]):
+            history.learn(document)
+        with self._learning.lock:
+            self._history = history
+
+
 def documents_of(text: Int32) -> Iterator[Int32]:
     """Yield the documents of a log in which END stands after each."""
     start = 0
     for end in np.flatnonzero(text == END).tolist():
         yield text[start:end]
         start = end + 1
-
-
-def save_history(path: Path, history: History[AnyIndex], *, kind: str, tokenizer: str) -> None:
-    """Write the log.
-
-    Raises:
-        FileError: the file cannot be written; an older one is unchanged.
-    """
-    write_memory(path, kind=kind, tokenizer=tokenizer, arrays={"text": history.text}, facts={})
-
-
-def load_history(path: Path, history: History[AnyIndex], *, kind: str, tokenizer: str) -> None:
-    """Learn the log of a file; where it exceeds the limit, the latest documents stay.
-
-    Raises:
-        FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
-    """
-    arrays, _ = read_memory(path, kind=kind, tokenizer=tokenizer)
-    for document in documents_of(arrays["text"]):
-        history.learn(document)
 
 
 def check_vocabulary(vocabulary: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.drafters.base import Needs, Session, Verified
+from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
 from speculant.drafters.context import (
     LONGEST_RATED,
     Context,
@@ -38,7 +38,6 @@ from speculant.tree import DraftTree, Int32
 Array = npt.NDArray[Any]
 
 KIND = "bigram"
-DEFAULT_LIMIT = 256 << 20
 KEPT = 4  # successors per token
 
 
@@ -63,7 +62,7 @@ class MaxGramDrafter:
         *,
         vocabulary: int,
         tokenizer: str = "",
-        memory_limit: int = DEFAULT_LIMIT,
+        memory_limit: int = MEMORY_LIMIT,
         settings: MaxGramSettings | None = None,
     ) -> None:
         """Start with an empty model.

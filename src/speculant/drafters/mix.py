@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.drafters.base import Needs, Session, Verified
+from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
 from speculant.drafters.cells import MAX_TOKENS, UNIT, Cells, blend, find, grown, new_cells, observe
 from speculant.drafters.contexts import (
     CONTEXTS,
@@ -52,7 +52,6 @@ from speculant.tree import DraftTree, Float32, Int32
 Array = npt.NDArray[Any]
 
 KIND = "mix"
-DEFAULT_LIMIT = 256 << 20
 NARROW_ROW = 4
 _NARROW_BITS, _WIDE_BITS = 13, 9
 _FEW = 0.03  # where a node's children need more than this to enter, only the latest of each row are looked at
@@ -208,7 +207,7 @@ class MixDrafter:
         *,
         vocabulary: int,
         tokenizer: str = "",
-        memory_limit: int = DEFAULT_LIMIT,
+        memory_limit: int = MEMORY_LIMIT,
         settings: MixSettings | None = None,
     ) -> None:
         """Start with empty tables.

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.drafters.base import Needs, Session, Verified
+from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
 from speculant.drafters.context import heaviest_first, warm_up
 from speculant.drafters.memory_file import read_memory, write_memory
 from speculant.errors import UnsupportedError, UsageError
@@ -34,7 +34,6 @@ from speculant.tree import ROOT, DraftTree, Int32
 Array = npt.NDArray[Any]
 
 KIND = "recycling"
-DEFAULT_LIMIT = 256 << 20
 UNKNOWN = -1
 _FACTOR, _EXPONENT = 0.31, -2.3
 _PRIOR_TRIALS = 32.0
@@ -68,7 +67,7 @@ class RecyclingDrafter:
         *,
         vocabulary: int,
         tokenizer: str = "",
-        memory_limit: int = DEFAULT_LIMIT,
+        memory_limit: int = MEMORY_LIMIT,
         settings: RecyclingSettings | None = None,
     ) -> None:
         """Start with an empty matrix.

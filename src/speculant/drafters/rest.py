@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from speculant.drafters.base import Needs, Session, Verified
+from speculant.drafters.base import Session, Verified
 from speculant.drafters.continuations import most_frequent
-from speculant.drafters.history import DEFAULT_LIMIT, END, History, Learning, check_vocabulary, documents_of
+from speculant.drafters.history import END, History, HistoryDrafter, documents_of
 from speculant.drafters.memory_file import read_memory, write_memory
 from speculant.drafters.suffix_array import SORTED, Block, continuations, longest_match
 from speculant.drafters.suffix_search import expand, find_suffixes
@@ -46,40 +46,27 @@ class RestSettings:
     length: int = 10
 
 
-class RestDrafter:
-    """Corpus and past requests, shared by all requests of a process behind one lock."""
+class RestDrafter(HistoryDrafter[SuffixTree]):
+    """Corpus and past requests, shared by all requests of a process behind one lock; a mapped corpus counts too."""
 
-    needs = Needs()
+    kind = KIND
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        tokenizer: str = "",
-        memory_limit: int = DEFAULT_LIMIT,
-        settings: RestSettings | None = None,
-    ) -> None:
+    def __init__(self, *, settings: RestSettings | None = None, **options: Any) -> None:
         """Start without a corpus.
 
         Args:
-            vocabulary: V, the number of token ids.
-            tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past requests and their tree may take, a mapped corpus included.
             settings: None for the defaults.
+            options: see `HistoryDrafter`.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the tree can tell apart.
             ValueError: the contexts of the settings are longer than suffix arrays are sorted by.
         """
-        check_vocabulary(vocabulary)
         self.settings = settings or RestSettings()
         if self.settings.longest > SORTED:
             raise ValueError(f"contexts have at most {SORTED} tokens, not {self.settings.longest}")
-        self._tokenizer = tokenizer
-        self._limit = memory_limit
-        self._learning = Learning()
         self._corpus: list[Block] = []
-        self._history = self._empty(memory_limit)
+        super().__init__(**options)
         self._warm_up()
 
     def _empty(self, limit: int) -> History[SuffixTree]:
@@ -105,10 +92,6 @@ class RestDrafter:
     def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
         """Begin a request."""
         return RestSession(self, prompt)
-
-    def learn(self, text: Int32) -> None:
-        """Learn the text of a request, Int32[T]."""
-        self._learning.learn(self._history, text)
 
     def search(self, context: Int32, max_nodes: int) -> DraftTree:
         """Return the most frequent continuations of the longest suffix of a context that is known."""

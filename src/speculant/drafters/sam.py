@@ -12,13 +12,12 @@ of L tokens goes on for i more with probability about L / (L + i).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speculant.drafters.base import Needs, Session, Verified
-from speculant.drafters.history import DEFAULT_LIMIT, History, Learning, check_vocabulary, load_history, save_history
+from speculant.drafters.base import Session, Verified
+from speculant.drafters.history import History, HistoryDrafter
 from speculant.drafters.suffix_automaton import ROOT, SuffixAutomaton, advance
 from speculant.tree import DraftTree, Int32
 
@@ -52,53 +51,31 @@ class Follower:
         self.state, self.length = advance(self.automaton.sam, self.state, self.length, text)
 
 
-class SamDrafter:
+class SamDrafter(HistoryDrafter[SuffixAutomaton]):
     """The automaton over past requests, shared by all requests of a process behind one lock."""
 
-    needs = Needs()
+    kind = KIND
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        tokenizer: str = "",
-        memory_limit: int = DEFAULT_LIMIT,
-        settings: SamSettings | None = None,
-    ) -> None:
+    def __init__(self, *, settings: SamSettings | None = None, **options: Any) -> None:
         """Start with an empty automaton.
 
         Args:
-            vocabulary: V, the number of token ids.
-            tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past text and its automaton may take; a request's own automaton goes with it.
             settings: None for the defaults.
+            options: see `HistoryDrafter`.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the automaton can tell apart.
         """
-        check_vocabulary(vocabulary)
         self.settings = settings or SamSettings()
-        self._tokenizer = tokenizer
-        self._limit = memory_limit
-        self._learning = Learning()
-        self._history = self._empty()
+        super().__init__(**options)
         SamSession(self, np.zeros(3, np.int32)).propose(1)  # the first request should not wait for the kernels
 
-    def _empty(self) -> History[SuffixAutomaton]:
-        return History(lambda limit: SuffixAutomaton(limit=limit), limit=self._limit)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes the memory takes now."""
-        return self._history.nbytes
+    def _empty(self, limit: int) -> History[SuffixAutomaton]:
+        return History(lambda share: SuffixAutomaton(limit=share), limit=limit)
 
     def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
         """Begin a request; its automaton begins with the prompt."""
         return SamSession(self, prompt)
-
-    def learn(self, text: Int32) -> None:
-        """Learn the text of a request, Int32[T]."""
-        self._learning.learn(self._history, text)
 
     def follow(self, followers: list[Follower], text: Int32, fresh: int) -> list[Follower]:
         """Follow the last `fresh` tokens of a text in both generations; one that is new is entered with more."""
@@ -122,26 +99,6 @@ class SamDrafter:
                 follower.follow(np.empty(0, np.int32))
             best = max(followers, key=lambda follower: follower.length)
             return best.length, best.automaton.continuation(best.state, most)
-
-    def save(self, path: Path) -> None:
-        """Write the text remembered.
-
-        Raises:
-            FileError: the file cannot be written; an older one is unchanged.
-        """
-        with self._learning.lock:
-            save_history(path, self._history, kind=KIND, tokenizer=self._tokenizer)
-
-    def load(self, path: Path) -> None:
-        """Replace the text remembered by the file's.
-
-        Raises:
-            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
-        """
-        history = self._empty()
-        load_history(path, history, kind=KIND, tokenizer=self._tokenizer)
-        with self._learning.lock:
-            self._history = history
 
 
 class SamSession:

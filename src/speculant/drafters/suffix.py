@@ -9,13 +9,12 @@ present one included: a context that went on the same way every time keeps some 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speculant.drafters.base import Needs, Session, Verified
-from speculant.drafters.history import DEFAULT_LIMIT, History, Learning, check_vocabulary, load_history, save_history
+from speculant.drafters.base import Session, Verified
+from speculant.drafters.history import History, HistoryDrafter
 from speculant.drafters.suffix_nodes import EDGE
 from speculant.drafters.suffix_search import Places, find_suffixes, speculate
 from speculant.drafters.suffix_tree import SuffixTree
@@ -42,58 +41,36 @@ class SuffixSettings:
     most_nodes: int = 64
 
 
-class SuffixDrafter:
+class SuffixDrafter(HistoryDrafter[SuffixTree]):
     """The tree over past outputs, shared by all requests of a process behind one lock."""
 
-    needs = Needs()
+    kind = KIND
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        tokenizer: str = "",
-        memory_limit: int = DEFAULT_LIMIT,
-        settings: SuffixSettings | None = None,
-    ) -> None:
+    def __init__(self, *, settings: SuffixSettings | None = None, **options: Any) -> None:
         """Start with an empty tree.
 
         Args:
-            vocabulary: V, the number of token ids.
-            tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past outputs and their tree may take; a request's own tree goes with it.
             settings: None for the defaults.
+            options: see `HistoryDrafter`.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the tree can tell apart.
         """
-        check_vocabulary(vocabulary)
         self.settings = settings or SuffixSettings()
-        self._tokenizer = tokenizer
-        self._limit = memory_limit
-        self._learning = Learning()
-        self._history = self._empty()
+        super().__init__(**options)
         self._warm_up()
 
-    def _empty(self) -> History[SuffixTree]:
-        return History(lambda limit: SuffixTree(depth=self.settings.depth, limit=limit), limit=self._limit)
+    def _empty(self, limit: int) -> History[SuffixTree]:
+        return History(lambda share: SuffixTree(depth=self.settings.depth, limit=share), limit=limit)
 
     def _warm_up(self) -> None:
         """Load the compiled kernels now, so that the first request does not wait for them."""
         session = SuffixSession(self, np.zeros(3, np.int32))
         session.propose(1)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes the memory takes now."""
-        return self._history.nbytes
-
     def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
         """Begin a request; its tree begins with the prompt."""
         return SuffixSession(self, prompt)
-
-    def learn(self, output: Int32) -> None:
-        """Learn an output Int32[T]."""
-        self._learning.learn(self._history, output)
 
     def draft(self, tree: SuffixTree, places: Places, max_nodes: int, *, unseen: int) -> Draft:
         """Return tokens, parents, joint probabilities and score of a tree's best draft."""
@@ -111,26 +88,6 @@ class SuffixDrafter:
                 self.draft(tree, find_suffixes(tree.tree, tree.log, context), max_nodes, unseen=1)
                 for tree in (self._history.young, self._history.old)
             ]
-
-    def save(self, path: Path) -> None:
-        """Write the outputs remembered.
-
-        Raises:
-            FileError: the file cannot be written; an older one is unchanged.
-        """
-        with self._learning.lock:
-            save_history(path, self._history, kind=KIND, tokenizer=self._tokenizer)
-
-    def load(self, path: Path) -> None:
-        """Replace the outputs remembered by the file's.
-
-        Raises:
-            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
-        """
-        history = self._empty()
-        load_history(path, history, kind=KIND, tokenizer=self._tokenizer)
-        with self._learning.lock:
-            self._history = history
 
 
 class SuffixSession:
