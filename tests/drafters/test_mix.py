@@ -1,84 +1,25 @@
-"""Mix: what it drafts, how well it knows its chances, and that nothing breaks its memory."""
+"""Mix: what it drafts, and how well it knows its chances."""
 
 from __future__ import annotations
 
 import heapq
-import os
-import signal
-import subprocess
-import sys
-import threading
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from speculant.bench.replay import Played, replay
-from speculant.bench.traces import Recording
-from speculant.drafters.base import EMPTY_PATH, Needs, Session, Verified
+from mixes import VOCABULARY, check, commit, drafter, language, play, trees
+from speculant.drafters.base import EMPTY_PATH, Needs, Verified
 from speculant.drafters.cells import MAX_TOKENS
 from speculant.drafters.contexts import CONTEXTS, ECHO_ONE, ECHO_TWO, WINDOW, hash_contexts
 from speculant.drafters.copying import NOWHERE, seek
-from speculant.drafters.memory_file import write_memory
-from speculant.drafters.mix import KIND, MixDrafter, MixSession, MixSettings
-from speculant.drafters.mixing import LONGEST_ROW, gather, new_scratch, squash
-from speculant.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
+from speculant.drafters.evidence import LONGEST_ROW, gather, new_evidence
+from speculant.drafters.mix import MixDrafter, MixSession, MixSettings
+from speculant.drafters.mixing import combine, squash
+from speculant.errors import UnsupportedError
 from speculant.tree import DraftTree
 from tables import ids
 from trees import make_tree, paths_of
-
-VOCABULARY = 1000
-
-
-def drafter(**options: object) -> MixDrafter:
-    """Return an empty drafter."""
-    return MixDrafter(**{"vocabulary": VOCABULARY, "tokenizer": "t", "memory_limit": 8 << 20, **options})
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Tell a session what was committed."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
-
-
-def language(seed: int, length: int, vocabulary: int = VOCABULARY) -> np.ndarray:
-    """Return a text in which a few tokens follow each, as in any language."""
-    random = np.random.default_rng(seed)
-    text = random.zipf(1.3, length) % vocabulary
-    for i in np.flatnonzero(random.random(length) < 0.7):
-        text[i] = (text[i - 1] * 31 + text[i] % 3) % vocabulary
-    return text.astype(np.int32)
-
-
-def play(held: MixDrafter, *texts: np.ndarray, nodes: int = 64) -> Played:
-    """Let the drafter draft each text after its first five tokens."""
-    return replay(held, [Recording(prompt=text[:5], output=text[5:]) for text in texts], nodes=nodes)
-
-
-def trees(held: MixDrafter, *texts: np.ndarray, nodes: int = 16) -> list[tuple[list[float], ...]]:
-    """Return all drafts for texts that are then learned, as plain numbers."""
-    drafts = []
-    for text in texts:
-        session = held.open(text[:20])
-        for token in text[20:].tolist():
-            tree = session.propose(nodes)
-            drafts.append((tree.tokens.tolist(), tree.parents.tolist(), tree.weights.tolist()))
-            commit(session, token)
-    return drafts
-
-
-def table_bytes(held: MixDrafter) -> int:
-    """Return the bytes that the limit bounds."""
-    return held.memory_bytes - sum(array.nbytes for array in held._mixer)
-
-
-def check(tree: DraftTree, nodes: int, vocabulary: int = VOCABULARY) -> None:
-    """See that a draft is one: no more nodes than asked for, best first, siblings differ, ids exist."""
-    assert len(tree) <= nodes
-    assert len(set(paths_of(tree))) == len(tree)
-    assert (np.diff(tree.weights) <= 0).all()
-    assert not len(tree) or 0 <= tree.tokens.min() <= tree.tokens.max() < vocabulary
-    assert not len(tree) or 0 < tree.weights.min() <= tree.weights.max() < 1
 
 
 def test_a_repeated_text_is_known() -> None:
@@ -167,32 +108,33 @@ class Exhaustive:
     """The slow way: every candidate of every path, by the mixture alone."""
 
     def __init__(self, held: MixDrafter, session: MixSession) -> None:
-        self.tables = held._narrow, held._wide, held._mixer
-        self.text, self.request = session._text[: session._length], session._request
-        self.scratch = new_scratch()
+        self.tables = held._tables
+        self.text = session._text[: session._length]
+        self.last_use, self.heads, self.copy = session._request
+        self.evidence = new_evidence()
 
     def below(self, path: tuple[int, ...], place: int, agreed: int) -> list[tuple[int, float, int, int]]:
         """Return each child's token and conditional probability, and where its repetition goes on."""
         window, hashes = np.append(self.text, ids(path))[-WINDOW:].astype(np.int32), np.empty(CONTEXTS, np.uint64)
-        hash_contexts(window, len(window), self.tables[2].frequency, hashes)
+        hash_contexts(window, len(window), self.tables.mixer.frequency, hashes)
         if place == NOWHERE and path:
-            place, agreed = seek(self.request.heads, self.text, window)
+            place, agreed = seek(self.heads, self.text, window)
         if place >= len(self.text):
             place, agreed = NOWHERE, 0
         copied = int(self.text[place]) if place != NOWHERE else NOWHERE
         now = len(self.text) + len(path)
-        last_use = self.request.last_use
-        count = gather(*self.tables, hashes, copied, agreed, last_use, now, LONGEST_ROW, self.scratch)
+        count = gather(*self.tables, hashes, copied, agreed, self.last_use, now, LONGEST_ROW, self.evidence)
+        combine(self.tables.mixer, self.evidence, count)
         children = []
-        for token, z in zip(self.scratch.candidates[:count].tolist(), self.scratch.logits, strict=False):
+        for token, z in zip(self.evidence.candidates[:count].tolist(), self.evidence.logits, strict=False):
             after = (place + 1, agreed + 1) if token == copied else (NOWHERE, 0)
-            children.append((token, squash(self.tables[2], z), *after))
+            children.append((token, squash(self.tables.mixer, z), *after))
         return children
 
     def best(self, nodes: int) -> list[float]:
         """Return the joint probabilities of the most probable paths."""
         found: list[float] = []
-        place, agreed = self.request.copy.tolist()
+        place, agreed = self.copy.tolist()
         frontier: list[tuple[float, tuple[int, ...], int, int]] = [(-1.0, (), place, agreed)]
         while frontier and len(found) <= nodes:
             joint, path, place, agreed = heapq.heappop(frontier)
@@ -280,194 +222,8 @@ def test_no_answer_is_weighed_that_was_told_before() -> None:
         tree, path = make_tree([token], [-1]), ids([0])
         tokens = ids([token, token + 1])
         session.observe(Verified(tree=tree, path=path, tokens=tokens, top_ids=best, top_logits=logits))
-        assert held._mixer.evidence[2, [ECHO_ONE, ECHO_TWO]].sum() == 0
+        assert held._tables.mixer.evidence[2, [ECHO_ONE, ECHO_TWO]].sum() == 0
     again = held.open(ids([0]))
     commit(again, 1)
     commit(again, 2)
-    assert held._mixer.evidence[2, [ECHO_ONE, ECHO_TWO]].sum(axis=1).min() > 0
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    """A loaded memory drafts exactly as the one that was saved, and goes on learning as it does."""
-    held, loaded = drafter(), drafter()
-    trees(held, language(9, 400))
-    trees(loaded, language(10, 100))
-    held.save(tmp_path / "memory")
-    loaded.load(tmp_path / "memory")
-    assert loaded.memory_bytes == held.memory_bytes
-    more = [language(seed, 80) for seed in (9, 11)]
-    assert trees(loaded, *more) == trees(held, *more)
-    again = drafter()
-    again.load(tmp_path / "memory")
-    again.save(tmp_path / "second")
-    assert (tmp_path / "second").read_bytes() == (tmp_path / "memory").read_bytes()
-
-
-def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
-    """Each is refused with its cause, and nothing is forgotten."""
-    held, text = drafter(), language(12, 300)
-    trees(held, text)
-    held.save(tmp_path / "good")
-    good = (tmp_path / "good").read_bytes()
-    drafter(tokenizer="other").save(tmp_path / "tokenizer")
-    drafter(vocabulary=500).save(tmp_path / "vocabulary")
-    (tmp_path / "cut").write_bytes(good[: len(good) // 2])
-    for name, at in (("head", 40), ("rows", len(good) // 3), ("end", len(good) - 70)):
-        damaged = bytearray(good)
-        damaged[at] ^= 4
-        (tmp_path / name).write_bytes(damaged)
-    (tmp_path / "text").write_text("no memory")
-    write_memory(tmp_path / "kind", kind="trigram", tokenizer="t", arrays={}, facts={})
-    arrays = {f"mixer.{name}": array[:1] for name, array in held._mixer._asdict().items()}
-    write_memory(tmp_path / "old", kind=KIND, tokenizer="t", arrays=arrays, facts={"vocabulary": VOCABULARY})
-    refused: list[tuple[str, type[Exception], str]] = [
-        ("tokenizer", ForeignMemoryError, "another tokenizer"),
-        ("vocabulary", UnsupportedError, "500 ids, this model's has 1000"),
-        ("kind", ForeignMemoryError, "kind 'trigram'"),
-        ("old", ForeignMemoryError, "version"),
-        ("cut", CorruptMemoryError, "cut short"),
-        ("head", CorruptMemoryError, "damaged"),
-        ("rows", CorruptMemoryError, "damaged"),
-        ("end", CorruptMemoryError, "damaged"),
-        ("text", CorruptMemoryError, "not a Speculant memory"),
-        ("nothing", FileError, "no memory file"),
-    ]
-    for name, error, said in refused:
-        with pytest.raises(error, match=said):
-            held.load(tmp_path / name)
-    held.save(tmp_path / "after")
-    assert (tmp_path / "after").read_bytes() == good
-    assert play(held, text).mat > 10
-
-
-def test_a_memory_larger_than_the_limit(tmp_path: Path) -> None:
-    """It is refused with a way out, and the drafter goes on with what it has."""
-    large, small = drafter(memory_limit=8 << 20), drafter(memory_limit=1 << 20)
-    large.open(np.random.default_rng(13).integers(0, VOCABULARY, 60_000).astype(np.int32))
-    assert table_bytes(large) > 1 << 20
-    large.save(tmp_path / "memory")
-    before = trees(small, language(13, 60))
-    with pytest.raises(UnsupportedError, match=r"takes \d MB, the memory limit is 1 MB. Raise the limit"):
-        small.load(tmp_path / "memory")
-    assert trees(drafter(memory_limit=1 << 20), language(13, 60)) == before
-    check(small.open(language(13, 60)).propose(8), 8)
-
-
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """A save that fails leaves the old file and the drafter as they were."""
-    held, text = drafter(), language(14, 200)
-    held.save(tmp_path / "memory")
-    old = (tmp_path / "memory").read_bytes()
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, moment, fail)
-    trees(held, text)
-    with pytest.raises(FileError, match="No space left"):
-        held.save(tmp_path / "memory")
-    monkeypatch.undo()
-    assert os.listdir(tmp_path) == ["memory"]
-    assert (tmp_path / "memory").read_bytes() == old
-    assert play(held, text).mat > 10
-    held.save(tmp_path / "memory")
-
-
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from speculant.drafters.mix import MixDrafter
-held = MixDrafter(vocabulary=1000, tokenizer="t", memory_limit=8 << 20)
-held.load(Path(sys.argv[1]))
-os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-held.save(Path(sys.argv[1]))
-"""
-
-
-def test_killed_while_saving(tmp_path: Path) -> None:
-    """After kill -9 the old memory is there and drafts as before."""
-    held, text = drafter(), language(15, 200)
-    trees(held, text)
-    held.save(tmp_path / "memory")
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "memory")]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
-    loaded = drafter()
-    loaded.load(tmp_path / "memory")
-    assert trees(loaded, text[:60]) == trees(held, text[:60])
-
-
-def test_the_limit_is_one() -> None:
-    """Random ids, the worst there is, never take more; the mixture, of a fixed size, comes on top."""
-    held, random = drafter(memory_limit=1 << 20, vocabulary=30_000), np.random.default_rng(16)
-    fixed = sum(array.nbytes for array in held._mixer)
-    assert fixed < 8 * 30_000 + 65_536
-    for _ in range(10):
-        session = held.open(random.integers(0, 30_000, 29_700).astype(np.int32))
-        for _ in range(30):
-            commit(session, *random.integers(0, 30_000, 10).tolist())
-            assert table_bytes(held) <= 1 << 20
-        check(session.propose(64), 64, 30_000)
-    assert table_bytes(held) > 1 << 19
-    assert sum(array.nbytes for array in held._mixer) == fixed
-    text = language(16, 300)
-    play(held, text)
-    assert play(held, text).mat > 5
-
-
-@pytest.mark.parametrize("limit", [0, 3072, 10_000])
-def test_hardly_any_memory(limit: int) -> None:
-    """With next to no room drafts are worse, not wrong; a bucket of each table is the least there is."""
-    held = drafter(memory_limit=limit)
-    for draft in trees(held, language(17, 200)):
-        check(make_tree(*draft), 16)
-    assert table_bytes(held) <= max(limit, 896 + 48)
-
-
-def test_the_limit_holds_for_what_is_loaded(tmp_path: Path) -> None:
-    """A file with one table larger than its share leaves the other less room to grow."""
-    random = np.random.default_rng(18)
-    large = drafter(vocabulary=5000)
-    large.open(random.integers(0, 250, 60_000).astype(np.int32))
-    large.save(tmp_path / "memory")
-    limit = int(1.02 * table_bytes(large))
-    held = drafter(vocabulary=5000, memory_limit=limit)
-    held.load(tmp_path / "memory")
-    assert table_bytes(held) == table_bytes(large)
-    held.open(random.integers(0, 5000, 60_000).astype(np.int32))
-    assert table_bytes(held) <= limit
-
-
-def test_threads_share_the_memory(tmp_path: Path) -> None:
-    """Learning, drafting, saving and loading at once corrupts nothing: drafts are trees of tokens that were taught."""
-    held = drafter(vocabulary=10_000)
-    texts = [(language(i, 1500, 40) + 100 * i).astype(np.int32) for i in range(3)]
-    taught = set(np.concatenate(texts).tolist())
-    held.save(tmp_path / "empty")
-    failures: list[BaseException] = []
-
-    def work(text: np.ndarray, path: Path) -> None:
-        try:
-            session = held.open(text[:100])
-            for at in range(100, len(text), 4):
-                tree = session.propose(32)
-                check(tree, 32, 10_000)
-                assert set(tree.tokens.tolist()) <= taught
-                commit(session, *text[at : at + 4].tolist())
-                if at % 500 == 0:
-                    held.save(path)
-                    held.load(path)
-            session.close()
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=work, args=(text, tmp_path / str(i))) for i, text in enumerate(texts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    for entries in (held._narrow.entries, held._wide.entries):
-        tokens = entries[(entries >> 20 & 127) > 0] & (MAX_TOKENS - 1)
-        assert set(tokens.tolist()) <= taught
-    assert np.isfinite(held._mixer.weights).all()
+    assert held._tables.mixer.evidence[2, [ECHO_ONE, ECHO_TWO]].sum(axis=1).min() > 0

@@ -7,77 +7,21 @@ import math
 import numpy as np
 import pytest
 
-from speculant.drafters.cells import UNIT, Cells, find, new_cells, observe
-from speculant.drafters.contexts import CONTEXTS, ECHO_ONE, ECHO_TWO, LEARNED, SKIP, WIDE, WINDOW, hash_contexts
+from mixtures import VOCABULARY, World
+from speculant.drafters.contexts import ECHO_ONE, ECHO_TWO, SKIP
 from speculant.drafters.copying import NOWHERE
-from speculant.drafters.mixing import (
+from speculant.drafters.evidence import (
     CACHE,
     COPY,
+    FREQUENCIES,
     INPUTS,
     LONGEST_ROW,
+    MOST_CANDIDATES,
     RECENCY,
+    SETS,
     STATES,
-    Scratch,
-    correct,
-    gather,
-    new_mixer,
-    new_scratch,
-    remember,
-    squash,
 )
-from tables import ids
-
-VOCABULARY = 100
-
-
-class World:
-    """Tables and a mixture that learn a text token by token, each context's row from the first time on."""
-
-    def __init__(self) -> None:
-        self.narrow = new_cells(4, 1 << 20, first_bits=9)
-        self.wide = new_cells(LONGEST_ROW, 1 << 20, first_bits=6)
-        self.mixer = new_mixer(VOCABULARY)
-        self.text: list[int] = []
-        self.last_use = np.full(VOCABULARY, -1, np.int32)
-        self.scratch: Scratch = new_scratch()
-
-    def table(self, context: int) -> Cells:
-        """Return the table in which a context's row stands."""
-        return self.wide if WIDE[context] else self.narrow
-
-    def hashes(self) -> np.ndarray:
-        """Return the contexts at the end of the text."""
-        hashes = np.empty(CONTEXTS, np.uint64)
-        window = ids(self.text[-WINDOW:])
-        hash_contexts(window, len(window), self.mixer.frequency, hashes)
-        return hashes
-
-    def gather(self, *, copied: int = NOWHERE, length: int = 0, most: int = LONGEST_ROW) -> int:
-        """Collect the candidates for the next token."""
-        return gather(
-            self.narrow, self.wide, self.mixer, self.hashes(), copied, length, self.last_use, len(self.text), most,
-            self.scratch,
-        )  # fmt: skip
-
-    def probabilities(self) -> dict[int, float]:
-        """Return each candidate's probability."""
-        count = self.gather()
-        logits = self.scratch.logits[:count]
-        return {
-            token: squash(self.mixer, z) for token, z in zip(self.scratch.candidates.tolist(), logits, strict=False)
-        }
-
-    def learn(self, *tokens: int) -> None:
-        """Weigh the evidence for each token, then learn it."""
-        for token in tokens:
-            correct(self.mixer, self.scratch, self.gather(), token)
-            hashes = self.hashes()
-            for context in range(LEARNED):
-                if hashes[context]:
-                    observe(self.table(context), hashes[context], token, 8 * UNIT)
-            remember(self.mixer, token)
-            self.last_use[token] = len(self.text)
-            self.text.append(token)
+from speculant.drafters.mixing import correct, frequency_bands, new_mixer, remember, squash
 
 
 def test_squash_is_the_logistic_function() -> None:
@@ -90,28 +34,24 @@ def test_squash_is_the_logistic_function() -> None:
     assert 0 < values[0] < values[-1] < 1
 
 
-def test_candidates_are_what_the_rows_name() -> None:
-    """Every token of every row, of the late ones and of the repetition, once each, and no other."""
-    world = World()
-    world.learn(*np.random.default_rng(0).integers(0, 60, 400).tolist())
-    hashes = world.hashes()
-    rows = []
-    for context in range(CONTEXTS):
-        cell = find(world.table(context), hashes[context])
-        if cell >= 0:
-            rows.append(world.table(context).entries.reshape(-1, world.table(context).entries.shape[2])[cell])
-    named = {int(entry) % (1 << 20) for row in rows for entry in row if entry >> 20 & 127}
-    late = set(world.mixer.cache[0].tolist())
-    assert named - late
-    assert len(late) == LONGEST_ROW
-    for copied, more in ((NOWHERE, set()), (99, {99})):
-        count = world.gather(copied=copied, length=5)
-        candidates = world.scratch.candidates[:count].tolist()
-        assert len(set(candidates)) == count
-        assert set(candidates) == named | late | more
-    few = world.scratch.candidates[: world.gather(most=2)].tolist()
-    assert set(few) < set(candidates)
-    assert set(few) >= set(world.mixer.cache[0, :2].tolist())
+def test_logits_are_sums_over_all_inputs() -> None:
+    """What is summed over the inputs that name a candidate equals the sum over all, in the state that each gives it."""
+    world, random = World(), np.random.default_rng(5)
+    world.learn(*(random.zipf(1.3, 600) % VOCABULARY).tolist())
+    world.mixer.weights[:] = random.normal(0, 0.1, world.mixer.weights.shape)
+    for copied, length in ((NOWHERE, 0), (7, 4), (int(world.text[-9]), 20)):
+        count, said = world.gather(copied=copied, length=length), world.evidence
+        states = np.repeat(said.absent[:, None], MOST_CANDIDATES, axis=1)
+        states[RECENCY, :count] = said.recency[:count]
+        begin = 0
+        for i in range(COPY + 1):
+            c, state = said.named[:, begin : said.ends[i]]
+            states[i, c] = state
+            begin = said.ends[i]
+        for c in range(count):
+            weights = world.mixer.weights[said.facts[0]] + world.mixer.weights[SETS + said.bands[c]]
+            logits = world.mixer.evidence[1, np.arange(INPUTS), states[:, c]]
+            assert said.logits[c] == pytest.approx(np.append(logits, 1) @ weights, abs=1e-4)
 
 
 def test_nothing_seen_nothing_named() -> None:
@@ -119,7 +59,7 @@ def test_nothing_seen_nothing_named() -> None:
     world = World()
     before = [array.copy() for array in world.mixer]
     assert world.gather() == 0
-    correct(world.mixer, world.scratch, 0, 5)
+    correct(world.mixer, world.evidence, 0, 5)
     same = [np.array_equal(one, two) for one, two in zip(before, world.mixer, strict=True)]
     assert same == [name != "steps" for name in world.mixer._fields]
 
@@ -177,6 +117,8 @@ def test_late_tokens() -> None:
     tokens, weights = mixer.cache
     assert mixer.frequency[:-1].tolist() == np.bincount(text, minlength=VOCABULARY).tolist()
     assert mixer.frequency[-1] == len(text)
+    assert mixer.bands.tolist() == frequency_bands(mixer.frequency[:-1]).tolist()
+    assert mixer.bands.max() == FREQUENCIES - 1
     assert len(set(tokens.tolist())) == LONGEST_ROW
     assert weights.tolist() == sorted(weights.tolist(), reverse=True)
     assert tokens[:2].tolist() == [77, 1]

@@ -29,7 +29,7 @@ _ENTRANCE = 3  # those behind it are waiting for a second use; those before it h
 _TOKEN = np.uint32(MAX_TOKENS - 1)
 _BODY = np.uint32((1 << 27) - 1)
 CHECK_BITS = 20
-_USED, _BITS, _FIRST_BITS = 0, 1, 2
+USED, _BITS, _FIRST_BITS = 0, 1, 2
 _FULL = 0.55
 
 
@@ -51,12 +51,22 @@ def new_cells(width: int, limit: int, *, first_bits: int) -> Cells:
     return Cells(np.zeros((1 << bits, PLACES, width), np.uint32), np.array([0, bits, bits], np.int64))
 
 
+def room(cells: Cells, limit: int) -> int:
+    """Return how many cells may be in use before the table should grow; beyond all counts if it cannot.
+
+    It can if its check still has bits and `limit` bytes hold twice as much.
+    """
+    _, bits, first = cells.facts.tolist()
+    if 2 * cells.entries.nbytes > limit or bits - first >= CHECK_BITS - 4:
+        return 1 << 62
+    return int(_FULL * PLACES * len(cells.entries))
+
+
 def grown(cells: Cells, limit: int) -> Cells:
-    """Return the table, doubled if it is filling up, its check still has bits and `limit` bytes hold it."""
+    """Return the table, doubled if more cells are in use than its room."""
     buckets, _, width = cells.entries.shape
     used, bits, first = cells.facts.tolist()
-    full = used > _FULL * PLACES * buckets
-    if not full or 2 * cells.entries.nbytes > limit or bits - first >= CHECK_BITS - 4:
+    if used <= room(cells, limit):
         return cells
     larger = Cells(np.zeros((2 * buckets, PLACES, width), np.uint32), np.array([used, bits + 1, first], np.int64))
     _split(cells, larger)
@@ -128,6 +138,25 @@ def read(cells: Cells, cell: int, tokens: Array, weights: Array) -> int:
 
 
 @njit(cache=True, nogil=True)
+def look_up(cells: Cells, context: np.uint64, tokens: Array, weights: Array, line: int) -> int:
+    """Copy the context's row into a line of tokens and weights, latest first, and return its length, 0 without one."""
+    bucket, check = place_of(cells, context)
+    entries = cells.entries
+    for place in range(PLACES):
+        if entries[bucket, place, 0] == np.uint32(0):
+            return 0
+        if check_of(entries[bucket, place]) == check:
+            for i in range(entries.shape[2]):
+                entry = entries[bucket, place, i]
+                weight = (entry & _BODY) >> np.uint32(20)
+                if weight == np.uint32(0):
+                    return i
+                tokens[line, i], weights[line, i] = entry & _TOKEN, weight
+            return entries.shape[2]
+    return 0
+
+
+@njit(cache=True, nogil=True)
 def claim(cells: Cells, context: np.uint64) -> int:
     """Return the context's cell, moved one place forward, or an empty one in its bucket, made if need be."""
     bucket, check = place_of(cells, context)
@@ -135,7 +164,7 @@ def claim(cells: Cells, context: np.uint64) -> int:
     for place in range(PLACES):
         row = entries[place]
         if row[0] == np.uint32(0):
-            cells.facts[_USED] += 1
+            cells.facts[USED] += 1
             return bucket * PLACES + place
         if check_of(row) == check:
             if place > 0:

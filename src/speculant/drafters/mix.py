@@ -11,65 +11,33 @@ arXiv 2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276), found best-firs
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit
 
 from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
-from speculant.drafters.cells import MAX_TOKENS, UNIT, Cells, blend, find, grown, new_cells, observe
-from speculant.drafters.contexts import (
-    CONTEXTS,
-    ECHO_ONE,
-    ECHO_TWO,
-    LEARNED,
-    SHORTER,
-    WIDE,
-    WINDOW,
-    hash_contexts,
-)
-from speculant.drafters.copying import NOWHERE, index, seek
+from speculant.drafters.cells import MAX_TOKENS, UNIT, Cells, grown, new_cells, room
+from speculant.drafters.evidence import LONGEST_ROW
 from speculant.drafters.memory_file import read_memory, write_memory
-from speculant.drafters.mixing import (
-    LONGEST_ROW,
-    Mixer,
-    correct,
-    gather,
-    new_mixer,
-    new_scratch,
-    remember,
-    squash,
+from speculant.drafters.mix_kernels import (
+    NARROW_ROW,
+    Arrays,
+    Tables,
+    learn_echoes,
+    learn_text,
+    most_probable,
+    new_request,
 )
-from speculant.drafters.search import insert
+from speculant.drafters.mixing import Mixer, new_mixer
 from speculant.errors import ForeignMemoryError, UnsupportedError
 from speculant.tree import DraftTree, Float32, Int32
 
-Array = npt.NDArray[Any]
-
 KIND = "mix"
-NARROW_ROW = 4
-_NARROW_BITS, _WIDE_BITS = 13, 9
-_FEW = 0.03  # where a node's children need more than this to enter, only the latest of each row are looked at
 WIDE_SHARE = 4  # wide rows get a quarter of the limit at the most
-
-
-class Request(NamedTuple):
-    """What belongs to one request.
-
-    Attributes:
-        last_use: Int32[V], where each token was last used, -1 if nowhere.
-        heads: Int32[2 ** h], the index of repetitions.
-        copy: Int64[2], where the repetition that the text is in goes on, or NOWHERE, and its length.
-    """
-
-    last_use: Array
-    heads: Array
-    copy: Array
+_NARROW_BITS, _WIDE_BITS = 13, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,113 +60,6 @@ class MixSettings:
     cut: float = 0.2
 
 
-@njit(cache=True, nogil=True)
-def learn_text(
-    narrow: Cells, wide: Cells, mixer: Mixer, text: Array, start: int, stop: int, weigh: bool, memory: int,
-    request: Request,
-) -> None:  # fmt: skip
-    """Learn text[start:stop], Int32; with `weigh` also what the contexts' evidence was worth."""
-    last_use, heads, copy = request
-    scratch, hashes = new_scratch(), np.empty(CONTEXTS, np.uint64)
-    for i in range(start, stop):
-        token = text[i]
-        hash_contexts(text[max(0, i - WINDOW) : i], min(i, WINDOW), mixer.frequency, hashes)
-        if weigh:
-            copied = text[copy[0]] if copy[0] != NOWHERE else NOWHERE
-            count = gather(narrow, wide, mixer, hashes, copied, copy[1], last_use, i, LONGEST_ROW, scratch)
-            correct(mixer, scratch, count, token)
-        for c in range(LEARNED - 1, -1, -1):
-            if hashes[c] == np.uint64(0):
-                continue
-            if SHORTER[c] >= 0 and find(narrow, hashes[SHORTER[c]]) < 0:
-                continue
-            observe(wide if WIDE[c] else narrow, hashes[c], token, memory)
-        remember(mixer, token)
-        last_use[token] = i
-        index(heads, text, i)
-        if copy[0] != NOWHERE and text[copy[0]] == token:
-            copy[0] += 1
-            copy[1] += 1
-        else:
-            copy[0], copy[1] = seek(heads, text, text[max(0, i + 1 - WINDOW) : i + 1])
-
-
-@njit(cache=True, nogil=True)
-def learn_echoes(
-    narrow: Cells, wide: Cells, mixer: Mixer, windows: Array, ids: Array, gains: Array, memory: int
-) -> None:
-    """Learn the target's best tokens, ids Int32[R, k], gains Int64[R, k], after windows Int32[R, 2]; -1 for none."""
-    hashes = np.empty(CONTEXTS, np.uint64)
-    tokens, weights = np.empty(LONGEST_ROW + ids.shape[1], np.int64), np.empty(LONGEST_ROW + ids.shape[1], np.int64)
-    for r in range(len(windows)):
-        hash_contexts(windows[r], 2, mixer.frequency, hashes)
-        blend(wide, hashes[ECHO_ONE], ids[r], gains[r], memory, tokens, weights)
-        if windows[r, 0] >= 0:
-            blend(narrow, hashes[ECHO_TWO], ids[r], gains[r], memory, tokens, weights)
-
-
-@njit(cache=True, nogil=True)
-def most_probable(
-    narrow: Cells, wide: Cells, mixer: Mixer, text: Array, length: int, request: Request, limit: int, cut: float,
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return tokens Int32[N], parents Int32[N] and joint probabilities Float32[N], N <= limit, best first."""
-    order, joints = np.empty(limit, np.int32), np.empty(limit, np.float32)
-    tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
-    places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of its repetition
-    window = np.empty(WINDOW, np.int32)
-    last_use, heads, copy = request
-    scratch, hashes = new_scratch(), np.empty(CONTEXTS, np.uint64)
-    count = 0
-    for rank in range(-1, limit - 1):
-        joint = np.float32(1)
-        if rank >= 0:
-            if rank >= count or (count == limit and joints[rank] * np.float32(cut) <= joints[limit - 1]):
-                break
-            joint = joints[rank]
-        at, node, depth = WINDOW, rank, 0
-        while node >= 0:
-            if at > 0:
-                at -= 1
-                window[at] = tokens[order[node]]
-            node = parents[order[node]]
-            depth += 1
-        back = length
-        while at > 0 and back > 0:
-            at, back = at - 1, back - 1
-            window[at] = text[back]
-        hash_contexts(window[at:], WINDOW - at, mixer.frequency, hashes)
-        place, agreed = copy[0], copy[1]
-        if rank >= 0:
-            place, agreed = places[order[rank]], lengths[order[rank]]
-            if place == NOWHERE:
-                place, agreed = seek(heads, text, window[at:])
-        if place >= length:
-            place, agreed = NOWHERE, 0
-        copied = text[place] if place != NOWHERE else NOWHERE
-        needed = joints[limit - 1] / joint if count == limit else np.float32(0)
-        most = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
-        found = gather(narrow, wide, mixer, hashes, copied, agreed, last_use, length + depth, most, scratch)
-        least = _logit(needed) if needed > 0 else np.float32(-math.inf)
-        for c in range(found):
-            z = scratch.logits[c]
-            if z <= least:
-                continue
-            p = joint * squash(mixer, z)
-            if count < limit or p > joints[limit - 1]:
-                slot = insert(count, limit, p, order, joints)
-                tokens[slot], parents[slot] = scratch.candidates[c], rank
-                follows = copied == scratch.candidates[c]
-                places[slot], lengths[slot] = (place + 1, agreed + 1) if follows else (NOWHERE, 0)
-                count = min(count + 1, limit)
-    return tokens[order[:count]], parents[order[:count]], joints[:count]
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _logit(p: float) -> float:
-    """Return a logit that a candidate of probability p reaches for certain; a little less, for interpolation's sake."""
-    return np.float32(math.log(p / (1 - p)) - 0.01) if p < 0.999 else np.float32(6)
-
-
 class MixDrafter:
     """The tables and the mixture, shared by all requests of a process behind one lock."""
 
@@ -216,7 +77,7 @@ class MixDrafter:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
             memory_limit: bytes the tables may take. They grow by doubling, so they end between half of it and all.
-                The mixture comes on top: 8 bytes per token id and 60 KB.
+                The mixture comes on top: 9 bytes per token id and 60 KB.
             settings: None for the defaults.
 
         Raises:
@@ -229,31 +90,29 @@ class MixDrafter:
         self.limit = memory_limit
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._narrow = new_cells(NARROW_ROW, self._narrow_limit, first_bits=_NARROW_BITS)
-        self._wide = new_cells(LONGEST_ROW, self._wide_limit, first_bits=_WIDE_BITS)
-        self._mixer = new_mixer(vocabulary)
-        self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Load the compiled kernels now, so that the first request does not wait for them."""
-        narrow, wide, mixer = (
-            new_cells(NARROW_ROW, 0, first_bits=0),
-            new_cells(LONGEST_ROW, 0, first_bits=0),
-            new_mixer(1),
+        self._take(
+            Tables(
+                new_cells(NARROW_ROW, memory_limit - memory_limit // WIDE_SHARE, first_bits=_NARROW_BITS),
+                new_cells(LONGEST_ROW, memory_limit // WIDE_SHARE, first_bits=_WIDE_BITS),
+                new_mixer(vocabulary),
+            )
         )
-        request = Request(last_use=np.zeros(1, np.int32), heads=np.zeros(1, np.int32), copy=np.array([NOWHERE, 0]))
-        text = np.zeros(2, np.int32)
-        learn_text(narrow, wide, mixer, text, 0, 2, True, UNIT, request)
-        learn_echoes(narrow, wide, mixer, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
-        most_probable(narrow, wide, mixer, text, 2, request, 1, 1.0)
+        _warm_up()
 
-    @property
-    def _wide_limit(self) -> int:
-        return self.limit // WIDE_SHARE
+    def _take(self, tables: Tables) -> None:
+        """Work with these tables from now on."""
+        self._tables, self._flat = tables, tables.flat()
+        # One that was loaded may have more than its share, and then the other has less.
+        self._shares = (
+            min(self.limit - self.limit // WIDE_SHARE, self.limit - tables.wide.entries.nbytes),
+            min(self.limit // WIDE_SHARE, self.limit - tables.narrow.entries.nbytes),
+        )
+        self._rooms = room(tables.narrow, self._shares[0]), room(tables.wide, self._shares[1])
 
-    @property
-    def _narrow_limit(self) -> int:
-        return self.limit - self.limit // WIDE_SHARE
+    def _grow(self) -> None:
+        narrow, wide, mixer = self._tables
+        self._take(Tables(grown(narrow, self._shares[0]), wide, mixer))
+        self._take(self._tables._replace(wide=grown(wide, self._shares[1])))
 
     @property
     def needs(self) -> Needs:
@@ -263,33 +122,26 @@ class MixDrafter:
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now: the tables, which the limit bounds, and the mixture, of a fixed size."""
-        return sum(array.nbytes for part in (self._narrow, self._wide, self._mixer) for array in part)
+        return sum(array.nbytes for array in self._flat)
 
     def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
         """Begin a request; the whole prompt is learned at once."""
         return MixSession(self, prompt)
 
-    def learn(self, text: Int32, start: int, stop: int, request: Request, *, weigh: bool) -> None:
+    def learn(self, text: Int32, start: int, stop: int, request: Arrays, *, weigh: bool) -> None:
         """Learn text[start:stop], Int32[T]; with `weigh` also what the evidence for it was worth.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
         """
-        part = text[start:stop]
-        if len(part) and not 0 <= part.min() <= part.max() < self.vocabulary:
-            raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
         memory = round(self.settings.row_memory * UNIT)
-        step = 1024  # tokens between checks whether a table must grow; each begins at most seven cells
         with self._lock:
-            for begin in range(start, stop, step):
-                # One that was loaded may have more than its share, and then the other has less.
-                narrow_limit = min(self._narrow_limit, self.limit - self._wide.entries.nbytes)
-                self._narrow = grown(self._narrow, narrow_limit)
-                self._wide = grown(self._wide, min(self._wide_limit, self.limit - self._narrow.entries.nbytes))
-                learn_text(
-                    self._narrow, self._wide, self._mixer, text, begin, min(stop, begin + step), weigh, memory,
-                    request,
-                )  # fmt: skip
+            while start < stop:
+                start = learn_text(self._flat, request, text, start, stop, weigh, memory, *self._rooms)
+                if start < 0:
+                    raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
+                if start < stop:
+                    self._grow()
 
     def learn_echoes(self, windows: Int32, ids: Int32, logits: Float32) -> None:
         """Keep the target's best tokens, ids and logits [R, k], after windows Int32[R, 2] (-1: no token there)."""
@@ -297,16 +149,12 @@ class MixDrafter:
         shares *= self.settings.strength * UNIT / shares.sum(axis=1, keepdims=True)
         gains = np.where(ids < self.vocabulary, np.rint(shares), 0).astype(np.int64)  # a padded head may say more
         with self._lock:
-            learn_echoes(
-                self._narrow, self._wide, self._mixer, windows, ids, gains, round(self.settings.echo_memory * UNIT)
-            )
+            learn_echoes(self._flat, windows, ids, gains, round(self.settings.echo_memory * UNIT))
 
-    def search(self, text: Int32, length: int, request: Request, max_nodes: int) -> DraftTree:
+    def search(self, text: Int32, length: int, request: Arrays, max_nodes: int) -> DraftTree:
         """Return the `max_nodes` most probable continuations of text[:length]."""
         with self._lock:
-            tokens, parents, joints = most_probable(
-                self._narrow, self._wide, self._mixer, text, length, request, max_nodes, self.settings.cut,
-            )  # fmt: skip
+            tokens, parents, joints = most_probable(self._flat, request, text, length, max_nodes, self.settings.cut)
         return DraftTree(tokens, parents, joints)
 
     def save(self, path: Path) -> None:
@@ -316,9 +164,10 @@ class MixDrafter:
             FileError: the file cannot be written; an older one is unchanged.
         """
         with self._lock:
-            parts: dict[str, Cells | Mixer] = {"narrow": self._narrow, "wide": self._wide, "mixer": self._mixer}
             arrays = {
-                f"{part}.{name}": a.copy() for part, table in parts.items() for name, a in table._asdict().items()
+                f"{part}.{name}": array.copy()
+                for part, table in self._tables._asdict().items()
+                for name, array in table._asdict().items()
             }
         write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts={"vocabulary": self.vocabulary})
 
@@ -340,17 +189,26 @@ class MixDrafter:
             raise UnsupportedError(
                 f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
-        expected = {f"mixer.{name}": array.shape for name, array in self._mixer._asdict().items()}
-        if {name: array.shape for name, array in arrays.items() if name in expected} != expected:
+        expected = {f"mixer.{name}": array.shape for name, array in self._tables.mixer._asdict().items()}
+        if {name: array.shape for name, array in arrays.items() if name.startswith("mixer.")} != expected:
             raise ForeignMemoryError(
                 f"{path} was written by a version of `mix` that looks at other contexts. "
                 "Use the version of Speculant that wrote it, or begin a new file."
             )
         own = {name: np.array(array) for name, array in arrays.items()}
+        narrow, wide = (Cells(*(own[f"{part}.{name}"] for name in Cells._fields)) for part in ("narrow", "wide"))
         with self._lock:
-            self._narrow = Cells(*(own[f"narrow.{name}"] for name in Cells._fields))
-            self._wide = Cells(*(own[f"wide.{name}"] for name in Cells._fields))
-            self._mixer = Mixer(*(own[f"mixer.{name}"] for name in Mixer._fields))
+            self._take(Tables(narrow, wide, Mixer(*(own[f"mixer.{name}"] for name in Mixer._fields))))
+
+
+def _warm_up() -> None:
+    """Load the compiled kernels, so that the first request does not wait for them."""
+    empty = Tables(new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0), new_mixer(1)).flat()
+    request = new_request(1, 0)
+    text = np.zeros(2, np.int32)
+    learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
+    learn_echoes(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
+    most_probable(empty, request, text, 2, 1, 1.0)
 
 
 class MixSession:
@@ -361,11 +219,7 @@ class MixSession:
         self._length = len(prompt)
         self._text = np.zeros(len(prompt) + 1024, np.int32)
         self._text[: len(prompt)] = prompt
-        self._request = Request(
-            last_use=np.full(drafter.vocabulary, -1, np.int32),
-            heads=np.zeros(1 << max(12, (2 * len(prompt)).bit_length()), np.int32),
-            copy=np.array([NOWHERE, 0]),
-        )
+        self._request = new_request(drafter.vocabulary, len(prompt))
         drafter.learn(self._text, 0, self._length, self._request, weigh=False)
 
     def propose(self, max_nodes: int) -> DraftTree:

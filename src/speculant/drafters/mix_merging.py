@@ -35,7 +35,7 @@ from speculant.drafters.cells import (
 )
 from speculant.drafters.memory_file import Memory
 from speculant.drafters.mix import WIDE_SHARE, MixSettings
-from speculant.drafters.mixing import Mixer
+from speculant.drafters.mixing import Mixer, frequency_bands
 from speculant.errors import UnsupportedError
 
 Array = npt.NDArray[Any]
@@ -104,11 +104,13 @@ def merge_mixers(mixers: Sequence[Mixer]) -> Mixer:
     evidence = np.stack([mixer.evidence for mixer in mixers])
     rates = np.einsum("fis,fis->is", evidence[:, 0], _shares(evidence[:, 2]))
     met = np.minimum(evidence[:, 2].sum(axis=0), mixers[0].tables.shape[1] - 1)
+    frequency = sum((mixer.frequency for mixer in mixers[1:]), mixers[0].frequency)
     late = [mixer.cache for mixer in mixers if mixer.cache[1, 0] > 0]
     return Mixer(
         weights=np.einsum("fsi,f->si", weights, _shares(steps)).astype(np.float32),
         evidence=np.stack([rates, np.log(rates / (1 - rates)), met]).astype(np.float32),
-        frequency=sum((mixer.frequency for mixer in mixers[1:]), mixers[0].frequency),
+        frequency=frequency,
+        bands=frequency_bands(frequency[:-1]),
         cache=late[-1] if late else mixers[-1].cache,
         steps=np.array([steps.sum()]),
         tables=mixers[0].tables,

@@ -1,0 +1,66 @@
+"""Tables and a mixture that learn a text, without the drafter around them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from speculant.drafters.cells import UNIT, Cells, new_cells, observe
+from speculant.drafters.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
+from speculant.drafters.copying import NOWHERE
+from speculant.drafters.evidence import LONGEST_ROW, Evidence, gather, new_evidence
+from speculant.drafters.mixing import combine, correct, new_mixer, remember, squash
+from tables import ids
+
+VOCABULARY = 100
+
+
+class World:
+    """Tables and a mixture that learn a text token by token, each context's row from the first time on."""
+
+    def __init__(self) -> None:
+        self.narrow = new_cells(4, 1 << 20, first_bits=9)
+        self.wide = new_cells(LONGEST_ROW, 1 << 20, first_bits=6)
+        self.mixer = new_mixer(VOCABULARY)
+        self.text: list[int] = []
+        self.last_use = np.full(VOCABULARY, -1, np.int32)
+        self.evidence: Evidence = new_evidence()
+
+    def table(self, context: int) -> Cells:
+        """Return the table in which a context's row stands."""
+        return self.wide if WIDE[context] else self.narrow
+
+    def hashes(self) -> np.ndarray:
+        """Return the contexts at the end of the text."""
+        hashes = np.empty(CONTEXTS, np.uint64)
+        window = ids(self.text[-WINDOW:])
+        hash_contexts(window, len(window), self.mixer.frequency, hashes)
+        return hashes
+
+    def gather(self, *, copied: int = NOWHERE, length: int = 0, most: int = LONGEST_ROW) -> int:
+        """Collect and weigh the candidates for the next token."""
+        count = gather(
+            self.narrow, self.wide, self.mixer, self.hashes(), copied, length, self.last_use, len(self.text), most,
+            self.evidence,
+        )  # fmt: skip
+        combine(self.mixer, self.evidence, count)
+        return count
+
+    def probabilities(self) -> dict[int, float]:
+        """Return each candidate's probability."""
+        count = self.gather()
+        logits = self.evidence.logits[:count]
+        return {
+            token: squash(self.mixer, z) for token, z in zip(self.evidence.candidates.tolist(), logits, strict=False)
+        }
+
+    def learn(self, *tokens: int) -> None:
+        """Weigh the evidence for each token, then learn it."""
+        for token in tokens:
+            correct(self.mixer, self.evidence, self.gather(), token)
+            hashes = self.hashes()
+            for context in range(LEARNED):
+                if hashes[context]:
+                    observe(self.table(context), hashes[context], token, 8 * UNIT)
+            remember(self.mixer, token)
+            self.last_use[token] = len(self.text)
+            self.text.append(token)
