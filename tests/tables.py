@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from speculant.drafters.frozen import Frozen, empty_frozen
-from speculant.drafters.trigrams import LONGEST_ROW, NONE, UNIT, Rule, TrigramTable, export, lookup, new_level
+from speculant.drafters.trigram_table import Rule, TrigramTable, lookup
+from speculant.drafters.trigrams import LONGEST_ROW, NONE, UNIT, export, new_level
 
 Row = list[tuple[int, int]]
 COUNTS = Rule(gain=UNIT, ceiling=8191, memory=8 * UNIT, prior=16 * UNIT, longest=16, bigrams=True)

@@ -59,6 +59,20 @@ def test_the_limit_is_hard_and_the_latest_stays(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tree", "automaton"])
+def test_a_generation_does_not_grow_beside_an_old_one(kind: str) -> None:
+    """A copy would need room that there is not; a new generation begins with all of it."""
+    random = np.random.default_rng(3)
+    held = history(kind)
+    room, turns, young = 0, 0, held.young
+    for _ in range(200):
+        held.learn(random.integers(0, 50_000, 100).astype(np.int32))
+        if held.young is not young:
+            turns, young, room = turns + 1, held.young, held.young.nbytes
+        assert not turns or 0.49 * LIMIT < held.young.nbytes == room <= LIMIT / 2
+    assert turns > 3
+
+
+@pytest.mark.parametrize("kind", ["tree", "automaton"])
 def test_repetition_does_not_exceed_the_limit(kind: str) -> None:
     """Endless loops are the other extreme of text; both indexes must bear them."""
     held = history(kind)

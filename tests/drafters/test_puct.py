@@ -13,7 +13,7 @@ import pytest
 from speculant.drafters import puct
 from speculant.drafters.aded import PAPER_JUNK, PAPER_RULE, AdedPaperDrafter
 from speculant.drafters.base import EMPTY_PATH, Verified
-from speculant.drafters.trigrams import TrigramTable
+from speculant.drafters.trigram_table import TrigramTable
 from speculant.tree import DraftTree
 from tables import ids, row_of, table
 from trees import paths_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -54,6 +55,20 @@ def test_past_requests_are_continued() -> None:
     request(held, [1, 2, 3], [4, 5])
     assert held.open(ids([9, 2, 3])).propose(8).tokens.tolist() == [4, 5]
     assert len(held.open(ids([9])).propose(8)) == 0
+
+
+def test_a_request_that_waits_keeps_no_dropped_generation() -> None:
+    """Else requests that stay open would each hold up to the limit; this one goes on with what is remembered now."""
+    random = np.random.default_rng(0)
+    held = drafter(memory_limit=100_000)
+    waiting = held.open(ids([7]))
+    generation = ref(held._history.young)
+    for _ in range(40):
+        request(held, random.integers(0, 1000, 100).tolist(), [1, 2, 3, 4])
+    assert generation() is None
+    assert len(waiting.propose(8)) == 0
+    commit(waiting, 1, 2, 3)
+    assert waiting.propose(1).tokens.tolist() == [4]
 
 
 def test_the_request_is_preferred_by_the_bias() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from speculant.drafters.frozen import freeze
 from speculant.drafters.search import best_first
-from speculant.drafters.trigrams import NONE, UNIT, TrigramTable
+from speculant.drafters.trigram_table import TrigramTable
+from speculant.drafters.trigrams import NONE, UNIT
 from speculant.tree import DraftTree
 from tables import COUNTS, ids, row_of, table
 from trees import paths_of

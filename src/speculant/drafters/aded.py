@@ -25,17 +25,8 @@ from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
 from speculant.drafters.frozen import Frozen, decode_table, empty_frozen, freeze, frozen_bytes, heaviest_rows, thaw
 from speculant.drafters.memory_file import read_memory, write_memory
 from speculant.drafters.search import best_first
-from speculant.drafters.trigrams import (
-    LONGEST_ROW,
-    MAX_VOCABULARY,
-    NONE,
-    UNIT,
-    Rule,
-    TrigramTable,
-    export,
-    lookup,
-    new_level,
-)
+from speculant.drafters.trigram_table import Rule, TrigramTable, lookup
+from speculant.drafters.trigrams import LONGEST_ROW, MAX_VOCABULARY, NONE, UNIT, export, new_level
 from speculant.errors import UnsupportedError
 from speculant.tree import DraftTree, Float32, Int32
 

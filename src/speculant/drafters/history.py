@@ -41,6 +41,9 @@ class Index(Protocol):
     def finish(self) -> None:
         """End the open document."""
 
+    def fresh(self: AnyIndex) -> AnyIndex:
+        """Return an empty index that has all the room of its limit at once, divided as here."""
+
 
 AnyIndex = TypeVar("AnyIndex", bound=Index)
 
@@ -61,7 +64,6 @@ class History(Generic[AnyIndex]):
             make: builds an empty index of at most so many bytes.
             limit: bytes that the history may take.
         """
-        self._make = make
         self.limit = limit
         self.young, self.old = make(limit // 2), make(0)
 
@@ -88,7 +90,7 @@ class History(Generic[AnyIndex]):
                 self.young.finish()
                 if not len(self.young.text):
                     return
-                self.old, self.young = self.young, self._make(self.limit // 2)
+                self.old, self.young = self.young, self.young.fresh()  # growing would need room for a copy
 
     def finish(self) -> None:
         """End the open document."""

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.drafters.frozen import Frozen
-from speculant.drafters.trigrams import LONGEST_ROW, Level, Rule, lookup
+from speculant.drafters.trigram_table import Rule, lookup
+from speculant.drafters.trigrams import LONGEST_ROW, Level
 
 Array = npt.NDArray[Any]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -40,15 +41,18 @@ class SamSettings:
 
 @dataclass(slots=True)
 class Follower:
-    """How far a session has followed one generation of past text: the match's state and length."""
+    """How far a session has followed one generation of past text: the match's state and length.
 
-    automaton: SuffixAutomaton
+    A session that waits must not keep a generation in memory that was dropped.
+    """
+
+    generation: ref[SuffixAutomaton]
     state: int = ROOT
     length: int = 0
 
-    def follow(self, text: Int32) -> None:
-        """Go on by text Int32[T]."""
-        self.state, self.length = advance(self.automaton.sam, self.state, self.length, text)
+    def follow(self, automaton: SuffixAutomaton, text: Int32) -> None:
+        """Go on by text Int32[T] in the generation's automaton."""
+        self.state, self.length = advance(automaton.sam, self.state, self.length, text)
 
 
 class SamDrafter(HistoryDrafter[SuffixAutomaton]):
@@ -80,25 +84,30 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
     def follow(self, followers: list[Follower], text: Int32, fresh: int) -> list[Follower]:
         """Follow the last `fresh` tokens of a text in both generations; one that is new is entered with more."""
         with self._learning.lock:
-            known = {id(follower.automaton): follower for follower in followers}
+            known = {id(follower.generation()): follower for follower in followers}
             followers = []
             for automaton in (self._history.young, self._history.old):
                 follower = known.get(id(automaton))
                 if follower is None:
-                    follower = Follower(automaton)
-                    follower.follow(text[-_REMATCHED:])
+                    follower = Follower(ref(automaton))
+                    follower.follow(automaton, text[-_REMATCHED:])
                 else:
-                    follower.follow(text[len(text) - fresh :])
+                    follower.follow(automaton, text[len(text) - fresh :])
                 followers.append(follower)
         return followers
 
     def recall(self, followers: list[Follower], most: int) -> tuple[int, Int32]:
         """Return the length of the longest match in past text, and what followed it, at most `most` tokens."""
         with self._learning.lock:
+            longest, tokens = 0, np.empty(0, np.int32)
             for follower in followers:
-                follower.follow(np.empty(0, np.int32))
-            best = max(followers, key=lambda follower: follower.length)
-            return best.length, best.automaton.continuation(best.state, most)
+                automaton = follower.generation()
+                if automaton is None:
+                    continue
+                follower.follow(automaton, np.empty(0, np.int32))
+                if follower.length > longest:
+                    longest, tokens = follower.length, automaton.continuation(follower.state, most)
+            return longest, tokens
 
 
 class SamSession:

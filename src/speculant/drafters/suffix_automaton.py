@@ -16,6 +16,7 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.drafters.history import END
+from speculant.drafters.pages import zeros
 from speculant.tree import Int32
 
 Array = npt.NDArray[Any]
@@ -176,9 +177,9 @@ def _copy_slots(old: Automaton, new: Automaton) -> None:
 
 def _new_automaton(states: int, edges: int) -> Automaton:
     sam = Automaton(
-        np.zeros((states, 4), np.int32),
-        np.zeros((edges, 4), np.int32),
-        np.zeros(int(edges / _LOAD) + 1, np.int32),
+        zeros((states, 4), np.int32),
+        zeros((edges, 4), np.int32),
+        zeros(int(edges / _LOAD) + 1, np.int32),
         np.array([1, 1, ROOT], np.int64),
     )
     sam.states[ROOT, LINK] = _NO_STATE
@@ -216,6 +217,18 @@ class SuffixAutomaton:
         """The longest suffix of the log that occurs before its end too: its state, or ROOT, and its length."""
         state = int(self.sam.states[self.sam.used[_LAST], LINK])
         return (state, int(self.sam.states[state, LENGTH])) if state > ROOT else (ROOT, 0)
+
+    def fresh(self) -> SuffixAutomaton:
+        """Return an empty automaton that has all the room of the limit at once, divided as here."""
+        empty = SuffixAutomaton(limit=self.limit)
+        log, states, edges = len(self.log), len(self.sam.states), len(self.sam.edges)
+        size = 4 * log + states * _STATE_BYTES + edges * _EDGE_BYTES
+        scale = 1.0 if self.limit is None else max(1.0, (self.limit - 64) / size)
+        empty.log, empty.sam = (
+            np.empty(int(scale * log), np.int32),
+            _new_automaton(int(scale * states), int(scale * edges)),
+        )
+        return empty
 
     def extend(self, tokens: Int32) -> int:
         """Go on with the open document; return how many tokens were taken, fewer if the limit is reached."""

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from speculant.drafters.pages import zeros
+
 Array = npt.NDArray[Any]
 
 PARENT, EDGE, START, COUNT, CHILD, NEXT, PREVIOUS, RUN = range(8)
@@ -211,8 +213,8 @@ def copy_slots(old: Tree, new: Tree) -> None:
 def new_tree(nodes: int) -> Tree:
     """Return a tree of the root alone, with room for as many nodes, the root included."""
     return Tree(
-        np.zeros((nodes, 8), np.int32),
-        np.zeros(nodes, np.int32),
-        np.zeros(int(nodes / _LOAD) + 1, np.int32),
+        zeros((nodes, 8), np.int32),
+        zeros(nodes, np.int32),
+        zeros(int(nodes / _LOAD) + 1, np.int32),
         np.array([1, 0, 1, 0], np.int64),
     )

@@ -147,6 +147,14 @@ class SuffixTree:
         """Int64[min(T, depth)] for the T tokens of the open document: where its suffix of k + 1 tokens ends."""
         return self._ends[: self._open]
 
+    def fresh(self) -> SuffixTree:
+        """Return an empty tree that has all the room of the limit at once, divided as here."""
+        empty = SuffixTree(depth=self.depth, limit=self.limit)
+        log, nodes = len(self.log), len(self.tree.nodes)
+        scale = 1.0 if self.limit is None else max(1.0, (self.limit - 64) / (4 * log + nodes * NODE_BYTES))
+        empty.log, empty.tree = np.empty(int(scale * log), np.int32), new_tree(int(scale * nodes))
+        return empty
+
     def extend(self, tokens: Int32) -> int:
         """Go on with the open document; return how many tokens were taken, fewer if the limit is reached."""
         for at in range(0, len(tokens), _STEP):
@@ -174,6 +182,8 @@ class SuffixTree:
             log = log * 5 // 4 + tokens + 1
         if int(self.tree.used[NODES]) + most > nodes:
             nodes = nodes * 5 // 4 + most
+        if (log, nodes) == (len(self.log), len(self.tree.nodes)):
+            return True
         if self.limit is not None and 4 * log + nodes * NODE_BYTES + 64 > self.limit:
             return False
         if log > len(self.log):

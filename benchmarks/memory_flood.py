@@ -1,0 +1,187 @@
+"""Memories under a flood of random ids: do they keep their limit, and do rounds stay as fast as they began?
+
+Uniformly random token ids are the worst there is: hardly a context comes twice, so all of it is new to every memory.
+Requests of 1000 prompt tokens and as long answers follow each other until so many ids were told. The first 20 tokens
+of an answer come one a round, no drafted token is accepted, and the target's best tokens are random too; these rounds
+are timed. The rest of the answer comes at once. Each run has a process of its own, one after the other.
+
+    python benchmarks/memory_flood.py -o benchmarks/results/memory-flood.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.cli.env import environment
+from speculant.drafters.base import EMPTY_PATH, Drafter, Verified
+from speculant.registry import METHODS, find_method
+from speculant.tree import DraftTree
+
+VOCABULARY = 128_256
+PROMPT, ANSWER = 1000, 1000
+ROUNDS = 20
+NODES = 64
+EDGE = 100_000  # ids at the beginning and at the end whose rounds are compared
+STRETCHES = 25
+IDS_PER_MB = 50_000  # a small limit is reached soon
+
+
+@dataclass(slots=True)
+class Stretch:
+    """What was seen while some of the ids were told.
+
+    Attributes:
+        told: ids told at its end, all stretches before included.
+        memory_bytes: the most that the drafter said its memory took after a request.
+        rss_bytes: the most that the process had resident after a request.
+        pause: seconds of the longest call that began or ended a request, its learning included.
+        nodes: drafted in all rounds.
+        micros: of each round, propose and observe together.
+    """
+
+    told: int = 0
+    memory_bytes: int = 0
+    rss_bytes: int = 0
+    pause: float = 0
+    nodes: int = 0
+    micros: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """Return them as JSON has them."""
+        p50, p99 = np.percentile(self.micros, [50, 99])
+        return {
+            "tokens": self.told,
+            "memory_bytes": self.memory_bytes,
+            "rss_bytes": self.rss_bytes,
+            "longest_pause_seconds": self.pause,
+            "nodes_per_round": self.nodes / len(self.micros),
+            "us_per_row": p50 / (self.nodes / len(self.micros) + 1),
+            "round_us": {"p50": p50, "p99": p99, "max": max(self.micros)},
+        }
+
+
+class Flood:
+    """Requests of random ids, one after the other, on one drafter."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.told = 0
+        self._random = np.random.default_rng(0)
+
+    def until(self, tokens: int) -> Stretch:
+        """Go on until so many ids were told, and return what was seen."""
+        stretch = Stretch()
+        while self.told < tokens:
+            self._request(stretch)
+            stretch.memory_bytes = max(stretch.memory_bytes, getattr(self.drafter, "memory_bytes", 0))
+            stretch.rss_bytes = max(stretch.rss_bytes, status_bytes("VmRSS"))
+        stretch.told = self.told
+        return stretch
+
+    def _request(self, stretch: Stretch) -> None:
+        prompt = self._ids(PROMPT)
+        began = time.perf_counter()
+        session = self.drafter.open(prompt)
+        stretch.pause = max(stretch.pause, time.perf_counter() - began)
+        session.observe(self._verified(DraftTree.empty()))
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            tree = session.propose(NODES)
+            proposed = time.perf_counter()
+            verified = self._verified(tree)
+            told = time.perf_counter()
+            session.observe(verified)
+            stretch.micros.append((proposed - began + time.perf_counter() - told) * 1e6)
+            stretch.nodes += len(tree)
+        began = time.perf_counter()
+        rest = self._ids(ANSWER - ROUNDS - 1)
+        session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=rest))
+        session.close()
+        stretch.pause = max(stretch.pause, time.perf_counter() - began)
+        self.told += PROMPT + ANSWER
+
+    def _verified(self, tree: DraftTree) -> Verified:
+        """Return a round that ends at the target's first token."""
+        k = self.drafter.needs.top_k
+        rows = len(tree) + 1
+        logits = -np.sort(self._random.exponential(2, (rows, k)), axis=1).astype(np.float32)
+        return Verified(
+            tree=tree,
+            path=EMPTY_PATH,
+            tokens=self._ids(1),
+            top_ids=self._ids((rows, k)) if k else None,
+            top_logits=logits if k else None,
+        )
+
+    def _ids(self, shape: int | tuple[int, int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        return self._random.integers(0, VOCABULARY, shape, np.int32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=10_000_000)
+    parser.add_argument("--limits", type=int, nargs="+", default=[256, 32], metavar="MB")
+    parser.add_argument("--methods", nargs="+", default=[name for name in METHODS if name != "none"])
+    parser.add_argument("--seconds", type=float, default=300, help="per run; a slower method is told fewer ids")
+    args = parser.parse_args()
+    runs = [
+        (method, limit << 20, min(args.tokens, limit * IDS_PER_MB), args.seconds)
+        for limit in args.limits
+        for method in args.methods
+    ]
+    rows = []
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as process:
+        for row in process.imap(run, runs):
+            rows.append(row)
+            print(json.dumps({name: value for name, value in row.items() if name != "course"}), flush=True)
+    args.out.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+
+
+def run(what: tuple[str, int, int, float]) -> dict[str, Any]:
+    """Tell a method within a limit random ids until there were as many or the time is up; return what came of it."""
+    method, limit, tokens, seconds = what
+    flood = Flood(find_method(method).build(vocabulary=VOCABULARY, memory_limit=limit))
+    flood.until(1)  # what the first request has to load
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    began, idle = time.perf_counter(), status_bytes("VmRSS")
+    course = [flood.until(EDGE)]
+    step = tokens // STRETCHES
+    while flood.told < tokens - EDGE and time.perf_counter() - began < seconds:
+        course.append(flood.until(min(flood.told + step, tokens - EDGE)))
+    course.append(flood.until(flood.told + EDGE))
+    figures = [stretch.figures() for stretch in course]
+    return {
+        "method": method,
+        "limit_bytes": limit,
+        "tokens": flood.told,
+        "ended_by": "tokens" if flood.told >= tokens else "time",
+        "seconds": time.perf_counter() - began,
+        "most_memory_bytes": max(stretch.memory_bytes for stretch in course),
+        "rss_growth_bytes": max(stretch.rss_bytes for stretch in course) - idle,
+        "peak_rss_growth_bytes": status_bytes("VmHWM") - idle,
+        "longest_pause_seconds": max(stretch.pause for stretch in course),
+        "slowdown": figures[-1]["round_us"]["p50"] / figures[0]["round_us"]["p50"],
+        "slowdown_per_row": figures[-1]["us_per_row"] / figures[0]["us_per_row"],
+        "start": figures[0],
+        "end": figures[-1],
+        "course": figures,
+    }
+
+
+def status_bytes(name: str) -> int:
+    """Return what Linux says of this process: VmRSS, resident now, or VmHWM, the most so far."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+if __name__ == "__main__":
+    main()
