@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant.bench.step_cost import read_step_cost
 from speculant.errors import FileError, UsageError
+from speculant.step_cost import read_step_cost
 
 
 def test_straight_between_its_points(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from speculant.generation import Result, Run, Stream
 from speculant.loading import load_model
 from speculant.registry import find_method
 from speculant.stats import Stats
+from speculant.targets.fast import prepare_model
 from speculant.targets.preparation import Call, prepare, sampling_options
 from speculant.targets.sampling import Request
 from speculant.targets.support import check_model
@@ -35,7 +36,16 @@ NODES_ELSEWHERE = 64
 class Speculator:
     """Decodes with drafts. The memory it learns is shared by all its requests."""
 
-    def __init__(self, model: Any, tokenizer: Any, drafter: Drafter, *, method: str, nodes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        drafter: Drafter,
+        *,
+        method: str,
+        nodes: int | None = None,
+        fast: bool | None = None,
+    ) -> None:
         """Put the parts together; `from_transformers` and `from_pretrained` are the usual ways in.
 
         Raises:
@@ -49,6 +59,7 @@ class Speculator:
         if nodes is not None and nodes < 0:
             raise UsageError(f"nodes must be 0 or more, not {nodes}.")
         self.nodes = NODES.get(self.model.device.type, NODES_ELSEWHERE) if nodes is None else nodes
+        self.fast = prepare_model(self.model, fast)
         self.last_stats: Stats | None = None
 
     @classmethod
@@ -61,6 +72,7 @@ class Speculator:
         nodes: int | None = None,
         memory: str | Path | None = None,
         memory_limit: int = MEMORY_LIMIT,
+        fast: bool | None = None,
         **options: Any,
     ) -> Speculator:
         """Wrap a loaded model.
@@ -72,6 +84,8 @@ class Speculator:
             nodes: most nodes per draft; None for 16 on a CPU, 64 elsewhere.
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take.
+            fast: whether passes over a draft run the library's own code for linear layers, on CPUs; None: where that
+                pays. Where it cannot be, `stats.notes` says why.
             options: further options of the method's drafter, such as `settings=`.
 
         Raises:
@@ -86,7 +100,7 @@ class Speculator:
             options["vocabulary"] = vocabulary
             options["tokenizer"] = tokenizer_fingerprint(tokenizer, vocabulary)
             options["memory_limit"] = memory_limit
-        speculator = cls(model, tokenizer, found.build(**options), method=method, nodes=nodes)
+        speculator = cls(model, tokenizer, found.build(**options), method=method, nodes=nodes, fast=fast)
         if memory is not None and Path(memory).exists():
             speculator.drafter.load(Path(memory))
         return speculator
@@ -260,7 +274,7 @@ class Speculator:
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
         self._check_length(call.ids)
         prepared = prepare(call, stop=stop, tokenizer=tokenizer)
-        stats = Stats(method=self.method, notes=list(self.abilities.notes))
+        stats = Stats(method=self.method, notes=[*self.abilities.notes, *self.fast.notes])
         target = TransformersTarget(
             self.model,
             self.abilities,
@@ -269,6 +283,7 @@ class Speculator:
             padding=call.padding,
             positions=call.positions,
             chunk=call.config.prefill_chunk_size,
+            fast=self.fast,
         )
         if target.cached >= call.ids.shape[1]:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")

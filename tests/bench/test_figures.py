@@ -10,7 +10,7 @@ import pytest
 from speculant.bench.calibration import Reliability
 from speculant.bench.figures import over_time, run_figures
 from speculant.bench.replay import Drafting, Played
-from speculant.bench.step_cost import StepCost
+from speculant.step_cost import StepCost
 
 
 def played(**changes: Any) -> Played:

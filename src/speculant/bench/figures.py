@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from speculant.bench.replay import Drafting, Float64, Played
-from speculant.bench.step_cost import StepCost
+from speculant.step_cost import StepCost
 
 SLICES = 20
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from speculant.bench.corpora import Corpus
     from speculant.bench.replay import Played
     from speculant.bench.runs import Run
-    from speculant.bench.step_cost import StepCost
     from speculant.bench.traces import Recording
+    from speculant.step_cost import StepCost
 
 DESCRIPTION = """\
 Play recorded answers as if the model were giving them now, and say what each method would have got accepted.
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, play, and show what came of it."""
     from speculant.bench.corpora import assign, read_corpus
     from speculant.bench.runs import check_method
-    from speculant.bench.step_cost import read_step_cost
+    from speculant.step_cost import read_step_cost
 
     for path in (args.json, args.html):
         if path not in (None, "-"):

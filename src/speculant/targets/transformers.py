@@ -1,8 +1,8 @@
 """A transformers model as a target: one pass over root and nodes, rollback by keeping the accepted rows.
 
-The cache is transformers' own DynamicCache. A pass appends a row for the root and one for every node in
-flat order, whatever their depth; rotary or learned positions come from position ids = prefix + depth, so
-after the walk the accepted rows only have to be moved together.
+The cache is transformers' own DynamicCache, written in place. A pass appends a row for the root and one for
+every node in flat order, whatever their depth; rotary or learned positions come from position ids = prefix +
+depth, so after the walk the accepted rows only have to be moved together.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 
-from speculant.errors import OutOfMemoryError, UnsupportedError
+from speculant.errors import OutOfMemoryError
+from speculant.targets.cache import keep_rows, usable_cache
+from speculant.targets.fast import Fast
 from speculant.targets.support import Abilities
 from speculant.tree import Bool, DraftTree, Float32, Int32
 
@@ -33,6 +35,7 @@ class TransformersTarget:
         padding: Tensor | None = None,
         positions: Tensor | None = None,
         chunk: int | None = None,
+        fast: Fast | None = None,
     ) -> None:
         """Prepare a sequence.
 
@@ -44,6 +47,7 @@ class TransformersTarget:
             padding: Int64[1, T], 0 at padding, or None.
             positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
             chunk: tokens per prefill pass, or None for one pass.
+            fast: the model's preparation, or None for its plain passes.
 
         Raises:
             UnsupportedError: the cache is of a kind that cannot be rolled back.
@@ -53,6 +57,7 @@ class TransformersTarget:
         self._length = int(self.cache.get_seq_length())
         self._padding = None if padding is None or bool(padding.all()) else padding
         self._positions, self._chunk = positions, chunk
+        self._fast = Fast() if fast is None else fast
         self._seen: Bool | None = None
         shift = 0
         if self._padding is not None:
@@ -102,17 +107,8 @@ class TransformersTarget:
     def commit(self, path: list[int]) -> None:
         """Move the accepted rows behind the root's and drop the rest."""
         kept = self._length + 1 + len(path)
-        moved = path != list(range(len(path)))
-        if moved or kept < self._length + self._rows:
-            for layer in self.cache.layers:
-                if not layer.is_initialized:
-                    continue
-                for name in ("keys", "values"):
-                    rows = getattr(layer, name)
-                    if moved:
-                        index = torch.tensor(path, device=rows.device) + self._length + 1
-                        rows[..., self._length + 1 : kept, :] = rows.index_select(-2, index)
-                    setattr(layer, name, rows[..., :kept, :])
+        if path or kept < self._length + self._rows:
+            keep_rows(self.cache, self._length + 1, path)
         self._length = kept
 
     def top(self, logits: Tensor, k: int) -> tuple[Int32, Float32]:
@@ -125,14 +121,15 @@ class TransformersTarget:
         if self.abilities.takes_positions:
             options["position_ids"] = positions
         try:
-            output = self.model(
-                input_ids=ids.to(self.model.device),
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-                return_dict=True,
-                **options,
-            )
+            with self._fast.active():
+                output = self.model(
+                    input_ids=ids.to(self.model.device),
+                    attention_mask=mask,
+                    past_key_values=self.cache,
+                    use_cache=True,
+                    return_dict=True,
+                    **options,
+                )
         except RuntimeError as error:
             if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
                 raise
@@ -178,40 +175,3 @@ class TransformersTarget:
             additive = torch.from_numpy(DraftTree.additive(mask, lowest))
             return additive.to(device=self.model.device, dtype=self.model.dtype)
         return torch.from_numpy(mask).to(self.model.device)
-
-
-def usable_cache(cache: Any) -> DynamicCache:
-    """Return a cache of plain growing layers, which any subset of rows can be kept of.
-
-    `generate` hands sliding layers to models with windows; those forget rows that a rollback needs, so while
-    they are empty the whole cache is replaced. The window is enforced by the mask instead.
-
-    Raises:
-        UnsupportedError: the cache holds something and cannot be rolled back, or is of another kind.
-    """
-    if cache is None:
-        return DynamicCache()
-    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
-        raise UnsupportedError(
-            f"a {type(cache).__name__} cannot keep the accepted rows of a tree; leave out `cache_implementation` "
-            "and `past_key_values`, or pass a DynamicCache()."
-        )
-    if all(type(layer) is DynamicLayer for layer in cache.layers):
-        return cache
-    if cache.get_seq_length() == 0:
-        return DynamicCache()
-    kinds = sorted({type(layer).__name__ for layer in cache.layers} - {"DynamicLayer"})
-    raise UnsupportedError(
-        f"the cache holds layers that cannot be rolled back ({', '.join(kinds)}). Start with `DynamicCache()` made "
-        "without a config, which keeps every row."
-    )
-
-
-def crop_cache(cache: DynamicCache, length: int) -> None:
-    """Keep the first `length` rows, for a prompt that shares only those.
-
-    The cache's own `crop` counts differently from one release of transformers to the next.
-    """
-    for layer in cache.layers:
-        if layer.is_initialized:
-            layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]

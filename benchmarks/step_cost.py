@@ -1,0 +1,155 @@
+"""What a target pass costs by its tokens: transformers as it is, our fast pass, and what the machine allows.
+
+The model has random weights in the shape of a config. Each round times every kind of pass, the machine's reading speed
+and its matrix product once, one after the other in one process; medians and the fastest of all rounds are recorded.
+The limit of a pass is the longer of its weights' bytes / bandwidth and its products / peak, both the machine's fastest.
+
+    python benchmarks/step_cost.py --config $SPECULANT_DATA/models/shape-0.5b --json benchmarks/results/step-cost.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from speculant.cli.env import environment
+from speculant.targets.fast import Fast, prepare_model
+from speculant.targets.support import check_model
+from speculant.targets.transformers import TransformersTarget
+from speculant.tree import DraftTree
+
+READ_BYTES = 1 << 29
+SIZE = 1024
+
+
+def binary_tree(nodes: int) -> DraftTree:
+    """Return a draft in which every node has two children."""
+    parents = (np.arange(nodes, dtype=np.int32) - 2) // 2
+    return DraftTree(np.arange(nodes, dtype=np.int32), np.maximum(parents, -1), np.full(nodes, 0.5, np.float32))
+
+
+def our_pass(model: Any, prompt: torch.Tensor, fast: Fast | None) -> Callable[[int], None]:
+    """Return our pass over so many tokens, with or without the fast linear layers."""
+    target = TransformersTarget(model, check_model(model), prompt, fast=fast)
+    target.prefill()
+
+    def run(tokens: int) -> None:
+        target.verify(1, binary_tree(tokens - 1))
+
+    def rolled_back(tokens: int) -> None:
+        run(tokens)
+        for layer in target.cache.layers:
+            layer.keep(prompt.shape[1], [])
+
+    return rolled_back
+
+
+def plain_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
+    """Return transformers' own pass over so many tokens, on its own growing cache."""
+    cache = DynamicCache()
+    model(prompt, past_key_values=cache, logits_to_keep=1)
+    prefix = prompt.shape[1]
+
+    def run(tokens: int) -> None:
+        tree = binary_tree(tokens - 1)
+        mask = torch.from_numpy(tree.attention_mask(prefix)) if len(tree) else None
+        positions = torch.from_numpy(np.append(0, tree.depths()) + prefix)[None]
+        ids = torch.ones(1, tokens, dtype=torch.long)
+        model(ids, past_key_values=cache, attention_mask=mask, position_ids=positions)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[..., :prefix, :], layer.values[..., :prefix, :]
+
+    return run
+
+
+def timed(clock: Callable[[], float], call: Callable[..., Any], *given: Any) -> float:
+    """Return the seconds of a call."""
+    start = clock()
+    call(*given)
+    return clock() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, required=True, help="a folder with the config.json of a model")
+    parser.add_argument("--prefix", type=int, default=256, help="tokens in the cache")
+    parser.add_argument("--nodes", default="1,8,16,32,64", help="tokens per pass, root included")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count one thread's own time, for a machine that is doing other work"
+    )
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time is the time of one thread; add --threads 1")
+    clock = time.thread_time if args.cpu_time else time.perf_counter
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(1)
+
+    config = AutoConfig.from_pretrained(args.config)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype)).eval()
+    fast = prepare_model(model, True)
+    prompt = torch.randint(1, config.vocab_size, (1, args.prefix))
+    passes = {"transformers": plain_pass(model, prompt), "plain": our_pass(model, prompt, None)}
+    passes["fast"] = our_pass(model, prompt, fast)
+    much, left, right = torch.rand(READ_BYTES // 4), torch.rand(SIZE, SIZE), torch.rand(SIZE, SIZE)
+
+    counts = [int(n) for n in args.nodes.split(",")]
+    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+    reading, product = [], []
+    for tokens in counts:
+        for run in passes.values():
+            run(tokens)
+        for _ in range(args.rounds):
+            for name, run in passes.items():
+                seconds[name, tokens].append(timed(clock, run, tokens))
+            reading.append(timed(clock, much.sum))
+            product.append(timed(clock, torch.matmul, left, right))
+
+    bandwidth, peak = READ_BYTES / min(reading), 2 * SIZE**3 / min(product)
+    weights = sum(p.numel() for p in model.parameters())  # a tied embedding counts once, as the head
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    rows = []
+    for tokens in counts:
+        limit = max(size / bandwidth, 2 * tokens * weights / peak)
+        row: dict[str, Any] = {"tokens": tokens, "limit_ms": limit * 1e3}
+        for name in passes:
+            taken = seconds[name, tokens]
+            row[f"{name}_ms"], row[f"{name}_fastest_ms"] = median(taken) * 1e3, min(taken) * 1e3
+        rows.append(row)
+        print(f"{tokens:4d} tokens", *(f"{name} {value:7.1f}" for name, value in row.items() if name != "tokens"))
+    print(f"{bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s", *fast.notes)
+    if args.json is not None:
+        record = {
+            "machine": environment(model),
+            "threads": args.threads,
+            "model": args.config.name,
+            "parameters": weights,
+            "prefix": args.prefix,
+            "rounds": args.rounds,
+            "clock": "cpu" if args.cpu_time else "wall",
+            "bandwidth_gb_s": bandwidth / 1e9,
+            "peak_gflop_s": peak / 1e9,
+            "passes": rows,
+            # The curve that `speculant replay` reads; it must begin with plain decoding.
+            "nodes": [tokens - 1 for tokens in counts],
+            "seconds": [row["fast_ms"] / 1e3 for row in rows],
+        }
+        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Fast passes: the code for linear layers, the models that it serves, and those that it does not."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from models import tiny_model
+from speculant import Speculator
+from speculant.targets.fast import LEAST_ROWS, prepare_model
+from speculant.targets.native import BuildError, load_native
+
+IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Skip where the code cannot be built."""
+    try:
+        load_native()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+def fast_speculator(model: Any, **options: Any) -> Speculator:
+    speculator = Speculator.from_transformers(model, fast=True, **options)
+    assert speculator.fast.forwards
+    return speculator
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outs", "k"), [(1, 1), (3, 7), (8, 16), (61, 32), (101, 48), (130, 700), (64, 1931)])
+def test_products_are_right_and_independent_of_the_rows(outs: int, k: int, dtype: torch.dtype) -> None:
+    """Guards every edge of the tiles; and that from three rows on a row's result is the same beside any others."""
+    torch.manual_seed(outs)
+    layer = nn.Linear(k, outs, dtype=dtype)
+    x = torch.randn(1, 64, k, dtype=dtype)
+    exact = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    fast = prepare_model(holding(layer), True)
+    with torch.no_grad(), fast.active():
+        whole = layer(x)
+        assert whole.dtype == dtype
+        torch.testing.assert_close(whole.double(), exact, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(layer(x[:, :2]), whole[:, :2], atol=tolerance, rtol=tolerance)
+        for rows in (LEAST_ROWS, 5, 6, 7, 12, 13, 17, 25, 33):
+            assert torch.equal(layer(x[:, :rows]), whole[:, :rows])
+
+
+def holding(layer: nn.Linear) -> Any:
+    """Return a module that looks like a model with one layer."""
+    model = nn.Sequential(layer)
+    model.device = torch.device("cpu")  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
+)
+def test_greedy_text_is_that_of_plain_generate(name: str) -> None:
+    """Guards losslessness on every architecture, past the bound where the cache grows."""
+    model = tiny_model(name)
+    options = {"max_new_tokens": 140, "eos_token_id": None}
+    expected = model.generate(IDS, do_sample=False, pad_token_id=0, **options)[0, IDS.shape[1] :].tolist()
+    assert fast_speculator(model, nodes=20).generate(IDS, temperature=0, **options).ids == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bloom"])
+def test_sampled_text_is_that_of_plain_decoding(name: str) -> None:
+    """Guards sampling: the seed gives the text that the same model gives without drafts, prepared or not."""
+    model = tiny_model(name)
+    options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 0.7, "top_p": 0.9, "seed": 5, "eos_token_id": None}
+    drafted = fast_speculator(model).generate(IDS, **options).ids
+    assert drafted == fast_speculator(model, method="none").generate(IDS, **options).ids
+    assert drafted == Speculator.from_transformers(model, fast=False).generate(IDS, **options).ids
+
+
+def test_bfloat16_text_is_that_of_plain_decoding() -> None:
+    """Guards the narrow path end to end."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    drafted = fast_speculator(model).generate(IDS, max_new_tokens=40, temperature=0)
+    plain = fast_speculator(model, method="none").generate(IDS, max_new_tokens=40, temperature=0)
+    assert drafted.ids == plain.ids
+
+
+def test_tied_embeddings_stay_tied() -> None:
+    """Guards the head that shares its weight with the embedding: nothing is copied."""
+    model = tiny_model("llama", tie_word_embeddings=True)
+    expected = model.generate(IDS, max_new_tokens=30, do_sample=False)[0, IDS.shape[1] :].tolist()
+    assert fast_speculator(model).generate(IDS, max_new_tokens=30, temperature=0).ids == expected
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Guards the user's model, between passes and after a pass that failed."""
+    model = tiny_model("llama")
+    fast = prepare_model(model, True)
+    with contextlib.suppress(ValueError), fast.active():
+        assert "forward" in model.lm_head.__dict__
+        raise ValueError
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_changed_weights_count_at_once() -> None:
+    """Guards training between requests: no copy of the weights goes stale."""
+    model = tiny_model("llama")
+    speculator = fast_speculator(model)
+    speculator.generate(IDS, max_new_tokens=5, temperature=0)
+    with torch.no_grad():
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.flip(0))
+        model.model.layers[0].mlp.up_proj.weight.mul_(-1)
+    expected = model.generate(IDS, max_new_tokens=30, do_sample=False)[0, IDS.shape[1] :].tolist()
+    assert speculator.generate(IDS, max_new_tokens=30, temperature=0).ids == expected
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_an_adapter_is_part_of_a_fast_pass() -> None:
+    """Guards PEFT: its layers stand around ordinary ones."""
+    peft = pytest.importorskip("peft")
+    model = tiny_model("llama")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config)
+    expected = adapted.generate(input_ids=IDS, max_new_tokens=20, do_sample=False)[0, IDS.shape[1] :].tolist()
+    assert fast_speculator(adapted).generate(IDS, max_new_tokens=20, temperature=0).ids == expected
+
+
+def test_small_models_are_left_alone_unless_asked() -> None:
+    """Guards the default: where it does not pay, nothing is compiled and nothing is said."""
+    left = prepare_model(tiny_model("llama"), None)
+    assert not left.forwards
+    assert not left.notes
+    assert prepare_model(tiny_model("llama"), True).forwards
+    assert not prepare_model(tiny_model("llama"), False).forwards
+
+
+def test_a_missing_compiler_is_said_once_and_decoding_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards the fallback: the plain passes, and one note with the reason."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    model = tiny_model("llama")
+    result = Speculator.from_transformers(model, fast=True).generate(IDS, max_new_tokens=8, temperature=0)
+    assert result.ids == model.generate(IDS, max_new_tokens=8, do_sample=False)[0, IDS.shape[1] :].tolist()
+    assert [note for note in result.stats.notes if "compiler" in note and "g++" in note] == result.stats.notes
+
+
+def test_a_failing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards the message of a compiler that does not work, and that nothing half built is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    fast = prepare_model(tiny_model("llama"), True)
+    assert not fast.forwards
+    assert "false failed" in fast.notes[0]
+    assert not list((tmp_path / "speculant").iterdir())
+
+
+def test_compiled_code_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards the waiting time: compiled once, with a word about it, then loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_native()
+    assert "compiling" in capsys.readouterr().err
+    load_native()
+    assert not capsys.readouterr().err
+
+
+def test_other_layers_are_left_alone() -> None:
+    """Guards what is not an ordinary linear layer: subclasses, offloaded ones, other dtypes, models without any."""
+
+    class Special(nn.Linear):
+        """A layer with a forward of its own."""
+
+    hooked = nn.Linear(4, 4)
+    hooked.forward = lambda x: x  # type: ignore[method-assign]
+    for layer in (Special(4, 4), hooked, nn.Linear(4, 4, dtype=torch.float64)):
+        fast = prepare_model(holding(layer), True)
+        assert not fast.forwards
+        assert "no linear layer" in fast.notes[0]
