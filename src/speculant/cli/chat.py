@@ -135,7 +135,7 @@ class Conversation:
 
         Templates render earlier turns in their own ways and text tokenises anew, so nothing is taken for granted.
         """
-        from speculant.targets.transformers import crop_cache
+        from speculant.targets.cache import crop_cache
 
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.compare import Baselines
+from speculant.cli.baselines import Baselines
 from speculant.cli.env import environment
 from speculant.cli.options import (
     Subparsers,

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from speculant.cli.compiling import compiling_said
 from speculant.cli.output import say
+from speculant.errors import FileError, MemoryFileError, UnsupportedError
 from speculant.registry import find_method
 
 if TYPE_CHECKING:
@@ -40,12 +42,22 @@ def share(text: str) -> float:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add --model, --dtype, --device and --attn."""
+    """Add --model, --dtype, --device, --attn and --fast."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", metavar="PATH|ID", help="a folder or a hub id; default: the bundled story model")
+    add_loading_options(group)
+
+
+def add_loading_options(group: argparse._ArgumentGroup) -> None:
+    """Add --dtype, --device, --attn and --fast, which say how a model is loaded and run."""
     group.add_argument("--dtype", help="float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto")
     group.add_argument("--device", help="cpu, cuda, cuda:1, mps, or auto to spread the model; default: what there is")
     group.add_argument("--attn", metavar="NAME", help="attention: sdpa or eager verify trees; default: the model's")
+    group.add_argument(
+        "--fast",
+        action=argparse.BooleanOptionalAction,
+        help="run linear layers with code of our own, on CPUs; default: where it pays",
+    )
 
 
 def add_drafting_options(parser: argparse.ArgumentParser) -> None:
@@ -80,27 +92,48 @@ def text_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def build_speculator(args: argparse.Namespace) -> Speculator:
-    """Load the model and wrap it.
+    """Load the model and wrap it; `args.memory` becomes None if that file cannot be used.
 
     Raises:
-        SpeculantError: the method, the model or the memory cannot be used.
+        SpeculantError: the method or the model cannot be used.
     """
-    find_method(args.method)  # a misspelled name should not cost the loading of a model
+    method = find_method(args.method)  # a misspelled name should not cost the loading of a model
+    if args.memory is not None and not method.memory:
+        raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
     quieten()
     if args.model is not None and not Path(args.model).exists():
         say(f"there is no folder {args.model} here; the hub is asked for it, which may take a while.")
     from speculant.speculator import Speculator
 
-    return Speculator.from_pretrained(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        attention=args.attn,
-        method=args.method,
-        nodes=args.nodes,
-        memory=args.memory,
-        memory_limit=args.memory_limit << 20,
-    )
+    with compiling_said():
+        speculator = Speculator.from_pretrained(
+            args.model,
+            dtype=args.dtype,
+            device=args.device,
+            attention=args.attn,
+            method=args.method,
+            nodes=args.nodes,
+            memory_limit=args.memory_limit << 20,
+            fast=args.fast,
+        )
+        if args.memory is not None and not recall(speculator, args.memory):
+            args.memory = None
+    return speculator
+
+
+def recall(speculator: Speculator, memory: str) -> bool:
+    """Begin with a memory file if it exists; say so and go on without if it cannot be used, since text needs none.
+
+    Returns:
+        Whether what is learned may be saved there: a file that was not understood is not to be overwritten.
+    """
+    try:
+        if Path(memory).exists():
+            speculator.load(memory)
+    except (MemoryFileError, FileError, UnsupportedError) as error:
+        say(f"warning: {error} Drafting begins with an empty memory; the file is left as it is, nothing is saved.")
+        return False
+    return True
 
 
 def quieten() -> None:
