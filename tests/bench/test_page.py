@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
+from markup import Balance
 from scripted import Scripted, recording
 from speculant.bench.excerpts import last_excerpt
 from speculant.bench.figures import run_figures
@@ -12,30 +12,6 @@ from speculant.bench.page import page
 from speculant.bench.replay import replay
 from speculant.drafters.base import NoDrafter
 from speculant.tree import DraftTree
-
-VOID = {"meta"}
-
-
-class Balance(HTMLParser):
-    """Checks that every element is closed where it should be."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.counts: dict[str, int] = {}
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        """Remember it."""
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: object) -> None:
-        """Closes itself."""
-
-    def handle_endtag(self, tag: str) -> None:
-        """Close the last."""
-        assert self.open.pop() == tag
 
 
 def test_the_page_is_whole_and_needs_nothing_else() -> None:

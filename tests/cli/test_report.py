@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculant.cli.compare import Timed
+from speculant.cli.baselines import Timed
 from speculant.cli.report import Outcome, totals
 from speculant.generation import Result
 from speculant.stats import Stats

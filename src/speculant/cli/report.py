@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.compare import Timed
+from speculant.cli.baselines import Timed
 
 if TYPE_CHECKING:
     from speculant.generation import Result

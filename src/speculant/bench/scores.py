@@ -1,0 +1,77 @@
+"""The table of a benchmark: the same columns on the terminal, in Markdown and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+SPREAD = "spread"
+HEADINGS = (
+    "task", "method", "tokens", "tokens/s", SPREAD, "speed-up", SPREAD, "decoding", "MAT", "identical", "draft",
+    "target", "rest", "memory MB",
+)  # fmt: skip
+NAMES = 2  # columns of words, which stand to the left
+
+LEGEND = """tokens/s and speed-up: prompts included; decoding: the speed-up after the prompts. spread: least to most of
+the trials. MAT: mean tokens per target pass. identical: outputs that are plain decoding's, of those
+that must be. draft, target, rest: shares of the time after the prompts."""
+
+
+def scores(figures: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the headings and a line of cells per row of `summary`; of a single trial there is no spread."""
+    several = len({row["temperature"] for row in figures}) > 1
+    spread = any(row["trials"] > 1 for row in figures)
+    kept = [i for i, heading in enumerate(HEADINGS) if spread or heading != SPREAD]
+    lines = [HEADINGS, *(_cells(row, several) for row in figures)]
+    return [tuple(line[i] for i in kept) for line in lines]
+
+
+def markdown(lines: Sequence[tuple[str, ...]]) -> str:
+    """Return the lines as a Markdown table."""
+    headings, *rest = lines
+    rule = ["---" if i < NAMES else "---:" for i in range(len(headings))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [headings, rule, *rest])
+
+
+def differences(figures: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence per task and method whose output differed from plain decoding's."""
+    found = []
+    for row in figures:
+        places = row["divergences"]
+        if places and row["task"] != "overall":
+            ties = sum(place["near_tie"] is True for place in places)
+            margins = [place["margin"] for place in places if place["margin"] is not None]
+            widest = f", the widest by {max(margins):.3g}" if margins else ""
+            found.append(
+                f"{row['task']}, {row['method']}: {len(places)} of {row['compared']} outputs differ from plain "
+                f"decoding's, first at token {min(place['position'] for place in places)}; {ties} of them at a "
+                f"near-tie{widest}."
+            )
+    return found
+
+
+def _cells(row: dict[str, Any], several: bool) -> tuple[str, ...]:
+    share, memory = row["time_share"], row["memory_bytes"]
+    task = f"{row['task']}, T={row['temperature']:g}" if several else row["task"]
+    return (
+        task,
+        row["method"],
+        str(row["tokens"]),
+        _number(row["tokens_per_second"], 2),
+        _range(row["tokens_per_second_spread"]),
+        _number(row["speedup"], 2),
+        _range(row["speedup_spread"]),
+        _number(row["decode_speedup"], 2),
+        f"{row['mat']:.2f}",
+        f"{row['identical']}/{row['compared']}" if row["compared"] else "-",
+        *("-" if share[part] is None else f"{share[part]:.1%}" for part in ("draft", "target", "rest")),
+        _number(memory and memory / 1e6, 1),
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _range(values: Sequence[float] | None) -> str:
+    return "-" if values is None else f"{values[0]:.2f}-{values[1]:.2f}"

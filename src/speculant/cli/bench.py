@@ -1,0 +1,247 @@
+"""`speculant bench`: how fast each method is on a model, against plain decoding in the same process."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.cli.conditions import conditions, labels, sentences
+from speculant.cli.env import environment
+from speculant.cli.options import Subparsers, add_loading_options, quieten, whole
+from speculant.cli.output import say
+from speculant.cli.replay import bar
+from speculant.errors import FileError, UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from speculant.bench.tasks import Task
+
+DESCRIPTION = """\
+Time methods against plain decoding in the same process. With --forced the model runs every pass, but the next tokens
+come from recorded outputs: the true cost of any model, with random weights from --config if need be, at the true
+acceptance of the recorded text. DIR gets result.json, table.md and report.html; called again, an interrupted run goes
+on. Memory is empty at the start of each task and kept within it."""
+
+TRIALS, FORCED_TRIALS = 3, 1
+NEW_TOKENS = 256
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("bench", help="time methods on a model", description=DESCRIPTION)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id; default: the bundled model")
+    group = parser.add_argument_group("what is decoded")
+    group.add_argument(
+        "--tasks", metavar="NAME,...", help="spec-bench, humaneval, gsm8k, mbpp, or .jsonl files of prompts"
+    )
+    group.add_argument("--forced", nargs="+", metavar="TRACES", help="follow these recorded outputs (token ids)")
+    group.add_argument("--config", metavar="FILE", help="with --forced: random weights of this config.json's shape")
+    group.add_argument("--data", metavar="DIR", help="where prompts lie; default: $SPECULANT_DATA/prompts")
+    group.add_argument("--limit", metavar="N", type=whole(1), help="only the first N items of each task")
+    group.add_argument(
+        "--max-new-tokens", metavar="N", type=whole(1), help=f"per answer to --tasks; default: {NEW_TOKENS}"
+    )
+    group = parser.add_argument_group("how")
+    group.add_argument(
+        "--methods", metavar="NAME,...", default="none,mix",
+        help="see `speculant methods`; hf:generate, hf:prompt-lookup, hf:assisted; default: none,mix",
+    )  # fmt: skip
+    group.add_argument("--assistant", metavar="PATH|ID", help="the model that drafts for hf:assisted")
+    group.add_argument("--nodes", metavar="N", type=whole(0), help="most per draft; default: 16 on a CPU, 64 elsewhere")
+    group.add_argument("--memory-limit", metavar="MB", type=whole(1), default=256, help="of each method; default: 256")
+    group.add_argument("--temperature", metavar="T,...", default="0", help="one or more; default: 0, greedy")
+    group.add_argument("--seed", metavar="N", type=whole(0), default=0, help="of sampling; default: 0")
+    group.add_argument("--batch", metavar="N", type=int, default=1, help="sequences at a time: 1")
+    group.add_argument(
+        "--trials", metavar="N", type=whole(1),
+        help=f"how often everything is timed; default: {TRIALS}, in forced runs {FORCED_TRIALS}",
+    )  # fmt: skip
+    group.add_argument(
+        "--inflate", metavar="LAYERS[xMLP]",
+        help="pad the model to that many layers, and MLPs of that width, without changing its outputs",
+    )  # fmt: skip
+    group = parser.add_argument_group("model")
+    add_loading_options(group)
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", metavar="DIR", required=True, help="where the results go")
+    group.add_argument("--restart", action="store_true", help="forget what an earlier run left in DIR")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, play, write."""
+    check(args)
+    quieten()
+    from tqdm import tqdm
+
+    from speculant.bench.contest import Contest
+    from speculant.bench.contestants import PLAIN, Sampling
+    from speculant.bench.lineup import line_up, named_methods
+    from speculant.bench.records import write_records
+    from speculant.bench.rows import RowFile
+    from speculant.bench.scores import scores
+    from speculant.bench.summary import summary
+    from speculant.bench.table import aligned
+    from speculant.loading import load_model
+    from speculant.speculator import Speculator
+
+    methods = named_methods(args.methods, forced=args.forced is not None, assisted=args.assistant is not None)
+    model, tokenizer = target(args)
+    assistant = None
+    if args.assistant is not None:
+        assistant, _ = load_model(args.assistant, dtype=args.dtype, device=args.device, attention=args.attn)
+    if args.forced:
+        tasks, mapped = forced_tasks(args, model)
+    else:
+        tasks, mapped = asked_tasks(args, model, tokenizer), False
+    options = {"nodes": args.nodes, "memory_limit": args.memory_limit << 20, "fast": args.fast}
+    contest = Contest(
+        tasks=tasks,
+        contestants=line_up(methods, model, assistant=assistant, **options),
+        plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
+        samplings=[Sampling(temperature, args.seed) for temperature in temperatures(args.temperature)],
+        trials=args.trials or (FORCED_TRIALS if args.forced else TRIALS),
+    )
+    settings = conditions(args, contest)
+    file = RowFile(Path(args.out), settings, restart=args.restart)
+    if file.rows:
+        say(f"going on with the run in {args.out}.")
+    with tqdm(total=contest.plays, unit="items", **bar("decoding")) as progress:
+        if contest.left(file):
+            contest.warm_up()
+        contest.play(file, progress.update)
+    figures = summary(file.rows)
+    notes = sentences(settings, mapped)
+    notes += [note for task in tasks for note in task.notes]
+    notes += [f"{note[0].upper()}{note[1:]}" for note in contest.contestants[0].notes]
+    write_records(
+        Path(args.out), figures, labels=labels(settings), notes=notes, settings=settings, environment=environment(model)
+    )
+    print(aligned(scores(figures)))
+    print("\n".join(notes), flush=True)
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Say before anything is loaded what cannot be done.
+
+    Raises:
+        UsageError, UnsupportedError: it cannot.
+    """
+    if args.batch != 1:
+        raise UnsupportedError(f"--batch {args.batch}: one sequence is decoded at a time so far. Leave --batch out.")
+    if args.forced is not None or args.tasks is not None:
+        task_names(args)
+    if (args.forced is None) == (args.tasks is None):
+        raise UsageError("name what to decode: either --tasks, or --forced and recorded outputs.")
+    if args.config is not None and args.forced is None:
+        raise UsageError("random weights have nothing to say: --config needs --forced TRACES.")
+    if args.config is not None and args.model is not None:
+        raise UsageError("MODEL and --config both name the model; leave one out.")
+    ignored = [name for name in ("max_new_tokens", "data") if args.forced and getattr(args, name) is not None]
+    if ignored:
+        raise UsageError(f"a forced run takes texts and lengths from its recordings; leave {flags(ignored)} out.")
+    if args.assistant is not None and "hf:assisted" not in args.methods:
+        raise UsageError("--assistant drafts for hf:assisted only, which is not among --methods.")
+    if Path(args.out).is_file():
+        raise FileError(f"{args.out} is a file; name a folder by --out.")
+    if args.forced and any(temperatures(args.temperature)):
+        raise UsageError("a forced run follows recorded outputs and samples nothing; leave --temperature out.")
+
+
+def flags(names: Sequence[str]) -> str:
+    """Return options as they are typed."""
+    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def temperatures(text: str) -> list[float]:
+    """Return the numbers of "T,...".
+
+    Raises:
+        UsageError: they are none, or below 0.
+    """
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise UsageError(f"--temperature takes numbers with commas between them, not '{text}'.") from error
+    if not found or min(found) < 0:
+        raise UsageError(f"--temperature takes numbers of 0 or more, not '{text}'.")
+    return list(dict.fromkeys(found))
+
+
+def target(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Load or make the model that is asked for, and its tokenizer or None."""
+    from speculant.bench.inflate import inflate
+    from speculant.bench.shapes import random_model
+    from speculant.loading import load_model
+
+    options = {"dtype": args.dtype, "device": args.device, "attention": args.attn}
+    if args.config is not None:
+        model, tokenizer = random_model(Path(args.config), **options), None
+    else:
+        model, tokenizer = load_model(args.model, **options)
+    if args.inflate is not None:
+        layers, _, mlp = args.inflate.partition("x")
+        if not layers.isdigit() or (mlp and not mlp.isdigit()):
+            raise UsageError(f"--inflate takes LAYERS or LAYERSxMLP, such as 24 or 24x8192, not '{args.inflate}'.")
+        model = inflate(model, layers=int(layers), mlp=int(mlp) if mlp else None)
+    return model, tokenizer
+
+
+def positions_of(model: Any) -> int | None:
+    """Return how many positions a model has."""
+    found: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return found
+
+
+def forced_tasks(args: argparse.Namespace, model: Any) -> tuple[list[Task], bool]:
+    """Return a task per file of recorded outputs, and whether ids were mapped."""
+    from speculant.bench.forced import fit_vocabulary
+    from speculant.bench.tasks import recorded_task
+    from speculant.bench.traces import read_recordings
+
+    paths = [Path(path) for path in dict.fromkeys(args.forced)]
+    files = [list(read_recordings(path))[: args.limit] for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        if not file:
+            raise FileError(f"{path} holds no recorded output.")
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    fitted, mapped = fit_vocabulary([each for file in files for each in file], vocabulary)
+    tasks, begin = [], 0
+    for path, file in zip(paths, files, strict=True):
+        tasks.append(recorded_task(path.stem, fitted[begin : begin + len(file)], positions_of(model)))
+        begin += len(file)
+    return tasks, mapped
+
+
+def asked_tasks(args: argparse.Namespace, model: Any, tokenizer: Any) -> list[Task]:
+    """Return a task per suite."""
+    from speculant.bench.suites import read_suite
+    from speculant.bench.tasks import asked_task
+
+    folder = None if args.data is None else Path(args.data)
+    return [
+        asked_task(
+            Path(name).stem if name.endswith(".jsonl") else name,
+            read_suite(name, folder)[: args.limit],
+            tokenizer,
+            positions=positions_of(model),
+            most=args.max_new_tokens or NEW_TOKENS,
+        )
+        for name in task_names(args)
+    ]
+
+
+def task_names(args: argparse.Namespace) -> list[str]:
+    """Return what --tasks or --forced name.
+
+    Raises:
+        UsageError: nothing, or two of the same name.
+    """
+    given = args.forced or [name.strip() for name in args.tasks.split(",") if name.strip()]
+    names = list(dict.fromkeys(given))
+    called = [Path(name).stem for name in names]
+    if not names or len(set(called)) < len(called):
+        raise UsageError("name at least one task, and files that are called differently: results go by their names.")
+    return names

@@ -1,0 +1,90 @@
+"""How a benchmark was run: for programs, which compare it, and for people."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from speculant.bench.contest import Contest
+
+LABELS = ("forced", "random weights", "inflated")
+
+
+def model_name(args: argparse.Namespace) -> str:
+    """Return what the results call the model: a hub id, or a folder without the path to it."""
+    if args.config is not None:
+        config = Path(args.config).resolve()
+        return config.parent.name if config.name == "config.json" else config.stem
+    if args.model is None:
+        return "bundled"
+    return Path(args.model).resolve().name if Path(args.model).exists() else str(args.model)
+
+
+def conditions(args: argparse.Namespace, contest: Contest) -> dict[str, Any]:
+    """Return how it is run: what must be the same for a run to go on."""
+    import torch
+
+    from speculant.bench.contestants import Own
+
+    return {
+        "model": model_name(args),
+        "tasks": {task.name: len(task.items) for task in contest.tasks},
+        "forced": args.forced is not None,
+        "random_weights": args.config is not None,
+        "inflated": args.inflate,
+        "methods": [contestant.name for contestant in contest.contestants],
+        "assistant": args.assistant and Path(args.assistant).name,
+        "nodes": args.nodes,
+        "memory_limit_mb": args.memory_limit,
+        "temperatures": [sampling.temperature for sampling in contest.samplings],
+        "seed": args.seed,
+        "batch": args.batch,
+        "trials": contest.trials,
+        "limit": args.limit,
+        "max_new_tokens": args.max_new_tokens,
+        "dtype": str(contest.plain.model.dtype).removeprefix("torch."),
+        "device": str(contest.plain.model.device),
+        "attention": contest.plain.model.config._attn_implementation,
+        "fast": any(isinstance(each, Own) and each.fast for each in contest.contestants),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def labels(settings: dict[str, Any]) -> list[str]:
+    """Return what a reader must not overlook."""
+    return [label for label in LABELS if settings[label.replace(" ", "_")]]
+
+
+def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
+    """Return the same for people."""
+    how = (
+        f"Model {settings['model']}, {settings['dtype']} on {settings['device']}, {settings['attention']} attention, "
+        f"{settings['threads']} threads; one sequence at a time, {_times(settings['trials'])} after a warm-up, all "
+        "methods one after the other on each request; memory empty at the start of each task and kept within it."
+    )
+    if settings["fast"]:
+        how += " Passes of Speculant's methods, none included, run its own code for linear layers; those of hf: do not."
+    found = [how]
+    if settings["forced"]:
+        found.append(
+            "Forced: the model runs every pass, the next tokens are those of the recording; so cost is the model's, "
+            "acceptance the recording's, and drafters are shown no logits."
+        )
+    if settings["random_weights"]:
+        found.append("Random weights: the model is its config's shape and nothing else.")
+    if settings["inflated"]:
+        found.append(
+            f"Inflated to {settings['inflated']} (layers x MLP): layers and widths that change no output were added, "
+            "so the text is the small model's and the cost that of a larger one."
+        )
+    if mapped:
+        found.append("Token ids were numbered anew, since the model's vocabulary is smaller than the recorded one.")
+    if settings["limit"] is not None:
+        found.append(f"The first items of each task, at most {settings['limit']}.")
+    return found
+
+
+def _times(trials: int) -> str:
+    return "one trial" if trials == 1 else f"{trials} trials"

@@ -1,0 +1,158 @@
+"""The command that times methods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import SHAPE
+from speculant.bench.contest import Contest
+from speculant.cli.main import main
+from speculant.errors import SpeculantError
+
+CaptureFixture = pytest.CaptureFixture[str]
+METHODS = "none,aded,mix,hf:generate,hf:prompt-lookup"
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def forced(tmp_path: Path) -> list[str]:
+    """Return the arguments of a forced run on a small shape: two outputs, the first too long for its positions."""
+    rows = [{"prompt_ids": [1, i], "output_ids": [4, 5, 6, 2] * (30 // i), "category": "x"} for i in (1, 3)]
+    trace = write(tmp_path / "model-task.jsonl", *rows)
+    config = write(tmp_path / "config.json", SHAPE | {"model_type": "llama", "max_position_embeddings": 64})
+    return ["bench", "--forced", trace, "--config", config, "--out", str(tmp_path / "out"), "--device", "cpu"]
+
+
+def test_a_forced_run(forced: list[str], tmp_path: Path, capsys: CaptureFixture) -> None:
+    """All methods follow the recording, and the promised files say how; none holds a path."""
+    assert main([*forced, "--methods", METHODS]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert [line.split()[:2] for line in out.splitlines()[1:6]] == [["model-task", name] for name in METHODS.split(",")]
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    for row in found["methods"]:
+        assert {"method", "task", "tokens", "rounds", "mat", "tokens_per_second", "speedup"} <= row.keys()
+        assert row["time_share"].keys() == {"draft", "target", "rest"}
+        assert (row["tokens"], row["identical"], row["compared"]) == (62 + 40, 2, 2)
+    by_method = {row["method"]: row for row in found["methods"]}
+    assert by_method["none"]["mat"] == by_method["hf:generate"]["mat"] == by_method["none"]["speedup"] == 1.0
+    assert min(by_method[name]["mat"] for name in ("aded", "mix", "hf:prompt-lookup")) > 1.5
+    assert found["labels"] == ["forced", "random weights"]
+    assert (found["settings"]["trials"], found["settings"]["tasks"]) == (1, {"model-task": 2})
+    assert "python" in found["environment"]
+    for name in ("result.json", "table.md", "report.html"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "1 of 2 outputs were cut" in text
+        assert str(tmp_path) not in text
+    assert not (tmp_path / "out" / "memory").exists()
+
+
+def test_going_on(forced: list[str], tmp_path: Path, capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished run is only written again; other settings are refused until --restart."""
+    assert main([*forced, "--methods", "none"]) == 0
+    before = (tmp_path / "out" / "result.json").read_text()
+    capsys.readouterr()
+    with monkeypatch.context() as patched:
+        patched.setattr(Contest, "warm_up", None)
+        assert main([*forced, "--methods", "none"]) == 0
+    assert "going on with the run" in capsys.readouterr().err
+    assert (tmp_path / "out" / "result.json").read_text() == before
+    assert main([*forced, "--methods", "none", "--limit", "1"]) == 2
+    assert "other settings (limit, tasks)" in capsys.readouterr().err
+    assert main([*forced, "--methods", "none", "--limit", "1", "--restart"]) == 0
+
+
+def test_a_free_run(tmp_path: Path, tiny_folder: Path) -> None:
+    """A model answers prompts, greedily and by chance, as plain decoding does; several trials give a spread."""
+    task = write(tmp_path / "mine.jsonl", {"turns": ["Once upon a time", "And then"]}, {"prompt": "The dog"})
+    argv = ["bench", str(tiny_folder), "--tasks", task, "--methods", "lookup,hf:generate,hf:prompt-lookup"]
+    argv += [
+        "--temperature",
+        "0,1",
+        "--max-new-tokens",
+        "6",
+        "--trials",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
+    assert main(argv) == 0
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    compared = {(row["temperature"], row["method"]): row["compared"] for row in found["methods"]}
+    assert set(compared.values()) == {0, 6}
+    assert [key for key, each in compared.items() if not each] == [(1.0, "hf:prompt-lookup")]
+    for row in found["methods"]:
+        assert row["identical"] == row["compared"]
+        assert (row["requests"], row["trials"]) == (3, 2)
+        assert len(row["speedup_spread"]) == 2
+    text = (tmp_path / "out" / "rows.jsonl").read_text() + json.dumps(found)
+    assert "Once upon" not in text
+    assert found["settings"]["model"] == tiny_folder.name
+
+
+def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
+    """The model is padded, and every report says so."""
+    trace = write(tmp_path / "t.jsonl", {"prompt_ids": [1, 5], "output_ids": [4, 5, 6]})
+    argv = ["bench", str(tiny_folder), "--forced", trace, "--inflate", "4x64", "--methods", "none"]
+    assert main([*argv, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["labels"] == ["forced", "inflated"]
+    assert "Inflated to 4x64" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--batch", "2"], "--batch 2: one sequence"),
+        (["--tasks", "gsm8k"], "either --tasks, or --forced"),
+        (["--temperature", "1"], "samples nothing"),
+        (["--temperature", "x"], "--temperature takes numbers"),
+        (["--max-new-tokens", "3", "--data", "x"], "leave --max-new-tokens and --data out"),
+        (["--methods", "recycling"], "without --forced"),
+        (["--methods", "mxi"], "Did you mean 'mix'"),
+        (["--assistant", "x"], "not among --methods"),
+        (["--config", "nowhere"], "cannot read nowhere"),
+        (["--inflate", "many"], "--inflate takes"),
+        (["--forced", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+        (["--forced", "a/t.jsonl", "b/t.jsonl"], "called differently"),
+    ],
+)
+def test_faults_come_before_the_work(
+    argv: list[str], message: str, forced: list[str], capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot go well is said before anything is decoded."""
+    monkeypatch.setattr(Contest, "warm_up", None)
+    assert main([*forced, *argv]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "either --tasks"),
+        (["--tasks", ","], "at least one task"),
+        (["--tasks", "x", "--config", "c"], "--config needs --forced"),
+        (["m", "--forced", "x", "--config", "c"], "leave one out"),
+        (["--tasks", "nothing"], "no task 'nothing'"),
+    ],
+)
+def test_misuse(argv: list[str], message: str, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Options that contradict each other are told apart."""
+    assert main(["bench", *argv, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_output_must_be_a_folder(forced: list[str], tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Said before the model is made."""
+    (tmp_path / "out").write_text("")
+    assert main(forced) == SpeculantError.exit_code
+    assert "is a file" in capsys.readouterr().err
