@@ -2,11 +2,12 @@
 
     prefill
     while the text goes on:
-        the session proposes a tree of at most `nodes` nodes, best first
+        sizing says how many nodes may be worth drafting
+        the session proposes a tree of at most as many, best first; sizing cuts off what does not pay
         the target runs one pass over the root and all nodes
         the verifier walks the tree along the target's own tokens
         the target keeps the cache rows of the accepted path
-        the session learns what was committed
+        the session learns what was committed, sizing what it took
 
 Draft-then-verify is Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318); the
 tree form SpecInfer (Miao et al. 2023, arXiv 2305.09781).
@@ -22,6 +23,7 @@ from enum import Enum
 import numpy as np
 
 from speculant.drafters.base import EMPTY_PATH, Drafter, Session, Verified
+from speculant.sizing import Sizing
 from speculant.stats import Stats
 from speculant.targets.base import Logits, Sampler, Target
 from speculant.tree import DraftTree, Float32, Int32
@@ -45,7 +47,7 @@ class Round:
 
 
 def decode(
-    target: Target, sampler: Sampler, drafter: Drafter, prompt: Int32, *, nodes: int, seed: int, stats: Stats
+    target: Target, sampler: Sampler, drafter: Drafter, prompt: Int32, *, sizing: Sizing, seed: int, stats: Stats
 ) -> Iterator[Round]:
     """Decode one request, yielding its rounds as they happen.
 
@@ -53,7 +55,7 @@ def decode(
         target, sampler: of this request.
         drafter: shared; a session is opened on it and closed whatever happens.
         prompt: Int32[T].
-        nodes: the most nodes a draft may have.
+        sizing: says how many nodes a draft may have.
         seed: for drafters that draw random numbers.
         stats: is filled.
     """
@@ -73,23 +75,25 @@ def decode(
         stats.draft_seconds += time.perf_counter() - mark
         yield Round([token], [Source.PLAIN])
         while not ended:
-            done, ended = _round(target, sampler, drafter, session, token, nodes, stats)
+            done, ended = _round(target, sampler, drafter, session, token, sizing, stats)
             token = done.tokens[-1]
             stats.seconds = time.perf_counter() - start
             yield done
     finally:
         session.close()
+        stats.sizes = sizing.reason()
 
 
 def _round(
-    target: Target, sampler: Sampler, drafter: Drafter, session: Session, root: int, nodes: int, stats: Stats
+    target: Target, sampler: Sampler, drafter: Drafter, session: Session, root: int, sizing: Sizing, stats: Stats
 ) -> tuple[Round, bool]:
     began = time.perf_counter()
     room = sampler.room
-    tree = session.propose(nodes) if nodes and room > 1 else DraftTree.empty()
+    budget = sizing.budget() if room > 1 else 0
+    tree = session.propose(budget) if budget else DraftTree.empty()
     if len(tree) >= room:
         tree = tree.within(room - 1)
-    tree = target.shape(tree)
+    tree = sizing.cut(target.shape(tree))
     drafted = time.perf_counter()
 
     logits = target.verify(root, tree)
@@ -104,8 +108,10 @@ def _round(
 
     session.observe(_verified(tree, path, tokens, best))
     stats.add_round(tree, path, tokens)
-    stats.draft_seconds += drafted - began + time.perf_counter() - committed
+    draft = drafted - began + time.perf_counter() - committed
+    stats.draft_seconds += draft
     stats.target_seconds += verified - drafted
+    sizing.learn(tree, path, len(tokens), target=verified - drafted, draft=draft)
     last = Source.BONUS if len(tree) else Source.PLAIN
     return Round(tokens, [Source.ACCEPTED] * len(path) + [last]), ended
 

@@ -14,6 +14,7 @@ import torch
 
 from speculant.decoding import Round, Source, decode
 from speculant.drafters.base import Drafter
+from speculant.sizing import Sizing
 from speculant.stats import Stats
 from speculant.targets.sampling import Request, make_sampler
 from speculant.targets.transformers import TransformersTarget
@@ -29,14 +30,14 @@ class Run:
         request: Request,
         drafter: Drafter,
         *,
-        nodes: int,
+        sizing: Sizing,
         seed: int,
         streamer: Any,
         stats: Stats,
     ) -> None:
         self.target, self.request, self.stats = target, request, stats
         self.finish_reason = ""
-        self._drafter, self._nodes, self._seed, self._streamer = drafter, nodes, seed, streamer
+        self._drafter, self._sizing, self._seed, self._streamer = drafter, sizing, seed, streamer
 
     def rounds(self) -> Generator[Round]:
         """Decode; the finish reason is set before the last round is given out."""
@@ -47,7 +48,7 @@ class Run:
             make_sampler(request),
             self._drafter,
             prompt,
-            nodes=self._nodes,
+            sizing=self._sizing,
             seed=self._seed,
             stats=self.stats,
         )

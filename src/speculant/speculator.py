@@ -19,18 +19,22 @@ from speculant.fingerprint import tokenizer_fingerprint
 from speculant.generation import Result, Run, Stream
 from speculant.loading import load_model
 from speculant.registry import find_method
+from speculant.sizing import BestSize, FixedSize, RoundCost, Sizing, Values
 from speculant.stats import Stats
 from speculant.targets.fast import prepare_model
 from speculant.targets.preparation import Call, prepare, sampling_options
 from speculant.targets.sampling import Request
 from speculant.targets.support import check_model
 from speculant.targets.transformers import TransformersTarget
+from speculant.tuning import stored_step_cost
 
 Message = dict[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 
 NODES = {"cpu": 16}
 NODES_ELSEWHERE = 64
+AUTO = "auto"
+MOST_NODES = 64  # of a draft whose size is chosen round by round
 
 
 class Speculator:
@@ -43,7 +47,7 @@ class Speculator:
         drafter: Drafter,
         *,
         method: str,
-        nodes: int | None = None,
+        nodes: int | str | None = None,
         fast: bool | None = None,
     ) -> None:
         """Put the parts together; `from_transformers` and `from_pretrained` are the usual ways in.
@@ -56,10 +60,11 @@ class Speculator:
         self.drafter = drafter
         self.method = method
         self.abilities = check_model(self.model)
-        if nodes is not None and nodes < 0:
-            raise UsageError(f"nodes must be 0 or more, not {nodes}.")
+        if not (nodes is None or nodes == AUTO or (isinstance(nodes, int) and nodes >= 0)):
+            raise UsageError(f"nodes must be 0 or more, or '{AUTO}', not {nodes!r}.")
         self.nodes = NODES.get(self.model.device.type, NODES_ELSEWHERE) if nodes is None else nodes
         self.fast = prepare_model(self.model, fast)
+        self._cost, self._values = RoundCost(most=MOST_NODES, known=stored_step_cost(self.model, self.fast)), Values()
         self.last_stats: Stats | None = None
 
     @classmethod
@@ -69,7 +74,7 @@ class Speculator:
         tokenizer: Any = None,
         *,
         method: str = "mix",
-        nodes: int | None = None,
+        nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int = MEMORY_LIMIT,
         fast: bool | None = None,
@@ -81,7 +86,8 @@ class Speculator:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
             method: a name from `speculant methods`.
-            nodes: most nodes per draft; None for 16 on a CPU, 64 elsewhere.
+            nodes: most nodes per draft; None for 16 on a CPU, 64 elsewhere; "auto" for as many as pay in each round,
+                up to 64, by what passes turn out to cost and nodes to be worth.
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take.
             fast: whether passes over a draft run the library's own code for linear layers, on CPUs; None: where that
@@ -234,6 +240,10 @@ class Speculator:
         """Replace the drafter's memory by a file's."""
         self.drafter.load(Path(path))
 
+    def sizing(self) -> Sizing:
+        """Return what says how many nodes the rounds of one request spend."""
+        return FixedSize(self.nodes) if isinstance(self.nodes, int) else BestSize(self._cost, self._values)
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.
 
@@ -300,7 +310,7 @@ class Speculator:
             keep_raw=prepared.keep_raw,
         )
         self.last_stats = stats
-        return Run(target, request, self.drafter, nodes=self.nodes, seed=seed or 0, streamer=streamer, stats=stats)
+        return Run(target, request, self.drafter, sizing=self.sizing(), seed=seed or 0, streamer=streamer, stats=stats)
 
 
 class Bound:

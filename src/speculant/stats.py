@@ -21,6 +21,7 @@ class Stats:
         accepted_by_depth: [d - 1] counts those of them in which it was right.
         prefill_seconds, draft_seconds, target_seconds: the prompt's pass, drafting and learning, target passes.
         seconds: the whole request, prefill included.
+        sizes: why drafts were of the sizes they were; empty where the size was given.
         notes: what the user should know about how this was run.
     """
 
@@ -36,6 +37,7 @@ class Stats:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
+    sizes: str = ""
     notes: list[str] = field(default_factory=list)
 
     def add_round(self, tree: DraftTree, path: list[int], tokens: list[int]) -> None:
@@ -93,6 +95,7 @@ class Stats:
             "prefill_seconds": self.prefill_seconds,
             "tokens_per_second": self.tokens_per_second,
             "time_share": self.time_share,
+            "sizes": self.sizes,
             "notes": self.notes,
         }
 
@@ -108,4 +111,6 @@ class Stats:
             f"accepted    {self.accepted} of {self.drafted} drafted; by depth: {depths}",
             f"time        draft {share['draft']:.1%}, target {share['target']:.1%}, rest {share['rest']:.1%}",
         ]
+        if self.sizes:
+            lines.append(f"sizes       {self.sizes}")
         return "\n".join(lines + [f"note        {note}" for note in self.notes])

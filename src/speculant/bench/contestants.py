@@ -15,7 +15,7 @@ from speculant.bench.replay import replay
 from speculant.bench.tasks import Request
 from speculant.bench.traces import Recording
 from speculant.registry import find_method
-from speculant.speculator import Speculator
+from speculant.speculator import MOST_NODES, Speculator
 
 PLAIN = "none"
 PRACTICE = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # a text that repeats itself
@@ -122,7 +122,7 @@ class Own:
 
     def practise(self) -> None:
         if find_method(self.name).replayable:
-            replay(self._speculator.drafter, [Recording(PRACTICE, PRACTICE)], nodes=self._speculator.nodes)
+            replay(self._speculator.drafter, [Recording(PRACTICE, PRACTICE)], nodes=MOST_NODES)
 
     def renew(self) -> None:
         self._speculator = self._make()

@@ -73,7 +73,7 @@ def force(speculator: Speculator, prompt: Int32, sampler: ForcedSampler) -> tupl
     stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
     target = TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast)
     drafter, tokens = Withheld(speculator.drafter), list[int]()
-    rounds = decode(target, sampler, drafter, prompt, nodes=speculator.nodes, seed=0, stats=stats)
+    rounds = decode(target, sampler, drafter, prompt, sizing=speculator.sizing(), seed=0, stats=stats)
     with torch.no_grad():
         for done in rounds:
             tokens += done.tokens

@@ -36,7 +36,7 @@ def named_methods(names: str, *, forced: bool, assisted: bool) -> list[str]:
 
 
 def line_up(
-    methods: Sequence[str], model: Any, *, assistant: Any, nodes: int | None, memory_limit: int, fast: bool | None
+    methods: Sequence[str], model: Any, *, assistant: Any, nodes: int | str | None, memory_limit: int, fast: bool | None
 ) -> list[Contestant]:
     """Return the contestants of those names.
 
@@ -44,7 +44,7 @@ def line_up(
         methods: of `named_methods`.
         model: the target.
         assistant: the drafting model of hf:assisted, or None.
-        nodes: most nodes per draft; None for the device's default.
+        nodes: most nodes per draft, "auto", or None for the device's default.
         memory_limit: bytes the memory of each may take.
         fast: see `Speculator.from_transformers`.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
-from speculant.cli.options import Subparsers, add_loading_options, quieten, whole
+from speculant.cli.options import Subparsers, add_loading_options, node_count, quieten, whole
 from speculant.cli.output import say
 from speculant.cli.replay import bar
 from speculant.errors import FileError, UnsupportedError, UsageError
@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="see `speculant methods`; hf:generate, hf:prompt-lookup, hf:assisted; default: none,mix",
     )  # fmt: skip
     group.add_argument("--assistant", metavar="PATH|ID", help="the model that drafts for hf:assisted")
-    group.add_argument("--nodes", metavar="N", type=whole(0), help="most per draft; default: 16 on a CPU, 64 elsewhere")
+    group.add_argument("--nodes", metavar="N|auto", type=node_count, help="see `speculant generate --help`")
     group.add_argument("--memory-limit", metavar="MB", type=whole(1), default=256, help="of each method; default: 256")
     group.add_argument("--temperature", metavar="T,...", default="0", help="one or more; default: 0, greedy")
     group.add_argument("--seed", metavar="N", type=whole(0), default=0, help="of sampling; default: 0")

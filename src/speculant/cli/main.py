@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from speculant import __version__
-from speculant.cli import bench, chat, check, compare, corpus, env, generate, memory, methods, replay
+from speculant.cli import bench, chat, check, compare, corpus, env, generate, memory, methods, replay, tune
 from speculant.errors import SpeculantError
 
-COMMANDS = (generate, chat, methods, bench, compare, check, corpus, memory, replay, env)
+COMMANDS = (generate, chat, methods, bench, compare, check, corpus, memory, replay, tune, env)
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 _NO_MEMORY = ("can't allocate memory", "not enough memory")

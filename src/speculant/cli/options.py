@@ -33,6 +33,11 @@ def whole(least: int) -> Callable[[str], int]:
     return number
 
 
+def node_count(text: str) -> int | str:
+    """Read how many nodes a draft may have."""
+    return text if text == "auto" else whole(0)(text)
+
+
 def share(text: str) -> float:
     """Read a number above 0 and up to 1; transformers takes larger ones without a word and ignores them."""
     value = float(text)
@@ -65,7 +70,10 @@ def add_drafting_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
     group.add_argument("--method", metavar="NAME", default="mix", help="see `speculant methods`; default: mix")
     group.add_argument(
-        "--nodes", metavar="N", type=whole(0), help="most tokens per draft; default: 16 on a CPU, 64 elsewhere"
+        "--nodes",
+        metavar="N|auto",
+        type=node_count,
+        help="most tokens per draft, or auto for as many as pay in each round; default: 16 on a CPU, 64 elsewhere",
     )
     group.add_argument("--memory", metavar="FILE", help="begin with this memory if it exists, and save it there")
     group.add_argument(

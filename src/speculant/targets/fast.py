@@ -111,7 +111,12 @@ class _Forward:
         bias: Any = self._module.bias
         *shape, k = input.shape
         rows = input.numel() // k
-        fits = LEAST_ROWS <= rows <= self._most and input.dtype == weight.dtype and input.device.type == "cpu" and _usable(weight)
+        fits = (
+            LEAST_ROWS <= rows <= self._most
+            and input.dtype == weight.dtype
+            and input.device.type == "cpu"
+            and _usable(weight)
+        )
         if not fits or torch.is_grad_enabled():
             return F.linear(input, weight, bias)
         # In float whatever the weights are, so that sums are rounded once.

@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from speculant.folders import cache_folder
+
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
 SOURCE = Path(__file__).with_name("linear.cpp")
 
@@ -37,7 +39,7 @@ def load_native() -> ctypes.CDLL:
     if not compiler:
         raise BuildError("there is no C++ compiler (install g++, or name one in CXX)")
     identity = "\n".join([SOURCE.read_text(encoding="utf-8"), compiler, *FLAGS, processor()])
-    library = _folder() / f"linear-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
+    library = cache_folder() / f"linear-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
     try:
         if not library.exists():
             print("speculant: compiling its code for this processor, once ...", file=sys.stderr)  # noqa: T201
@@ -70,7 +72,3 @@ def processor() -> str:
     except OSError:
         return platform.processor()
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "speculant"
