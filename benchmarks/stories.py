@@ -51,7 +51,7 @@ def main() -> None:
 
 def compare(out: Path, method: str, prompts: Path, model: list[str], memory: list[str]) -> None:
     print(f"=== {out.stem}", flush=True)
-    options = ["--method", method, "--compare", "--max-new-tokens", str(TOKENS), "--json", str(out)]
+    options = ["--method", method, "--nodes", "16", "--compare", "--max-new-tokens", str(TOKENS), "--json", str(out)]
     run("generate", "--prompts", str(prompts), *options, *model, *memory)
     rows = [{k: v for k, v in row.items() if k not in TEXTS} for row in json.loads(out.read_text())]
     out.write_text(json.dumps(rows, indent=1) + "\n")

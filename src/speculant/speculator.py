@@ -31,7 +31,7 @@ from speculant.tuning import stored_step_cost
 Message = dict[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 
-NODES = {"cpu": 16}
+NODES = {"cpu": 8}
 NODES_ELSEWHERE = 64
 AUTO = "auto"
 MOST_NODES = 64  # of a draft whose size is chosen round by round
@@ -86,7 +86,7 @@ class Speculator:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
             method: a name from `speculant methods`.
-            nodes: most nodes per draft; None for 16 on a CPU, 64 elsewhere; "auto" for as many as pay in each round,
+            nodes: most nodes per draft; None for 8 on a CPU, 64 elsewhere; "auto" for as many as pay in each round,
                 up to 64, by what passes turn out to cost and nodes to be worth.
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take.
