@@ -7,5 +7,15 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder of what can be made again: compiled code, measured costs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "speculant"
+    """Return the folder of what can be made again: compiled code, measured costs.
+
+    Raises:
+        OSError: this user has no home folder.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # a relative one would be the working directory's, and is to be ignored
+        return given / "speculant"
+    try:
+        return Path.home() / ".cache" / "speculant"
+    except RuntimeError as error:
+        raise OSError(str(error)) from error

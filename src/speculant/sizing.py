@@ -101,7 +101,7 @@ class RoundCost:
 
     def learn(self, nodes: int, seconds: float) -> None:
         """Take in the seconds of a pass."""
-        i = int(np.searchsorted(self.sizes, nodes))
+        i = min(int(np.searchsorted(self.sizes, nodes)), len(self.sizes) - 1)
         self._ratios[i].append(seconds / self._base(np.array([nodes]))[0])
         met = [k for k, ratios in enumerate(self._ratios) if ratios]
         middle = [float(np.median(self._ratios[k])) for k in met]

@@ -53,7 +53,9 @@ def read_step_cost(path: Path) -> StepCost:
         found = json.loads(path.read_bytes())
         nodes, seconds = (np.array(found[name], np.float64) for name in ("nodes", "seconds"))
         fits = nodes.ndim == 1 and nodes.shape == seconds.shape and len(nodes) > 0
-        if not (fits and nodes[0] == 0 and (np.diff(nodes) > 0).all() and (seconds > 0).all()):
+        if not (
+            fits and nodes[0] == 0 and (np.diff(nodes) > 0).all() and (seconds > 0).all() and np.isfinite(seconds).all()
+        ):
             raise ValueError
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.") from error

@@ -23,6 +23,7 @@ from speculant.folders import cache_folder
 from speculant.sizing import SIZES
 from speculant.step_cost import StepCost, read_step_cost
 from speculant.targets.fast import Fast
+from speculant.targets.native import processor
 from speculant.targets.transformers import TransformersTarget
 from speculant.tree import DraftTree
 
@@ -39,19 +40,20 @@ def step_cost_file(model: Any, fast: Fast) -> Path:
     """Return where the cost of a model's passes on its device is kept."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
     device = model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    facts = [config, str(model.dtype), name, torch.get_num_threads(), bool(fast.forwards), torch.__version__]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else [device.type, processor()]
+    attention = getattr(model.config, "_attn_implementation", None)
+    facts = [config, attention, str(model.dtype), name, torch.get_num_threads(), bool(fast.forwards), torch.__version__]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(model: Any, fast: Fast) -> StepCost | None:
-    """Return what `speculant tune` found for this model and device, or None."""
-    path = step_cost_file(model, fast)
+def stored_step_cost(model: Any, fast: Fast, *, most: int) -> StepCost | None:
+    """Return what `speculant tune` found for this model and device for up to `most` nodes, or None."""
     try:
-        return read_step_cost(path) if path.exists() else None
-    except FileError:
-        return None  # a broken cache file costs a few rounds of measuring, not the request
+        found = read_step_cost(step_cost_file(model, fast))
+    except (FileError, OSError):
+        return None  # no cache file, or a broken one, costs a few rounds of measuring, not the request
+    return found if found.nodes[-1] >= most else None
 
 
 def measure_step_cost(
@@ -107,19 +109,17 @@ def _at_prefix(speculator: Speculator, prefix: int, sizes: list[int], seconds: f
         while len(times[0]) < _LEAST_ROUNDS or time.perf_counter() - began < seconds:
             for size, met in zip(sizes, times, strict=True):
                 met.append(_timed_pass(target, size))
-            if target.cached >= min(prefix + _DRIFT, (positions or math.inf) - len(sizes) - sizes[-1] - 1):
+            if target.cached > min(prefix + _DRIFT, (positions or math.inf) - len(sizes) - sizes[-1] - 1):
                 break
     return {"prefix": prefix, "seconds": [float(np.median(met)) for met in times], "rounds": len(times[0])}
 
 
 def _timed_pass(target: TransformersTarget, nodes: int) -> float:
-    tree = DraftTree(
-        np.ones(nodes, np.int32),
-        (np.arange(nodes, dtype=np.int32) - 1) // 2 if nodes else np.empty(0, np.int32),
-        np.ones(nodes, np.float32),
-    )
+    above = np.arange(nodes, dtype=np.int32) - 1
+    parents = above // 2 if target.abilities.trees else above
+    tree = DraftTree(np.ones(nodes, np.int32), parents, np.ones(nodes, np.float32))
     began = time.perf_counter()
-    logits = target.verify(1, target.shape(tree))
+    logits = target.verify(1, tree)
     logits.argmax(-1).tolist()  # as the sampler does: the pass is over when its choices are known
     target.commit([])
     return time.perf_counter() - began

@@ -183,3 +183,18 @@ def test_other_layers_are_left_alone() -> None:
         fast = prepare_model(holding(layer), True)
         assert not fast.forwards
         assert "no linear layer" in fast.notes[0]
+
+
+def test_only_ordinary_calls_are_answered_fast() -> None:
+    """Guards the edges: a weight of another width, autocast and a forward of the user's own are left to torch."""
+    layer = nn.Linear(32, 16)
+    fast, x = prepare_model(holding(layer), True), torch.randn(1, 8, 32)
+    with torch.no_grad(), fast.active():
+        with pytest.raises(RuntimeError):
+            layer(x[..., :31])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+    own = layer.forward = lambda input: input  # noqa: A006
+    with fast.active():
+        assert layer(x) is x
+    assert layer.forward is own

@@ -8,6 +8,7 @@ from typing import Any
 from speculant.cli.env import environment
 from speculant.cli.options import Subparsers, add_loading_options, quieten, whole
 from speculant.cli.output import check_writable, say, write_json
+from speculant.errors import FileError
 
 DESCRIPTION = """\
 Measure what a pass of the model over 0 to N drafted tokens costs on this machine, at a few lengths of text, and keep
@@ -45,12 +46,15 @@ def run(args: argparse.Namespace) -> int:
     with tqdm(total=len(PREFIXES), desc="measuring", unit="length", leave=False, disable=None) as bar:
         curve = measure_step_cost(speculator, most=args.nodes, seconds=args.seconds, advance=bar.update)
     print(table(curve))
-    path = step_cost_file(speculator.model, speculator.fast)
-    path.parent.mkdir(parents=True, exist_ok=True)
     found = {"environment": environment(speculator.model), **curve}
-    write_json(str(path), found)
     if args.json:
         write_json(args.json, found)
+    try:
+        path = step_cost_file(speculator.model, speculator.fast)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"the curve cannot be kept: {error}. Set XDG_CACHE_HOME to a folder of yours.") from error
+    write_json(str(path), found)
     say(f"kept in {path}; decoding with this model, dtype, device and number of threads begins with it.")
     return 0
 

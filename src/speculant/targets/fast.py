@@ -41,14 +41,18 @@ class Fast:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Let the prepared modules answer fast."""
-        for module, forward in self.forwards:
-            module.__dict__["forward"] = forward
+        """Let the prepared modules answer fast, except those that have got a forward of their own meanwhile.
+
+        Another thread's pass over the same model may end first; then the rest of this one runs torch's products.
+        """
         try:
+            for module, forward in self.forwards:
+                module.__dict__.setdefault("forward", forward)
             yield
         finally:
-            for module, _ in self.forwards:
-                module.__dict__.pop("forward", None)
+            for module, forward in self.forwards:
+                if module.__dict__.get("forward") is forward:
+                    module.__dict__.pop("forward", None)
 
 
 def prepare_model(model: Any, fast: bool | None) -> Fast:
@@ -83,14 +87,14 @@ def _reason(model: Any) -> str | None:
 
 def _fits(module: nn.Module, least: int) -> bool:
     """Say whether a module is an ordinary linear layer. One with a forward of its own (offloading) is not."""
-    if type(module) is not nn.Linear or "forward" in module.__dict__:
+    if type(module) is not nn.Linear or not isinstance(module.__dict__.get("forward"), _Forward | None):
         return False
     return _usable(module.weight) and module.weight.numel() >= least
 
 
 def _usable(weight: Tensor) -> bool:
-    plain = type(weight) in (nn.Parameter, Tensor) and weight.device.type == "cpu" and weight.dtype in DTYPES
-    return plain and weight.is_contiguous()
+    plain = type(weight) in (nn.Parameter, Tensor) and weight.layout is torch.strided
+    return plain and weight.device.type == "cpu" and weight.dtype in DTYPES and weight.is_contiguous()
 
 
 def _pays(module: nn.Module) -> bool:
@@ -110,9 +114,11 @@ class _Forward:
         weight: Any = self._module.weight
         bias: Any = self._module.bias
         *shape, k = input.shape
-        rows = input.numel() // k
+        rows = input.numel() // max(k, 1)
         fits = (
             LEAST_ROWS <= rows <= self._most
+            and tuple(weight.shape[1:]) == (k,)
+            and not torch.is_autocast_enabled("cpu")
             and input.dtype == weight.dtype
             and input.device.type == "cpu"
             and _usable(weight)

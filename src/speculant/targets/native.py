@@ -39,11 +39,14 @@ def load_native() -> ctypes.CDLL:
     if not compiler:
         raise BuildError("there is no C++ compiler (install g++, or name one in CXX)")
     identity = "\n".join([SOURCE.read_text(encoding="utf-8"), compiler, *FLAGS, processor()])
-    library = cache_folder() / f"linear-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
+    name = f"linear-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
     try:
+        library = cache_folder() / name
         if not library.exists():
             print("speculant: compiling its code for this processor, once ...", file=sys.stderr)  # noqa: T201
             _compile(compiler, library)
+        if library.stat().st_uid != os.getuid():
+            raise BuildError(f"{library} belongs to another user; set XDG_CACHE_HOME to a folder of yours")
         loaded = ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"its code cannot be built or loaded: {error}") from error
