@@ -204,3 +204,25 @@ def test_threads_share_the_memory(tmp_path: Path) -> None:
         tokens = entries[(entries >> 20 & 127) > 0] & (MAX_TOKENS - 1)
         assert set(tokens.tolist()) <= taught
     assert np.isfinite(held._tables.mixer.weights).all()
+
+
+@pytest.mark.parametrize("fault", ["token", "width", "bits", "number", "band"])
+def test_an_intact_file_may_not_mislead_the_kernels(fault: str, tmp_path: Path) -> None:
+    """Kernels check no index, so what could lead them outside their arrays is refused before they see it."""
+    held, fresh = drafter(), drafter()
+    play(held, language(3, 300))
+    table = held._tables
+    if fault == "token":
+        table.narrow.entries[0, 0, 0] |= np.uint32(MAX_TOKENS - 1)
+    elif fault == "bits":
+        table.wide.facts[1] += 1
+    elif fault == "number":
+        table.mixer.weights[0, 0] = np.nan
+    elif fault == "band":
+        table.mixer.bands[5] = 200
+    else:
+        wider = np.zeros((*table.wide.entries.shape[:2], 30), np.uint32)
+        held._tables = table._replace(wide=table.wide._replace(entries=wider))
+    held.save(tmp_path / "m")
+    with pytest.raises(CorruptMemoryError, match="no memory of `mix` can"):
+        fresh.load(tmp_path / "m")

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
-from speculant.drafters.cells import MAX_TOKENS, UNIT, Cells, grown, new_cells, room
+from speculant.drafters.cells import CHECK_BITS, MAX_TOKENS, UNIT, Cells, grown, new_cells, room
 from speculant.drafters.evidence import LONGEST_ROW
 from speculant.drafters.memory_file import read_memory, write_memory
 from speculant.drafters.mix_kernels import (
     NARROW_ROW,
+    Array,
     Arrays,
     Tables,
     learn_echoes,
@@ -31,8 +32,8 @@ from speculant.drafters.mix_kernels import (
     most_probable,
     new_request,
 )
-from speculant.drafters.mixing import Mixer, new_mixer
-from speculant.errors import ForeignMemoryError, UnsupportedError
+from speculant.drafters.mixing import Mixer, frequency_bands, new_mixer
+from speculant.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.tree import DraftTree, Float32, Int32
 
 KIND = "mix"
@@ -196,9 +197,37 @@ class MixDrafter:
                 "Use the version of Speculant that wrote it, or begin a new file."
             )
         own = {name: np.array(array) for name, array in arrays.items()}
+        if not _sound(own, self._tables, self.vocabulary):
+            raise CorruptMemoryError(f"{path} is whole, but holds what no memory of `mix` can. Begin a new file.")
         narrow, wide = (Cells(*(own[f"{part}.{name}"] for name in Cells._fields)) for part in ("narrow", "wide"))
         with self._lock:
             self._take(Tables(narrow, wide, Mixer(*(own[f"mixer.{name}"] for name in Mixer._fields))))
+
+
+def _sound(arrays: dict[str, Array], own: Tables, vocabulary: int) -> bool:
+    """Say whether the kernels, which check nothing, may run on a file's arrays; a file may be made with intent."""
+    for part, cells in (("narrow", own.narrow), ("wide", own.wide)):
+        entries, facts = arrays[f"{part}.entries"], arrays[f"{part}.facts"]
+        if entries.dtype != cells.entries.dtype or facts.dtype != cells.facts.dtype or facts.shape != (3,):
+            return False
+        _, bits, first = facts.tolist()
+        shaped = 0 <= first <= bits < first + CHECK_BITS <= 64 and entries.shape == (
+            1 << bits,
+            *cells.entries.shape[1:],
+        )
+        if not shaped or (entries & np.uint32(MAX_TOKENS - 1)).max() >= vocabulary:
+            return False
+    mixer = Mixer(*(arrays[f"mixer.{name}"] for name in Mixer._fields))
+    typed = all(array.dtype == ours.dtype for array, ours in zip(mixer, own.mixer, strict=True))
+    finite = typed and all(np.isfinite(array).all() for array in (mixer.weights, mixer.evidence, mixer.steps))
+    tokens = mixer.cache[0]
+    return bool(
+        finite
+        and mixer.evidence[2].min() >= 0
+        and 0 <= tokens.min() <= tokens.max() < vocabulary
+        and np.array_equal(mixer.bands, frequency_bands(mixer.frequency[:-1]))
+        and np.array_equal(mixer.tables, own.mixer.tables)
+    )
 
 
 def _warm_up() -> None:

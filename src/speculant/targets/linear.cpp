@@ -3,7 +3,7 @@
 // PyTorch's matrix products are made for many rows; for 2 to 64 they run at a third of what memory allows. Here a tile
 // of ROWS x OUTS sums stays in registers, a slice of k (KEPT) keeps x's part in the first cache, and while a block of
 // weights is used for all rows the next one is fetched. Every sum is formed in the same order however many rows there
-// are, so a row's result does not depend, to the last bit, on the others: a draft's rows are those of plain decoding.
+// are, so a row's result does not depend, to the last bit, on the others.
 //
 // w is float or, if `narrow`, bfloat16, which is widened a block at a time; x and y are float.
 
