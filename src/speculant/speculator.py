@@ -64,10 +64,8 @@ class Speculator:
             raise UsageError(f"nodes must be 0 or more, or '{AUTO}', not {nodes!r}.")
         self.nodes = NODES.get(self.model.device.type, NODES_ELSEWHERE) if nodes is None else nodes
         self.fast = prepare_model(self.model, fast)
-        self._cost, self._values = (
-            RoundCost(most=MOST_NODES, known=stored_step_cost(self.model, self.fast, most=MOST_NODES)),
-            Values(),
-        )
+        known = stored_step_cost(self.model, self.fast, most=MOST_NODES)
+        self._cost, self._values = RoundCost(most=MOST_NODES, known=known), Values()
         self.last_stats: Stats | None = None
 
     @classmethod
