@@ -16,7 +16,7 @@ tree form SpecInfer (Miao et al. 2023, arXiv 2305.09781).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,7 +25,7 @@ import numpy as np
 from speculant.drafters.base import EMPTY_PATH, Drafter, Session, Verified
 from speculant.sizing import Sizing
 from speculant.stats import Stats
-from speculant.targets.base import Logits, Sampler, Target
+from speculant.targets.base import Choices, Logits, Sampler, Target
 from speculant.tree import DraftTree, Float32, Int32
 from speculant.verifiers.sample_then_follow import sample_then_follow
 
@@ -46,81 +46,119 @@ class Round:
     sources: list[Source]
 
 
-def decode(
-    target: Target, sampler: Sampler, drafter: Drafter, prompt: Int32, *, sizing: Sizing, seed: int, stats: Stats
-) -> Iterator[Round]:
-    """Decode one request, yielding its rounds as they happen.
+class Decoding:
+    """One request on its way, a step of a round at a time; so that one loop or many requests at once can drive it."""
 
-    Args:
-        target, sampler: of this request.
-        drafter: shared; a session is opened on it and closed whatever happens.
-        prompt: Int32[T].
-        sizing: says how many nodes a draft may have.
-        seed: for drafters that draw random numbers.
-        stats: is filled.
-    """
-    start = time.perf_counter()
-    logits = target.prefill()
-    best = _best(target, drafter, logits)
-    sampler.look(logits, DraftTree.empty())
-    token, ended = sampler.draw(0)
-    sampler.settle()
-    stats.tokens = 1
-    stats.prefill_seconds = time.perf_counter() - start
-    stats.seconds = stats.prefill_seconds
-    mark = time.perf_counter()
-    session = drafter.open(prompt, target=target, seed=seed)
+    def __init__(
+        self, target: Target, sampler: Sampler, drafter: Drafter, prompt: Int32, *, seed: int, stats: Stats
+    ) -> None:
+        """Prepare a request; nothing is computed yet.
+
+        Args:
+            target, sampler: of this request.
+            drafter: shared; a session is opened on it.
+            prompt: Int32[T].
+            seed: for drafters that draw random numbers.
+            stats: is filled.
+        """
+        self.target, self.sampler, self.stats = target, sampler, stats
+        self.ended = False
+        self.root = -1
+        self._drafter, self._prompt, self._seed = drafter, prompt, seed
+        self._session: Session | None = None
+        self._best: Best = (None, None)
+        self._began = time.perf_counter()
+
+    def begin(self) -> Round:
+        """Read the prompt and give the token that follows it; the session learns the prompt."""
+        self._began = start = time.perf_counter()
+        logits = self.target.prefill()
+        nothing = DraftTree.empty()
+        choices = self.look(logits, nothing)
+        if choices is not None:
+            self.sampler.receive(self.target.read([choices])[0])
+        self.root, self.ended = self.sampler.draw(0)
+        self.sampler.settle()
+        self.stats.tokens = 1
+        self.stats.prefill_seconds = self.stats.seconds = time.perf_counter() - start
+        mark = time.perf_counter()
+        self._session = self._drafter.open(self._prompt, target=self.target, seed=self._seed)
+        self._session.observe(_verified(nothing, [], [self.root], self._best))
+        self.stats.draft_seconds += time.perf_counter() - mark
+        return Round([self.root], [Source.PLAIN])
+
+    def draft(self, budget: int) -> DraftTree:
+        """Return a draft of at most `budget` nodes that the text has room for and the target can verify."""
+        assert self._session is not None
+        room = self.sampler.room
+        tree = self._session.propose(budget) if budget and room > 1 else DraftTree.empty()
+        if len(tree) >= room:
+            tree = tree.within(room - 1)
+        return self.target.shape(tree)
+
+    def look(self, logits: Logits, tree: DraftTree) -> Choices | None:
+        """Take Logits[N + 1, V] of a pass; return what the sampler must receive of it before it draws, or None."""
+        top_k = self._drafter.needs.top_k
+        self._best = self.target.top(logits, top_k) if top_k else (None, None)
+        return self.sampler.look(logits, tree)
+
+    def follow(self, tree: DraftTree) -> tuple[Round, list[int]]:
+        """Walk the draft along the target's tokens and keep their cache rows; return the round and its path."""
+        path, tokens, self.ended = sample_then_follow(tree, self.sampler.draw)
+        self.sampler.settle()
+        self.target.commit(path)
+        self.root = tokens[-1]
+        last = Source.BONUS if len(tree) else Source.PLAIN
+        return Round(tokens, [Source.ACCEPTED] * len(path) + [last]), path
+
+    def learn(self, tree: DraftTree, path: list[int], done: Round) -> None:
+        """Let the session learn from a round, and count it."""
+        assert self._session is not None
+        self._session.observe(_verified(tree, path, done.tokens, self._best))
+        self.stats.add_round(tree, path, done.tokens)
+        self.stats.seconds = time.perf_counter() - self._began
+
+    def close(self) -> None:
+        """End the session; what it learned stays with the drafter."""
+        if self._session is not None:
+            self._session.close()
+
+
+def decode(decoding: Decoding, sizing: Sizing) -> Generator[Round]:
+    """Decode one request, yielding its rounds as they happen; `sizing` says how many nodes its drafts may have."""
     try:
-        session.observe(_verified(DraftTree.empty(), [], [token], best))
-        stats.draft_seconds += time.perf_counter() - mark
-        yield Round([token], [Source.PLAIN])
-        while not ended:
-            done, ended = _round(target, sampler, drafter, session, token, sizing, stats)
-            token = done.tokens[-1]
-            stats.seconds = time.perf_counter() - start
-            yield done
+        yield decoding.begin()
+        while not decoding.ended:
+            yield _round(decoding, sizing)
     finally:
-        session.close()
-        stats.sizes = sizing.reason()
+        decoding.close()
+        decoding.stats.sizes = sizing.reason()
 
 
-def _round(
-    target: Target, sampler: Sampler, drafter: Drafter, session: Session, root: int, sizing: Sizing, stats: Stats
-) -> tuple[Round, bool]:
+def _round(decoding: Decoding, sizing: Sizing) -> Round:
+    target, stats = decoding.target, decoding.stats
     began = time.perf_counter()
-    room = sampler.room
-    budget = sizing.budget() if room > 1 else 0
-    tree = session.propose(budget) if budget else DraftTree.empty()
-    if len(tree) >= room:
-        tree = tree.within(room - 1)
-    tree = sizing.cut(target.shape(tree))
+    tree = sizing.cut(decoding.draft(sizing.budget()))
     drafted = time.perf_counter()
-
-    logits = target.verify(root, tree)
-    best = _best(target, drafter, logits)
-    sampler.look(logits, tree)
-    verified = time.perf_counter()
-
-    path, tokens, ended = sample_then_follow(tree, sampler.draw)
-    sampler.settle()
-    target.commit(path)
+    try:
+        choices = decoding.look(target.verify(decoding.root, tree), tree)
+        if choices is not None:
+            decoding.sampler.receive(target.read([choices])[0])
+        verified = time.perf_counter()
+        done, path = decoding.follow(tree)
+    except BaseException:
+        target.rollback()
+        raise
     committed = time.perf_counter()
-
-    session.observe(_verified(tree, path, tokens, best))
-    stats.add_round(tree, path, tokens)
+    decoding.learn(tree, path, done)
     draft = drafted - began + time.perf_counter() - committed
     stats.draft_seconds += draft
     stats.target_seconds += verified - drafted
-    sizing.learn(tree, path, len(tokens), target=verified - drafted, draft=draft)
-    last = Source.BONUS if len(tree) else Source.PLAIN
-    return Round(tokens, [Source.ACCEPTED] * len(path) + [last]), ended
+    sizing.learn(tree, path, len(done.tokens), target=verified - drafted, draft=draft)
+    return done
 
 
 Best = tuple[Int32, Float32] | tuple[None, None]
-
-
-def _best(target: Target, drafter: Drafter, logits: Logits) -> Best:
-    return target.top(logits, drafter.needs.top_k) if drafter.needs.top_k else (None, None)
 
 
 def _verified(tree: DraftTree, path: list[int], tokens: list[int], best: Best) -> Verified:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.decoding import Round, Source, decode
+from speculant.decoding import Decoding, Round, Source, decode
 from speculant.drafters.base import Drafter
 from speculant.sizing import Sizing
 from speculant.stats import Stats
@@ -30,39 +30,38 @@ class Run:
         request: Request,
         drafter: Drafter,
         *,
-        sizing: Sizing,
         seed: int,
         streamer: Any,
         stats: Stats,
     ) -> None:
         self.target, self.request, self.stats = target, request, stats
         self.finish_reason = ""
-        self._drafter, self._sizing, self._seed, self._streamer = drafter, sizing, seed, streamer
-
-    def rounds(self) -> Generator[Round]:
-        """Decode; the finish reason is set before the last round is given out."""
-        request = self.request
+        self._streamer = streamer
         prompt = request.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
-        steps = decode(
-            self.target,
-            make_sampler(request),
-            self._drafter,
-            prompt,
-            sizing=self._sizing,
-            seed=self._seed,
-            stats=self.stats,
-        )
-        while True:
-            with torch.no_grad():
-                done = next(steps, None)
-            if done is None:
-                break
-            if request.ended:
-                last = done.tokens[-1]
-                self.finish_reason = "length" if request.room() <= 0 and last not in request.ending else "stop"
-                if self._streamer is not None:
-                    self._streamer.end()
-            yield done
+        self.decoding = Decoding(target, make_sampler(request), drafter, prompt, seed=seed, stats=stats)
+
+    def rounds(self, sizing: Sizing) -> Generator[Round]:
+        """Decode; the finish reason is set before the last round is given out."""
+        steps = decode(self.decoding, sizing)
+        try:
+            while True:
+                with torch.no_grad():
+                    done = next(steps, None)
+                if done is None:
+                    break
+                self.settle(done)
+                yield done
+        finally:
+            steps.close()
+
+    def settle(self, done: Round) -> None:
+        """Where a round was the last, say why the text ended."""
+        if self.request.ended:
+            last = done.tokens[-1]
+            full = self.request.room() <= 0 and last not in self.request.ending
+            self.finish_reason = "length" if full else "stop"
+            if self._streamer is not None:
+                self._streamer.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +95,41 @@ class Result:
     cache: Any = None
 
 
-class Stream:
-    """Iterates over the pieces of a text; `result` is what there is so far, complete in the end."""
+class Text:
+    """A text as it grows, round by round."""
 
     def __init__(self, run: Run, tokenizer: Any) -> None:
         self.result = Result(stats=run.stats, cache=run.target.cache)
         self._run = run
-        self._text = Detokenizer(tokenizer, run.request.ids[0, -4:].tolist())
+        self._tokens = Detokenizer(tokenizer, run.request.ids[0, -4:].tolist())
+
+    def add(self, done: Round) -> Piece:
+        """Take in a round that the run has settled; return what it adds."""
+        result = self.result
+        texts = [self._tokens.push(token) for token in done.tokens]
+        if self._run.finish_reason:
+            texts[-1] += self._tokens.flush()
+            result.finish_reason = self._run.finish_reason
+        result.ids += done.tokens
+        result.sources += done.sources
+        result.text += "".join(texts)
+        return Piece("".join(texts), done.tokens, texts, done.sources)
+
+
+class Stream:
+    """Iterates over the pieces of a text; `result` is what there is so far, complete in the end."""
+
+    def __init__(self, run: Run, tokenizer: Any, sizing: Sizing) -> None:
+        self._run, self._sizing, self._text = run, sizing, Text(run, tokenizer)
+
+    @property
+    def result(self) -> Result:
+        return self._text.result
 
     def __iter__(self) -> Iterator[Piece]:
-        result, rounds = self.result, self._run.rounds()
+        rounds = self._run.rounds(self._sizing)
         try:
             for done in rounds:
-                texts = [self._text.push(token) for token in done.tokens]
-                if self._run.finish_reason:
-                    texts[-1] += self._text.flush()
-                    result.finish_reason = self._run.finish_reason
-                result.ids += done.tokens
-                result.sources += done.sources
-                result.text += "".join(texts)
-                yield Piece("".join(texts), done.tokens, texts, done.sources)
+                yield self._text.add(done)
         finally:
             rounds.close()

@@ -7,29 +7,23 @@ same from the other side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from speculant.drafters.base import MEMORY_LIMIT, Drafter
-from speculant.errors import PromptError, TokenizerError, UnsupportedError, UsageError
+from speculant.errors import UnsupportedError, UsageError
 from speculant.fingerprint import tokenizer_fingerprint
 from speculant.generation import Result, Run, Stream
 from speculant.loading import load_model
 from speculant.registry import find_method
+from speculant.requests import Message, Prompt, Requests
 from speculant.sizing import BestSize, FixedSize, RoundCost, Sizing, Values
 from speculant.stats import Stats
 from speculant.targets.fast import prepare_model
-from speculant.targets.preparation import Call, prepare, sampling_options
-from speculant.targets.sampling import Request
+from speculant.targets.preparation import Call
 from speculant.targets.support import check_model
-from speculant.targets.transformers import TransformersTarget
 from speculant.tuning import stored_step_cost
-
-Message = dict[str, str]
-Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 
 NODES = {"cpu": 8}
 NODES_ELSEWHERE = 64
@@ -67,6 +61,7 @@ class Speculator:
         known = stored_step_cost(self.model, self.fast, most=MOST_NODES)
         self._cost, self._values = RoundCost(most=MOST_NODES, known=known), Values()
         self.last_stats: Stats | None = None
+        self._requests = Requests(self.model, tokenizer, self.abilities, self.fast, method=method)
 
     @classmethod
     def from_transformers(
@@ -143,61 +138,20 @@ class Speculator:
             pass
         return stream.result
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        streamer: Any = None,
-        cache: Any = None,
-        **options: Any,
-    ) -> Stream:
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
         """Return the continuation of a prompt piece by piece.
 
         Args:
             prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
-            max_new_tokens: end of the text at the latest; less where the model has no more positions.
-            temperature: 0 for greedy, above 0 to sample; None for what the model's generation config says.
-            top_p, top_k: as in transformers; they need sampling.
-            seed: of a random stream of its own; None uses torch's default stream. Either way the text is the
-                one that plain decoding gives with that stream.
-            stop: strings that end the text; the one that did is part of it, as in transformers.
-            streamer: a transformers streamer.
-            cache: `Result.cache` of an earlier turn that this prompt continues.
-            options: anything else `model.generate` takes for one sequence: `generation_config`,
-                `logits_processor`, `stopping_criteria`, `repetition_penalty`, `attention_mask`, ...
+            options: `max_new_tokens`, `temperature`, `seed`, `stop` and all others of `Requests.prepare`.
 
         Raises:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
-        ids = self._encode(prompt)
-        notes, positions = [], self.abilities.positions
-        if positions is not None and ids.shape[1] + max_new_tokens > positions > ids.shape[1]:
-            max_new_tokens = positions - ids.shape[1]
-            notes.append(f"only {max_new_tokens} new tokens: the model has {positions} positions.")
-        if max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens must be 1 or more, not {max_new_tokens}.")
-        self._check_length(ids)
-        options.setdefault("attention_mask", torch.ones_like(ids))
-        options |= sampling_options(temperature, top_p, top_k)
-        call = Call()
-        try:
-            self.model.generate(
-                ids, custom_generate=call, past_key_values=cache, max_new_tokens=max_new_tokens, **options
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        if streamer is not None:
-            streamer.put(ids.cpu())
-        run = self._run(call, streamer=streamer, stop=stop, seed=seed, tokenizer=self.tokenizer)
-        run.stats.notes += notes
-        return Stream(run, self.tokenizer)
+        run = self._requests.prepare(self.drafter, prompt, **options)
+        self.last_stats = run.stats
+        return Stream(run, self.tokenizer, self.sizing())
 
     def bind(
         self,
@@ -215,7 +169,9 @@ class Speculator:
             seed: of a random stream of its own.
             tokenizer: for `stop`; the speculator's own if None.
         """
-        return Bound(self, streamer, stop, seed, tokenizer or self.tokenizer)
+        return Bound(
+            self._begin, self.sizing, streamer=streamer, stop=stop, seed=seed, tokenizer=tokenizer or self.tokenizer
+        )
 
     def __call__(
         self,
@@ -251,74 +207,29 @@ class Speculator:
         Raises:
             TokenizerError: there is no tokenizer, or it has no chat template.
         """
-        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
-            raise TokenizerError("this model's tokenizer has no chat template; pass the prompt as text.")
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=not begun)["input_ids"]
-        return ids
+        return self._requests.encode_chat(messages)
 
-    def _encode(self, prompt: Prompt) -> torch.Tensor:
-        if isinstance(prompt, torch.Tensor):
-            ids = prompt if prompt.ndim == 2 else prompt[None]
-        elif isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise TokenizerError("this model has no tokenizer; pass the prompt as token ids.")
-            if not prompt:
-                raise PromptError("the prompt is empty.")
-            ids = torch.tensor([self.tokenizer(prompt)["input_ids"]])
-        elif len(prompt) and isinstance(prompt[0], dict):
-            ids = torch.tensor([self.encode_chat(prompt)])  # type: ignore[arg-type]
-        else:
-            ids = torch.tensor([list(prompt)])
-        return ids.to(self.model.device, torch.long)
-
-    def _check_length(self, ids: torch.Tensor) -> None:
-        if ids.shape[1] == 0:
-            raise PromptError("the prompt is empty.")
-        positions = self.abilities.positions
-        if positions is not None and ids.shape[1] >= positions:
-            raise PromptError(f"the prompt has {ids.shape[1]} tokens, the model {positions} positions. Shorten it.")
-
-    def _run(self, call: Call, *, streamer: Any, stop: Any, seed: int | None, tokenizer: Any) -> Run:
-        if call.model is not self.model:
-            raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
-        self._check_length(call.ids)
-        prepared = prepare(call, stop=stop, tokenizer=tokenizer)
-        stats = Stats(method=self.method, notes=[*self.abilities.notes, *self.fast.notes])
-        target = TransformersTarget(
-            self.model,
-            self.abilities,
-            call.ids,
-            cache=call.cache,
-            padding=call.padding,
-            positions=call.positions,
-            chunk=call.config.prefill_chunk_size,
-            fast=self.fast,
-        )
-        if target.cached >= call.ids.shape[1]:
-            raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
-        stats.prompt_tokens = call.ids.shape[1] - target.cached
-        generator = None if seed is None else torch.Generator(self.model.device).manual_seed(seed)
-        request = Request(
-            ids=call.ids,
-            processors=prepared.processors,
-            criteria=prepared.criteria,
-            sample=prepared.sample,
-            generator=generator,
-            emitted=(lambda token: streamer.put(torch.tensor([token]))) if streamer is not None else (lambda _: None),
-            keep_scores=prepared.keep_scores,
-            keep_raw=prepared.keep_raw,
-        )
-        self.last_stats = stats
-        return Run(target, request, self.drafter, sizing=self.sizing(), seed=seed or 0, streamer=streamer, stats=stats)
+    def _begin(self, call: Call, **options: Any) -> Run:
+        run = self._requests.run(self.drafter, call, **options)
+        self.last_stats = run.stats
+        return run
 
 
 class Bound:
     """A speculator as a decoding method for `model.generate(custom_generate=...)`."""
 
-    def __init__(self, owner: Speculator, streamer: Any, stop: Any, seed: int | None, tokenizer: Any) -> None:
-        self._owner, self._streamer, self._stop, self._seed, self._tokenizer = owner, streamer, stop, seed, tokenizer
+    def __init__(
+        self,
+        begin: Callable[..., Run],
+        sizing: Callable[[], Sizing],
+        *,
+        streamer: Any,
+        stop: Any,
+        seed: int | None,
+        tokenizer: Any,
+    ) -> None:
+        self._begin, self._sizing = begin, sizing
+        self._streamer, self._stop, self._seed, self._tokenizer = streamer, stop, seed, tokenizer
 
     def __call__(
         self,
@@ -334,10 +245,8 @@ class Bound:
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
         if self._streamer is not None:
             self._streamer.put(input_ids.cpu())
-        run = self._owner._run(
-            call, streamer=self._streamer, stop=self._stop, seed=self._seed, tokenizer=self._tokenizer
-        )
-        for _ in run.rounds():
+        run = self._begin(call, streamer=self._streamer, stop=self._stop, seed=self._seed, tokenizer=self._tokenizer)
+        for _ in run.rounds(self._sizing()):
             pass
         request = run.request
         if not generation_config.return_dict_in_generate:

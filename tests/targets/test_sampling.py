@@ -46,6 +46,13 @@ def request(**options: Any) -> Request:
     return Request(ids=torch.tensor([[1, 2]]), **{**settings, **options})
 
 
+def show(sampler: OneByOne | AllAtOnce, logits: Tensor, tree: DraftTree) -> None:
+    """Let a sampler look at the logits of a pass and receive what it asked for, as the round loop does."""
+    choices = sampler.look(logits, tree)
+    if choices is not None:
+        sampler.receive(choices.tolist())
+
+
 def play(kind: Sampling, asked: Request, rounds: int, seed: int) -> list[int]:
     """Run rounds over random logits and drafts; both depend on the round alone."""
     random = np.random.default_rng(seed)
@@ -54,7 +61,7 @@ def play(kind: Sampling, asked: Request, rounds: int, seed: int) -> list[int]:
     for _ in range(rounds):
         tree = random_draft(random, int(random.integers(12)), VOCABULARY)
         logits = torch.from_numpy(random.normal(size=(len(tree) + 1, VOCABULARY), scale=2).astype(np.float32))
-        sampler.look(logits, tree)
+        show(sampler, logits, tree)
         _, tokens, ended = sample_then_follow(tree, sampler.draw)
         sampler.settle()
         text += tokens
@@ -88,7 +95,7 @@ def test_all_at_once_is_plain_multinomial() -> None:
     generator = torch.Generator().manual_seed(7)
     sampler = AllAtOnce(request(generator=generator))
     tree = make_tree(expected[:8], range(-1, 7))
-    sampler.look(laws, tree)
+    show(sampler, laws, tree)
     path, tokens, _ = sample_then_follow(tree, sampler.draw)
     sampler.settle()
     assert (path, tokens) == (list(range(8)), expected)
@@ -103,7 +110,7 @@ def test_greedy(kind: Sampling) -> None:
     sampler = kind(request(sample=False))
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 0.0, 0.0]]).to(torch.bfloat16)
     tree = make_tree([1], [-1])
-    sampler.look(logits, tree)
+    show(sampler, logits, tree)
     assert sample_then_follow(tree, sampler.draw) == ([0], [1, 0], False)
     sampler.settle()
     assert torch.equal(torch.get_rng_state(), before)
@@ -119,7 +126,7 @@ def test_end_of_text_inside_a_draft(kind: Sampling, sample: bool) -> None:
     asked = request(criteria=criteria, sample=sample, generator=generator, emitted=seen.append)
     sampler = kind(asked)
     tree = make_tree([4, 3, 4], [-1, 0, 1])
-    sampler.look(torch.eye(VOCABULARY)[[4, 3, 4, 4]] * 1e4, tree)
+    show(sampler, torch.eye(VOCABULARY)[[4, 3, 4, 4]] * 1e4, tree)
     assert sample_then_follow(tree, sampler.draw) == ([0], [4, 3], True)
     sampler.settle()
     assert seen == [4, 3]
@@ -139,7 +146,7 @@ def test_length_limit_inside_a_draft(kind: Sampling) -> None:
     sampler = kind(asked)
     assert sampler.room == 3
     tree = make_tree([1, 1, 1, 1], [-1, 0, 1, 2])
-    sampler.look(torch.eye(VOCABULARY)[[1] * 5], tree)
+    show(sampler, torch.eye(VOCABULARY)[[1] * 5], tree)
     assert sample_then_follow(tree, sampler.draw) == ([0, 1], [1, 1, 1], True)
     assert (sampler.room, asked.length) == (0, 5)
 
@@ -208,7 +215,7 @@ def test_scores_are_kept(sample: bool) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [7.0, 0.0, 6.0], [0.0, 1.0, 3.0]])
     tree = make_tree([2, 1], [-1, -1])
     sampler = OneByOne(asked)
-    sampler.look(logits, tree)
+    show(sampler, logits, tree)
     assert sample_then_follow(tree, sampler.draw) == ([1], [1, 2], False)
     assert torch.equal(torch.cat(asked.raw), logits[[0, 2]])
     less = -float("inf")
@@ -227,7 +234,7 @@ def test_processors_that_write_in_place_do_not_reach_the_pass() -> None:
 
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     sampler = OneByOne(request(processors=[InPlace()], sample=False))
-    sampler.look(logits, DraftTree.empty())
+    show(sampler, logits, DraftTree.empty())
     assert sampler.draw(0) == (2, False)
     assert logits.tolist() == [[0.0, 2.0, 1.0]]
 
@@ -264,7 +271,7 @@ def test_the_empty_draft_is_a_plain_step() -> None:
     drawn = []
     for kind, generator in zip((OneByOne, AllAtOnce), generators, strict=True):
         sampler = kind(request(generator=generator))
-        sampler.look(torch.zeros(1, 50), DraftTree.empty())
+        show(sampler, torch.zeros(1, 50), DraftTree.empty())
         drawn.append(sampler.draw(0))
         sampler.settle()
     assert drawn[0] == drawn[1]

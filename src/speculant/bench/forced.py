@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from speculant.bench.traces import Recording
-from speculant.decoding import decode
+from speculant.decoding import Decoding, decode
 from speculant.drafters.base import Drafter, Needs, Session, Verified
 from speculant.errors import UnsupportedError, UsageError
 from speculant.registry import METHODS, find_method
@@ -42,15 +42,17 @@ class ForcedSampler:
         """How many recorded tokens are left."""
         return len(self._output) - self._at
 
-    def look(self, logits: Tensor, tree: DraftTree) -> None:
+    def look(self, logits: Tensor, tree: DraftTree) -> Tensor | None:
         """Take the logits [N + 1, V]; on an accelerator, choose for all rows at once as plain sampling does."""
         self._logits = logits
-        if logits.device.type == "cuda":
-            logits.argmax(-1).tolist()
+        return logits.argmax(-1) if logits.is_cuda else None
+
+    def receive(self, choices: list[int]) -> None:
+        """Take what the target would have said, and do not listen."""
 
     def draw(self, row: int) -> tuple[int, bool]:
         """Return the recorded token, at the cost of choosing the target's own."""
-        if self._logits.device.type != "cuda":
+        if not self._logits.is_cuda:
             self._logits[row].argmax().item()
         token = self._output[self._at]
         self._at += 1
@@ -72,10 +74,10 @@ def force(speculator: Speculator, prompt: Int32, sampler: ForcedSampler) -> tupl
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
     stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
     target = TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast)
-    drafter, tokens = Withheld(speculator.drafter), list[int]()
-    rounds = decode(target, sampler, drafter, prompt, sizing=speculator.sizing(), seed=0, stats=stats)
+    decoding = Decoding(target, sampler, Withheld(speculator.drafter), prompt, seed=0, stats=stats)
+    tokens: list[int] = []
     with torch.no_grad():
-        for done in rounds:
+        for done in decode(decoding, speculator.sizing()):
             tokens += done.tokens
     return tokens, stats
 

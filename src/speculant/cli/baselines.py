@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speculant.speculator import Message, Speculator
+    from speculant.requests import Message
+    from speculant.speculator import Speculator
 
 WARM_UP = "one two one two one two"
 WARM_UP_TOKENS = 8

@@ -22,7 +22,8 @@ from speculant.cli.output import check_writable, say, write_stream
 from speculant.errors import PromptError
 
 if TYPE_CHECKING:
-    from speculant.speculator import Message, Speculator
+    from speculant.requests import Message
+    from speculant.speculator import Speculator
 
 HELP = """\
 /reset  forget the conversation and begin a new one

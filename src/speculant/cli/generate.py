@@ -22,7 +22,8 @@ from speculant.cli.report import Outcome, totals
 from speculant.errors import PromptError
 
 if TYPE_CHECKING:
-    from speculant.speculator import Message, Speculator
+    from speculant.requests import Message
+    from speculant.speculator import Speculator
 
 DESCRIPTION = """\
 Continue a prompt. The text goes to standard output as it comes, what there is to say about it to standard

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from speculant.tree import DraftTree, Float32, Int32
 
 Logits = Any
 """The engine's own array: [V] after prefill, [N + 1, V] after a verify pass."""
+
+Choices = Any
+"""The engine's own array of chosen tokens, Int[N + 1], still on its device."""
 
 
 class Target(Protocol):
@@ -25,11 +29,17 @@ class Target(Protocol):
     def commit(self, path: list[int]) -> None:
         """Keep the cache rows of the root and of the accepted path, drop the others."""
 
+    def rollback(self) -> None:
+        """Forget the cache rows of a pass that was not committed; nothing happens where there are none."""
+
+    def read(self, choices: Sequence[Choices]) -> list[list[int]]:
+        """Return what samplers chose, brought from the device in one go."""
+
     def top(self, logits: Logits, k: int) -> tuple[Int32, Float32]:
         """Return ids and logits of each row's k best tokens, best first: [N + 1, k].
 
         Called before the sampler looks, so that both answers cross from the device together; the arrays may be
-        read only after that.
+        read only after `read` or, where the sampler has nothing to receive, after it looked.
         """
 
 
@@ -40,8 +50,11 @@ class Sampler(Protocol):
     def room(self) -> int:
         """How many more tokens the text may take."""
 
-    def look(self, logits: Logits, tree: DraftTree) -> None:
-        """Take the logits of a pass, Logits[N + 1, V]."""
+    def look(self, logits: Logits, tree: DraftTree) -> Choices | None:
+        """Take the logits of a pass, Logits[N + 1, V]; return choices to be received before any draw, or None."""
+
+    def receive(self, choices: list[int]) -> None:
+        """Take the choices of the last look, read from the device."""
 
     def draw(self, row: int) -> tuple[int, bool]:
         """Draw and commit the token after a row; return it and whether the text ends with it."""

@@ -123,8 +123,13 @@ class OneByOne:
         return self._request.room()
 
     def look(self, logits: Tensor, tree: DraftTree) -> None:
-        """Take the logits [N + 1, V] of a pass."""
+        """Take the logits [N + 1, V] of a pass, once they are there: who times passes must not time their launch."""
         self._logits = logits
+        if logits.is_cuda:
+            torch.cuda.current_stream(logits.device).synchronize()
+
+    def receive(self, choices: list[int]) -> None:
+        """Nothing to do: nothing was chosen ahead."""
 
     def draw(self, row: int) -> tuple[int, bool]:
         """Process, draw, commit."""
@@ -173,12 +178,11 @@ class AllAtOnce:
         """How many more tokens the text may take."""
         return self._request.room()
 
-    def look(self, logits: Tensor, tree: DraftTree) -> None:
-        """Choose after every row [N + 1]; the one place where host and device meet in a round."""
+    def look(self, logits: Tensor, tree: DraftTree) -> Tensor:
+        """Choose after every row [N + 1]; that they are read is the one place where host and device meet in a round."""
         request = self._request
         if not request.sample:
-            self._choices = logits.argmax(-1).tolist()
-            return
+            return logits.argmax(-1)
         scores = logits.float()
         for processor in request.processors:
             scores = processor(request.ids, scores)
@@ -191,7 +195,11 @@ class AllAtOnce:
             noises.append(noise)
             self._states.append(source.get_state())
         noise = torch.cat(noises)[torch.tensor(depths, device=logits.device)]
-        self._choices = (probabilities / noise).argmax(-1).tolist()
+        return (probabilities / noise).argmax(-1)
+
+    def receive(self, choices: list[int]) -> None:
+        """Take what was chosen."""
+        self._choices = choices
 
     def draw(self, row: int) -> tuple[int, bool]:
         """Commit what was chosen."""

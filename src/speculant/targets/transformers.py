@@ -8,6 +8,8 @@ depth, so after the walk the accepted rows only have to be moved together.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,16 @@ from speculant.errors import OutOfMemoryError
 from speculant.targets.cache import keep_rows, usable_cache
 from speculant.targets.fast import Fast
 from speculant.targets.support import Abilities
-from speculant.tree import Bool, DraftTree, Float32, Int32
+from speculant.tree import Bool, DraftTree, Float32, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """What a pass over root and nodes takes in: ids and positions Int64[N + 1], and the mask as the model wants it."""
+
+    ids: Int64
+    positions: Int64
+    mask: Any
 
 
 class TransformersTarget:
@@ -66,7 +77,6 @@ class TransformersTarget:
         elif positions is not None:
             shift = ids.shape[1] - 1 - int(positions[0, -1])
         self._shift = shift  # cache slot minus position
-        self._rows = 0
         decode = getattr(model, "_optimize_model_for_decode", contextlib.nullcontext)
         self._decoding = decode
 
@@ -92,24 +102,47 @@ class TransformersTarget:
         """Return the tree, or its best chain where the model verifies chains only."""
         return tree if self.abilities.trees or not len(tree) else tree.chain()
 
+    def rows(self, root: int, tree: DraftTree, *, full: bool = False) -> Rows:
+        """Return what a pass over root and nodes takes in; the cache may grow by as many rows until commit or rollback.
+
+        Args:
+            root: the last committed token.
+            tree: N nodes.
+            full: whether masks must be four-dimensional, and one for each kind of layer.
+        """
+        count = len(tree) + 1
+        ids, depths = np.full(count, root, np.int64), np.zeros(count, np.int64)
+        ids[1:], depths[1:] = tree.tokens, tree.depths()
+        plain = not len(tree) or not self.abilities.trees
+        if full:
+            free = not len(tree) and self.abilities.window is None and self._seen is None
+            mask = None if free else self._tree_mask(tree)
+        else:
+            mask = self._padding_mask(count) if plain else self._tree_mask(tree)
+        return Rows(ids, depths + (self._length - self._shift), mask)
+
     def verify(self, root: int, tree: DraftTree) -> Tensor:
         """Run one pass over root and nodes; return Logits[N + 1, V]."""
-        rows = len(tree) + 1
-        ids = torch.from_numpy(np.append(np.int64(root), tree.tokens)).to(self.ids.device)[None]
-        depths = np.append(np.int64(0), tree.depths()) if len(tree) else np.zeros(1, np.int64)
-        positions = torch.from_numpy(depths + (self._length - self._shift)).to(ids.device)[None]
-        plain = not len(tree) or not self.abilities.trees
-        mask = self._padding_mask(rows) if plain else self._tree_mask(tree)
-        self._rows = rows
+        rows = self.rows(root, tree)
+        device = self.ids.device
+        ids, positions = (torch.from_numpy(each)[None].to(device) for each in (rows.ids, rows.positions))
         with self._decoding():
-            return self._forward(ids, mask, positions)[0]
+            return self._forward(ids, rows.mask, positions)[0]
 
     def commit(self, path: list[int]) -> None:
         """Move the accepted rows behind the root's and drop the rest."""
-        kept = self._length + 1 + len(path)
-        if path or kept < self._length + self._rows:
-            keep_rows(self.cache, self._length + 1, path)
-        self._length = kept
+        keep_rows(self.cache, self._length + 1, path)
+        self._length += 1 + len(path)
+
+    def rollback(self) -> None:
+        """Forget the cache rows of a pass that was not committed."""
+        keep_rows(self.cache, self._length, [])
+
+    def read(self, choices: Sequence[Tensor]) -> list[list[int]]:
+        """Return what samplers chose, Int64[N + 1] each, in one host sync."""
+        read: list[int] = torch.cat(list(choices)).tolist()
+        ends = np.cumsum([len(each) for each in choices]).tolist()
+        return [read[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def top(self, logits: Tensor, k: int) -> tuple[Int32, Float32]:
         """Return ids and logits of each row's k best tokens, best first: [N + 1, k]; valid after the next sync."""
@@ -120,23 +153,15 @@ class TransformersTarget:
     def _forward(self, ids: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
         if self.abilities.takes_positions:
             options["position_ids"] = positions
-        try:
-            with self._fast.active():
-                output = self.model(
-                    input_ids=ids.to(self.model.device),
-                    attention_mask=mask,
-                    past_key_values=self.cache,
-                    use_cache=True,
-                    return_dict=True,
-                    **options,
-                )
-        except RuntimeError as error:
-            if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
-                raise
-            raise OutOfMemoryError(
-                f"the device ran out of memory at {self._length + ids.shape[1]} cached tokens. "
-                "Draft fewer nodes, shorten the prompt, or use a smaller dtype."
-            ) from error
+        with self._fast.active(), out_of_memory(f"{self._length + ids.shape[1]} cached tokens"):
+            output = self.model(
+                input_ids=ids.to(self.model.device),
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+                return_dict=True,
+                **options,
+            )
         logits: Tensor = output.logits
         return logits
 
@@ -175,3 +200,16 @@ class TransformersTarget:
             additive = torch.from_numpy(DraftTree.additive(mask, lowest))
             return additive.to(device=self.model.device, dtype=self.model.dtype)
         return torch.from_numpy(mask).to(self.model.device)
+
+
+@contextlib.contextmanager
+def out_of_memory(where: str) -> Iterator[None]:
+    """Turn the device's complaint that its memory is full into an OutOfMemoryError that says where and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+            raise
+        raise OutOfMemoryError(
+            f"the device ran out of memory at {where}. Draft fewer nodes, shorten the prompt, or use a smaller dtype."
+        ) from error

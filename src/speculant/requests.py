@@ -1,0 +1,172 @@
+"""From a prompt and its options to a request that is ready to be decoded.
+
+transformers' own `generate` does the preparation (configs, processors, criteria, cache) and is stopped where its
+decoding loop would start; what it prepared is checked for what ours can honour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from speculant.drafters.base import Drafter
+from speculant.errors import PromptError, TokenizerError, UsageError
+from speculant.generation import Run
+from speculant.stats import Stats
+from speculant.targets.fast import Fast
+from speculant.targets.preparation import Call, prepare, sampling_options
+from speculant.targets.sampling import Request
+from speculant.targets.support import Abilities
+from speculant.targets.transformers import TransformersTarget
+
+Message = dict[str, str]
+Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
+
+
+class Requests:
+    """Prepares requests to one model."""
+
+    def __init__(self, model: Any, tokenizer: Any, abilities: Abilities, fast: Fast, *, method: str) -> None:
+        """Take the parts that all requests share.
+
+        Args:
+            model: a causal LM that `check_model` accepted; abilities: what it said.
+            tokenizer: the model's, or None.
+            fast: the model's preparation.
+            method: the drafting method's name, for the records.
+        """
+        self._model, self._tokenizer, self._abilities, self._fast = model, tokenizer, abilities, fast
+        self._method = method
+
+    def prepare(
+        self,
+        drafter: Drafter,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        streamer: Any = None,
+        cache: Any = None,
+        **options: Any,
+    ) -> Run:
+        """Return a request, not begun yet.
+
+        Args:
+            drafter: drafts for it.
+            prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
+            max_new_tokens: end of the text at the latest; less where the model has no more positions.
+            temperature: 0 for greedy, above 0 to sample; None for what the model's generation config says.
+            top_p, top_k: as in transformers; they need sampling.
+            seed: of a random stream of its own; None uses torch's default stream. Either way the text is the
+                one that plain decoding gives with that stream.
+            stop: strings that end the text; the one that did is part of it, as in transformers.
+            streamer: a transformers streamer.
+            cache: `Result.cache` of an earlier turn that this prompt continues.
+            options: anything else `model.generate` takes for one sequence: `generation_config`,
+                `logits_processor`, `stopping_criteria`, `repetition_penalty`, `attention_mask`, ...
+
+        Raises:
+            PromptError: the prompt is empty or longer than the model's positions.
+            UnsupportedError, UsageError: an option cannot be honoured.
+        """
+        ids = self._encode(prompt)
+        notes, positions = [], self._abilities.positions
+        if positions is not None and ids.shape[1] + max_new_tokens > positions > ids.shape[1]:
+            max_new_tokens = positions - ids.shape[1]
+            notes.append(f"only {max_new_tokens} new tokens: the model has {positions} positions.")
+        if max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens must be 1 or more, not {max_new_tokens}.")
+        self._check_length(ids)
+        options.setdefault("attention_mask", torch.ones_like(ids))
+        options |= sampling_options(temperature, top_p, top_k)
+        call = Call()
+        try:
+            self._model.generate(
+                ids, custom_generate=call, past_key_values=cache, max_new_tokens=max_new_tokens, **options
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if streamer is not None:
+            streamer.put(ids.cpu())
+        run = self.run(drafter, call, streamer=streamer, stop=stop, seed=seed, tokenizer=self._tokenizer)
+        run.stats.notes += notes
+        return run
+
+    def run(self, drafter: Drafter, call: Call, *, streamer: Any, stop: Any, seed: int | None, tokenizer: Any) -> Run:
+        """Return the request that `generate` prepared.
+
+        Raises:
+            UsageError: it is for another model.
+            PromptError, UnsupportedError: it cannot be decoded.
+        """
+        if call.model is not self._model:
+            raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
+        self._check_length(call.ids)
+        prepared = prepare(call, stop=stop, tokenizer=tokenizer)
+        stats = Stats(method=self._method, notes=[*self._abilities.notes, *self._fast.notes])
+        target = TransformersTarget(
+            self._model,
+            self._abilities,
+            call.ids,
+            cache=call.cache,
+            padding=call.padding,
+            positions=call.positions,
+            chunk=call.config.prefill_chunk_size,
+            fast=self._fast,
+        )
+        if target.cached >= call.ids.shape[1]:
+            raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
+        stats.prompt_tokens = call.ids.shape[1] - target.cached
+        generator = None if seed is None else torch.Generator(self._model.device).manual_seed(seed)
+        request = Request(
+            ids=call.ids,
+            processors=prepared.processors,
+            criteria=prepared.criteria,
+            sample=prepared.sample,
+            generator=generator,
+            emitted=(lambda token: streamer.put(torch.tensor([token]))) if streamer is not None else (lambda _: None),
+            keep_scores=prepared.keep_scores,
+            keep_raw=prepared.keep_raw,
+        )
+        return Run(target, request, drafter, seed=seed or 0, streamer=streamer, stats=stats)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of chat messages in the model's template, ready for the next answer.
+
+        Raises:
+            TokenizerError: there is no tokenizer, or it has no chat template.
+        """
+        if self._tokenizer is None or not getattr(self._tokenizer, "chat_template", None):
+            raise TokenizerError("this model's tokenizer has no chat template; pass the prompt as text.")
+        text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        begun = self._tokenizer.bos_token is not None and text.startswith(self._tokenizer.bos_token)
+        ids: list[int] = self._tokenizer(text, add_special_tokens=not begun)["input_ids"]
+        return ids
+
+    def _encode(self, prompt: Prompt) -> torch.Tensor:
+        if isinstance(prompt, torch.Tensor):
+            ids = prompt if prompt.ndim == 2 else prompt[None]
+        elif isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise TokenizerError("this model has no tokenizer; pass the prompt as token ids.")
+            if not prompt:
+                raise PromptError("the prompt is empty.")
+            ids = torch.tensor([self._tokenizer(prompt)["input_ids"]])
+        elif len(prompt) and isinstance(prompt[0], dict):
+            ids = torch.tensor([self.encode_chat(prompt)])  # type: ignore[arg-type]
+        else:
+            ids = torch.tensor([list(prompt)])
+        return ids.to(self._model.device, torch.long)
+
+    def _check_length(self, ids: torch.Tensor) -> None:
+        if ids.shape[1] == 0:
+            raise PromptError("the prompt is empty.")
+        positions = self._abilities.positions
+        if positions is not None and ids.shape[1] >= positions:
+            raise PromptError(f"the prompt has {ids.shape[1]} tokens, the model {positions} positions. Shorten it.")
