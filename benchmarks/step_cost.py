@@ -1,8 +1,9 @@
-"""What a target pass costs by its tokens: transformers as it is, our fast pass, and what the machine allows.
+"""What a target pass costs by its tokens: transformers as it is, our fast pass, llama.cpp, and what the machine allows.
 
 The model has random weights in the shape of a config. Each round times every kind of pass, the machine's reading speed
 and its matrix product once, one after the other in one process; medians and the fastest of all rounds are recorded.
 The limit of a pass is the longer of its weights' bytes / bandwidth and its products / peak, both the machine's fastest.
+llama.cpp runs the same weights, a chain of tokens with logits after each, where `speculant[llamacpp]` is installed.
 
     python benchmarks/step_cost.py --config $SPECULANT_DATA/models/shape-0.5b --json benchmarks/results/step-cost.json
 """
@@ -22,7 +23,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from speculant.bench.llamacpp import Engine
 from speculant.cli.env import environment
+from speculant.errors import UnsupportedError
 from speculant.targets.fast import Fast, prepare_model
 from speculant.targets.support import check_model
 from speculant.targets.transformers import TransformersTarget
@@ -72,6 +75,20 @@ def plain_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
     return run
 
 
+def llamacpp_pass(model: Any, prompt: torch.Tensor, most: int) -> Callable[[int], None]:
+    """Return llama.cpp's pass over up to `most` tokens."""
+    engine = Engine(model)
+    prefix = prompt.shape[1]
+    engine.reserve(prefix + most)
+    engine.decode(prompt[0].tolist(), 0)
+
+    def run(tokens: int) -> None:
+        engine.decode([1] * tokens, prefix, every=True)
+        engine.keep(prefix)
+
+    return run
+
+
 def timed(clock: Callable[[], float], call: Callable[..., Any], *given: Any) -> float:
     """Return the seconds of a call."""
     start = clock()
@@ -105,9 +122,13 @@ def main() -> None:
     prompt = torch.randint(1, config.vocab_size, (1, args.prefix))
     passes = {"transformers": plain_pass(model, prompt), "plain": our_pass(model, prompt, None)}
     passes["fast"] = our_pass(model, prompt, fast)
+    counts = [int(n) for n in args.nodes.split(",")]
+    try:
+        passes["llamacpp"] = llamacpp_pass(model, prompt, max(counts))
+    except UnsupportedError as error:
+        print(f"without llama.cpp: {error}")
     much, left, right = torch.rand(READ_BYTES // 4), torch.rand(SIZE, SIZE), torch.rand(SIZE, SIZE)
 
-    counts = [int(n) for n in args.nodes.split(",")]
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
     reading, product = [], []
     for tokens in counts:

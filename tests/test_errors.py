@@ -18,6 +18,7 @@ PARENTS = {
     "ModelNotFoundError": "ModelError",
     "TokenizerError": "ModelError",
     "OutOfMemoryError": "ModelError",
+    "BatchError": "SpeculantError",
     "MemoryFileError": "SpeculantError",
     "CorruptMemoryError": "MemoryFileError",
     "ForeignMemoryError": "MemoryFileError",

@@ -10,7 +10,7 @@ import pytest
 
 import speculant
 
-NAMES = ["DraftTree", "Piece", "Result", "Source", "SpeculantError", "Speculator", "Stats"]
+NAMES = ["Batch", "DraftTree", "Piece", "Result", "Source", "SpeculantError", "Speculator", "Stats", "Ticket"]
 HEAVY = "{'torch', 'transformers', 'numba'} & set(sys.modules)"
 
 

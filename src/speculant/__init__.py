@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from speculant.batch import Batch as Batch
+    from speculant.batch import Ticket as Ticket
     from speculant.decoding import Source as Source
     from speculant.errors import SpeculantError as SpeculantError
     from speculant.generation import Piece as Piece
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Batch": "batch",
     "DraftTree": "tree",
     "Piece": "generation",
     "Result": "generation",
@@ -24,9 +27,21 @@ _HOMES = {
     "SpeculantError": "errors",
     "Speculator": "speculator",
     "Stats": "stats",
+    "Ticket": "batch",
 }
 
-__all__ = ["DraftTree", "Piece", "Result", "Source", "SpeculantError", "Speculator", "Stats", "__version__"]
+__all__ = [
+    "Batch",
+    "DraftTree",
+    "Piece",
+    "Result",
+    "Source",
+    "SpeculantError",
+    "Speculator",
+    "Stats",
+    "Ticket",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ SpeculantError
 │   ├── ModelNotFoundError
 │   ├── TokenizerError
 │   └── OutOfMemoryError
+├── BatchError                some requests of a batch failed; holds what all of them said
 ├── MemoryFileError           a drafter's memory file cannot be used
 │   ├── CorruptMemoryError
 │   └── ForeignMemoryError    made with another tokenizer, by another method or version
@@ -16,6 +17,11 @@ SpeculantError
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from speculant.generation import Result
 
 
 class SpeculantError(Exception):
@@ -56,6 +62,23 @@ class TokenizerError(ModelError):
 
 class OutOfMemoryError(ModelError):
     """The device ran out of memory."""
+
+
+class BatchError(SpeculantError):
+    """Some requests of a batch failed.
+
+    Attributes:
+        results: of all requests, in order; a failed one's holds what it said until then.
+        errors: why requests failed, by their place.
+    """
+
+    def __init__(self, results: list[Result], errors: dict[int, Exception]) -> None:
+        place, first = next(iter(errors.items()))
+        super().__init__(
+            f"{len(errors)} of {len(results)} requests failed, the first of them request {place}: "
+            f"{type(first).__name__}: {first} What the others said is in the error's `results`."
+        )
+        self.results, self.errors = results, errors
 
 
 class MemoryFileError(SpeculantError):

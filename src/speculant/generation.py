@@ -16,6 +16,7 @@ from speculant.decoding import Decoding, Round, Source, decode
 from speculant.drafters.base import Drafter
 from speculant.sizing import Sizing
 from speculant.stats import Stats
+from speculant.targets.base import Sampler
 from speculant.targets.sampling import Request, make_sampler
 from speculant.targets.transformers import TransformersTarget
 from speculant.text import Detokenizer
@@ -33,12 +34,14 @@ class Run:
         seed: int,
         streamer: Any,
         stats: Stats,
+        sampler: Sampler | None = None,
     ) -> None:
+        """Put a request together; without a `sampler` it gets the one that fits."""
         self.target, self.request, self.stats = target, request, stats
         self.finish_reason = ""
         self._streamer = streamer
         prompt = request.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
-        self.decoding = Decoding(target, make_sampler(request), drafter, prompt, seed=seed, stats=stats)
+        self.decoding = Decoding(target, sampler or make_sampler(request), drafter, prompt, seed=seed, stats=stats)
 
     def rounds(self, sizing: Sizing) -> Generator[Round]:
         """Decode; the finish reason is set before the last round is given out."""

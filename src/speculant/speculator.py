@@ -7,10 +7,12 @@ same from the other side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from speculant.batch import Batch, finish
+from speculant.batch_sizing import BatchSizing, BestBudget, FixedBudget
 from speculant.drafters.base import MEMORY_LIMIT, Drafter
 from speculant.errors import UnsupportedError, UsageError
 from speculant.fingerprint import tokenizer_fingerprint
@@ -22,6 +24,7 @@ from speculant.sizing import BestSize, FixedSize, RoundCost, Sizing, Values
 from speculant.stats import Stats
 from speculant.targets.fast import prepare_model
 from speculant.targets.preparation import Call
+from speculant.targets.ragged import RaggedPass
 from speculant.targets.support import check_model
 from speculant.tuning import stored_step_cost
 
@@ -149,9 +152,52 @@ class Speculator:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
+        return Stream(self.prepare(prompt, **options), self.tokenizer, self.sizing())
+
+    def prepare(self, prompt: Prompt, **options: Any) -> Run:
+        """Return a request that is ready to be decoded by a stream or a batch; as in `stream`."""
         run = self._requests.prepare(self.drafter, prompt, **options)
         self.last_stats = run.stats
-        return Stream(run, self.tokenizer, self.sizing())
+        return run
+
+    def batch(self, size: int = 8) -> Batch:
+        """Return an empty batch, which decodes up to `size` requests in one target pass a round.
+
+        Requests are added at any time and leave when their texts end; each says what it would say alone. Where
+        `nodes` is a number, it is shared by all drafts of a pass. While a batch runs, the model belongs to it: nothing
+        else may run it in another thread.
+        """
+        return Batch(
+            self.prepare,
+            self.tokenizer,
+            RaggedPass(self.model, self.abilities, fast=self.fast),
+            self._batch_sizing(size),
+            self._values,
+            size=size,
+        )
+
+    def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
+        """Return the whole continuations of many prompts, up to `size` of them decoded together.
+
+        Args:
+            prompts: each as in `stream`.
+            size: the most requests in a pass.
+            options: of every request, see `stream`. With a `seed`, request i draws with seed + i.
+
+        Raises:
+            BatchError: some failed; it holds the results of all.
+            PromptError, UnsupportedError, UsageError: a request cannot be decoded; nothing was.
+        """
+        shared = [name for name in ("streamer", "cache") if options.get(name) is not None]
+        if shared:
+            raise UsageError(f"texts of a batch cannot share a {shared[0]}; give each its own by `batch.add`.")
+        batch = self.batch(size)
+        seed = options.pop("seed", None)
+        tickets = [
+            batch.add(prompt, seed=None if seed is None else seed + place, **options)
+            for place, prompt in enumerate(prompts)
+        ]
+        return finish(batch, tickets)
 
     def bind(
         self,
@@ -200,6 +246,11 @@ class Speculator:
     def sizing(self) -> Sizing:
         """Return what says how many nodes the rounds of one request spend."""
         return FixedSize(self.nodes) if isinstance(self.nodes, int) else BestSize(self._cost, self._values)
+
+    def _batch_sizing(self, size: int) -> BatchSizing:
+        if isinstance(self.nodes, int):
+            return FixedBudget(self.nodes)
+        return BestBudget(RoundCost(most=size - 1 + MOST_NODES), most=MOST_NODES)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,3 +115,42 @@ class Stats:
         if self.sizes:
             lines.append(f"sizes       {self.sizes}")
         return "\n".join(lines + [f"note        {note}" for note in self.notes])
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchStats:
+    """Counts and seconds of a batch; grows while it runs.
+
+    Attributes:
+        size: the most requests in a pass.
+        tokens: of all requests, those that prompts gave included.
+        rounds: target passes after prompts.
+        seats: requests that took part, summed over rounds.
+        drafted: draft nodes verified.
+        prefill_seconds, draft_seconds, target_seconds: reading prompts, drafting and learning, target passes.
+        seconds: all steps.
+    """
+
+    size: int
+    tokens: int = 0
+    rounds: int = 0
+    seats: int = 0
+    drafted: int = 0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def add_round(self, trees: Sequence[DraftTree], tokens: int, *, target: float, draft: float) -> None:
+        """Count a round in which these drafts gave so many tokens."""
+        self.rounds += 1
+        self.seats += len(trees)
+        self.drafted += sum(len(tree) for tree in trees)
+        self.tokens += tokens
+        self.target_seconds += target
+        self.draft_seconds += draft
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second over all requests, prompts' time included."""
+        return self.tokens / self.seconds if self.seconds else 0.0

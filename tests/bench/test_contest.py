@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from models import tiny_model
 from scripted import recording
 from speculant.bench.contest import Contest
-from speculant.bench.contestants import Contestant, Outcome, Own, Sampling
+from speculant.bench.contestants import Contestant, Outcome, Own
 from speculant.bench.lineup import line_up, named_methods
 from speculant.bench.rows import Row, RowFile
-from speculant.bench.tasks import Request, Task, recorded_task
+from speculant.bench.tasks import Request, Sampling, Task, recorded_task
 from speculant.errors import SpeculantError
 from speculant.speculator import Speculator
 
@@ -144,3 +145,44 @@ def test_methods_are_checked_by_name(names: str, message: str) -> None:
     with pytest.raises(SpeculantError, match=message):
         named_methods(names, forced=False, assisted=False)
     assert named_methods("mix,none, mix", forced=True, assisted=False) == ["none", "mix"]
+
+
+def test_batches_are_played_in_groups(model: Any, tmp_path: Path) -> None:
+    """One row per group and method of our own, with the counts of all its requests; an interrupted run goes on."""
+    recordings = [recording(TEXT[: 4 + i], prompt=[3, i]) for i in range(20)]
+    whole = contest(model, tasks=[recorded_task("a", recordings, 256)], batches=[1, 2])
+    file = RowFile(tmp_path, {})
+    assert whole.left(file) == whole.plays == 2 * 2 * 20
+    whole.play(file, lambda _: None)
+    rows = [row for row in file.rows if row.batch == 2]
+    assert [(row.trial, row.method, row.item, row.requests) for row in rows] == [
+        (trial, method, item, requests)
+        for trial in range(2)
+        for item, requests in ((15, 16), (19, 4))
+        for method in ("none", "mix")
+    ]
+    alone = [row for row in file.rows if row.batch == 1 and row.method == "none" and row.trial == 0]
+    assert sum(row.tokens for row in rows[::2]) == 2 * sum(row.tokens for row in alone)
+    assert sum(row.rounds for row in rows[::2]) == 2 * sum(row.rounds for row in alone)
+    assert all(row.identical and row.prefill_tokens == row.requests for row in rows)
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(lines[:-1]))
+    again = RowFile(tmp_path, {})
+    assert whole.left(again) == 4
+
+
+def test_the_turns_of_a_batch_build_on_plain_answers(model: Any, tmp_path: Path) -> None:
+    """A later turn takes a seat when the one before has ended, and every method is asked the same."""
+
+    class Turns:
+        category = "c"
+
+        def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+            said = [token for answer in answers for token in answer]
+            return Request(np.array([3, 4, *said], np.int32), 5) if len(answers) < 3 else None
+
+    whole = contest(model, methods="mix", tasks=[Task("t", [Turns()] * 3)], batches=[2])
+    file = RowFile(tmp_path, {})
+    whole.play(file, lambda _: None)
+    assert {(row.method, row.requests, row.identical) for row in file.rows} == {("none", 9, True), ("mix", 9, True)}
+    assert len({row.prompt_tokens for row in file.rows}) == 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from models import tiny_model
-from speculant.bench.contestants import Own, Sampling
+from speculant.bench.contestants import Own
 from speculant.bench.hf import HuggingFace, check_hf
-from speculant.bench.tasks import Request
+from speculant.bench.tasks import Request, Sampling
 from speculant.errors import UnsupportedError, UsageError
 from speculant.speculator import Speculator
 

@@ -6,6 +6,7 @@ import pytest
 
 from benches import row
 from speculant.bench.rows import Divergence
+from speculant.bench.scores import task_name
 from speculant.bench.summary import summary
 
 DRAFTED = {"rounds": 3, "drafted": 12, "offered_by_depth": [3, 2], "accepted_by_depth": [3, 1], "memory_bytes": 8}
@@ -69,3 +70,16 @@ def test_identity() -> None:
     assert (x["compared"], x["identical"], y["compared"]) == (1, 0, 0)
     place = x["divergences"][0]
     assert (place["position"], place["margin"], place["near_tie"]) == (3, 0.25, True)
+
+
+def test_batches_compare_with_plain_decoding_of_their_size() -> None:
+    """A batch's speed-up is over a plain batch; beside it stands what the batch brings over one request at a time."""
+    rows = [row("none"), row("x", seconds=2.5)]
+    rows += [row(name, batch=8, requests=8, tokens=80, seconds=s) for name, s in (("none", 10.0), ("x", 5.0))]
+    found = {(each["batch"], each["method"]): each for each in summary(rows)}
+    assert found[8, "x"]["speedup"] == 2.0
+    assert found[8, "x"]["speedup_over_one"] == 8.0
+    assert found[1, "x"]["speedup_over_one"] == found[1, "x"]["speedup"] == 2.0
+    assert found[8, "none"]["requests"] == 8
+    assert "batch 8" in task_name(found[8, "x"], list(found.values()))
+    assert summary(rows[2:])[0]["speedup_over_one"] is None

@@ -112,7 +112,7 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--batch", "2"], "--batch 2: one sequence"),
+        (["--batch", "2,x"], "--batch takes numbers"),
         (["--tasks", "gsm8k"], "either --tasks, or --forced"),
         (["--temperature", "1"], "samples nothing"),
         (["--temperature", "x"], "--temperature takes numbers"),

@@ -227,3 +227,28 @@ def test_headers_are_one_short_line() -> None:
     assert shortened("one\n two") == "one two"
     assert shortened("x" * 61) == "x" * 57 + "..."
     assert len(shortened("long text " * 9999)) == 60
+
+
+def test_a_batch_prints_texts_in_order(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """The texts of a batch are those of prompts one by one, in their order, and the block counts the time once."""
+    prompts = tmp_path / "p.json"
+    prompts.write_text(json.dumps(["Once upon a time", "The dog", "One day"]))
+    argv = ["generate", "--prompts", str(prompts), *SHORT, "--temperature", "0.8", "--seed", "4", "--top-k", "20"]
+    assert main([*argv, "--batch", "2", "--json", str(tmp_path / "out.json")]) == 0
+    out, err = capsys.readouterr()
+    assert "prompts a pass" in err
+    assert err.index("--- 1 of 3") < err.index("--- 2 of 3") < err.index("--- 3 of 3")
+    speculator = Speculator.from_pretrained(method="none")
+    options = {"max_new_tokens": 12, "temperature": 0.8, "top_k": 20}
+    texts = [
+        speculator.generate(prompt, seed=4 + place, **options).text
+        for place, prompt in enumerate(["Once upon a time", "The dog", "One day"])
+    ]
+    assert out == "".join(text + "\n" for text in texts)
+    assert [each["text"] for each in json.loads((tmp_path / "out.json").read_text())] == texts
+
+
+def test_a_batch_is_for_many_prompts(capsys: CaptureFixture) -> None:
+    """What a batch cannot do is said before a model is loaded."""
+    assert main(["generate", "Once", "--batch", "2"]) == 2
+    assert "--batch is for --prompts" in capsys.readouterr().err

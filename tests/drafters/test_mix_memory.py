@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mixes import VOCABULARY, check, commit, drafter, language, play, table_bytes, trees
-from speculant.drafters.cells import MAX_TOKENS
+from speculant.drafters import cells as cells_module
+from speculant.drafters import mix as mix_module
+from speculant.drafters.cells import MAX_TOKENS, Cells, grown
 from speculant.drafters.memory_file import write_memory
 from speculant.drafters.mix import KIND
+from speculant.drafters.pages import zeros
 from speculant.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from trees import make_tree
 
@@ -146,6 +150,33 @@ def test_the_limit_is_one() -> None:
     text = language(16, 300)
     play(held, text)
     assert play(held, text).mat > 5
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 4 << 20, 6_000_000, 8 << 20])
+def test_the_limit_holds_while_a_table_doubles(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new table, the one that it is made from and the other fit together, and no older one is kept beside them."""
+    made: list[weakref.ref[np.ndarray]] = []
+    peaks: list[int] = []
+
+    def counted(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        array = zeros(shape, dtype)
+        made.append(weakref.ref(array))
+        peaks.append(sum(alive.nbytes for each in made if (alive := each()) is not None))
+        return array
+
+    def measured(cells: Cells, share: int) -> Cells:
+        before = len(peaks)
+        larger = grown(cells, share)
+        assert peaks[before:] == [] or max(peaks[before:]) <= limit
+        return larger
+
+    monkeypatch.setattr(cells_module, "zeros", counted)
+    monkeypatch.setattr(mix_module, "grown", measured)
+    held, random = drafter(memory_limit=limit, vocabulary=30_000), np.random.default_rng(19)
+    for _ in range(8):
+        held.open(random.integers(0, 30_000, 20_000).astype(np.int32))
+    assert len(peaks) >= 4 + 2 * (limit > 1 << 20)  # at first, to warm up, and each doubling
+    assert 3 / 8 * limit < table_bytes(held) <= limit
 
 
 @pytest.mark.parametrize("limit", [0, 3072, 10_000])

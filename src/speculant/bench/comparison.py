@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from speculant.bench.scores import task_name
 from speculant.errors import UsageError
 
 MEASURES = ("tokens_per_second", "speedup", "decode_speedup", "mat")
@@ -13,7 +14,7 @@ Result = Mapping[str, Any]
 
 
 def compare(before: Result, after: Result) -> list[dict[str, Any]]:
-    """Return, per task, temperature and method of both, each measure of A and B and the ratio B / A.
+    """Return, per task, temperature, batch size and method of both, each measure of A and B and the ratio B / A.
 
     Raises:
         UsageError: they share none.
@@ -23,7 +24,7 @@ def compare(before: Result, after: Result) -> list[dict[str, Any]]:
     for row in after["methods"]:
         if (other := theirs.get(_key(row))) is not None:
             rows.append(
-                {"task": row["task"], "temperature": row["temperature"], "method": row["method"]}
+                {name: row.get(name, 1) for name in ("task", "temperature", "batch", "method")}
                 | {name: _ratio(other[name], row[name]) for name in MEASURES}
             )
     if not rows:
@@ -47,11 +48,9 @@ def differing(before: Result, after: Result) -> list[str]:
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return headings and cells."""
-    several = len({row["temperature"] for row in rows}) > 1
     found: list[tuple[str, ...]] = [HEADINGS]
     for row in rows:
-        task = f"{row['task']}, T={row['temperature']:g}" if several else row["task"]
-        cells = [task, row["method"]]
+        cells = [task_name(row, rows), row["method"]]
         for name in MEASURES:
             each = row[name]
             cells.append(f"{_number(each['before'])} -> {_number(each['after'])}")
@@ -61,7 +60,7 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["task"], row["temperature"], row["method"]
+    return row["task"], row["temperature"], row.get("batch", 1), row["method"]
 
 
 def _ratio(before: float | None, after: float | None) -> dict[str, float | None]:

@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from speculant.bench.contestants import Contestant, Sampling
+from speculant.bench.contestants import Contestant, Own
 from speculant.bench.margins import margins
 from speculant.bench.rows import Divergence, Row, RowFile
-from speculant.bench.tasks import Request, Task
+from speculant.bench.tasks import Item, Request, Sampling, Task
+from speculant.bench.together import Answers
 from speculant.speculator import Speculator
 
 WARM_UP_TOKENS = 8
+GROUP = 8  # items of a group, by the size of the batch they go through
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Contest:
         contestants: plain decoding first.
         plain: a speculator of method `none` with transformers' own passes, which judges outputs that differ.
         samplings: ways to choose tokens, one after the other.
+        batches: how many requests a pass takes at most, one size after the other; above 1 our own methods alone play.
         trials: how often everything is played.
     """
 
@@ -41,16 +45,18 @@ class Contest:
     plain: Speculator
     samplings: Sequence[Sampling]
     trials: int
+    batches: Sequence[int] = (1,)
 
     @property
     def plays(self) -> int:
         """How many items there are to play, over all trials."""
-        return sum(len(task.items) for task in self.tasks) * len(self.samplings) * self.trials
+        return sum(len(task.items) for task in self.tasks) * len(self.samplings) * self.trials * len(self.batches)
 
     def left(self, file: RowFile) -> int:
         """Return how many of them are not in the file yet."""
         done = (
-            file.items(task.name, sampling.temperature, trial)
+            file.items(task.name, sampling.temperature, trial, batch)
+            for batch in self.batches
             for sampling in self.samplings
             for task in self.tasks
             for trial in range(self.trials)
@@ -70,31 +76,87 @@ class Contest:
 
     def play(self, file: RowFile, advance: Callable[[int], object]) -> None:
         """Play what is not in the file yet; `advance` is told how many items were played or found there."""
-        for sampling in self.samplings:
-            for task in self.tasks:
-                for trial in range(self.trials):
-                    self._task(task, sampling, trial, file, advance)
+        for batch in self.batches:
+            for sampling in self.samplings:
+                for task in self.tasks:
+                    for trial in range(self.trials):
+                        self._task(task, sampling, trial, batch, file, advance)
 
     def _task(
-        self, task: Task, sampling: Sampling, trial: int, file: RowFile, advance: Callable[[int], object]
+        self, task: Task, sampling: Sampling, trial: int, batch: int, file: RowFile, advance: Callable[[int], object]
     ) -> None:
-        done = file.items(task.name, sampling.temperature, trial)
-        advance(done)
-        if done == len(task.items):
+        begin = file.items(task.name, sampling.temperature, trial, batch)
+        advance(begin)
+        if begin == len(task.items):
             return
         memory = _Memory(file.folder / "memory", [each for each in self.contestants if each.learns])
         for contestant in self.contestants:
             contestant.renew()
-        if done:
-            memory.load(done)
-        for number in range(done, len(task.items)):
-            rows = self._item(task, number, sampling, trial)
-            if number + 1 < len(task.items):
-                memory.save(number + 1)
+        if begin:
+            memory.load(begin)
+        while begin < len(task.items):
+            end = begin + 1 if batch == 1 else min(begin + GROUP * batch, len(task.items))
+            if batch == 1:
+                rows = self._item(task, begin, sampling, trial)
+            else:
+                rows = self._group(task, range(begin, end), sampling, trial, batch)
+            if end < len(task.items):
+                memory.save(end)
             file.append(rows)
-            memory.forget(number)
-            advance(1)
+            memory.forget(begin)
+            advance(end - begin)
+            begin = end
         memory.clear()
+
+    def _group(self, task: Task, numbers: range, sampling: Sampling, trial: int, batch: int) -> list[Row]:
+        items, rows, plain = [task.items[number] for number in numbers], list[Row](), None
+        categories = {item.category for item in items}
+        for contestant in self.contestants:
+            if not isinstance(contestant, Own):
+                continue
+            _reset_peak(self.plain.model)
+            found = contestant.play_together(items, sampling, size=batch, said=plain)
+            plain = plain or found.answers
+            divergence = self._first_divergence(items, plain, found.answers, sampling)
+            rows.append(
+                Row(
+                    task=task.name,
+                    category=categories.pop() if len(categories) == 1 else "all",
+                    item=numbers[-1],
+                    turn=0,
+                    temperature=sampling.temperature,
+                    trial=trial,
+                    method=contestant.name,
+                    prompt_tokens=found.prompt_tokens,
+                    tokens=found.stats.tokens,
+                    prefill_tokens=len(found.each),
+                    rounds=found.stats.seats,
+                    drafted=found.stats.drafted,
+                    offered_by_depth=_added([stats.offered_by_depth for stats in found.each]),
+                    accepted_by_depth=_added([stats.accepted_by_depth for stats in found.each]),
+                    seconds=found.stats.seconds,
+                    prefill_seconds=found.stats.prefill_seconds,
+                    draft_seconds=found.stats.draft_seconds,
+                    target_seconds=found.stats.target_seconds,
+                    memory_bytes=contestant.memory_bytes,
+                    device_bytes=_peak(self.plain.model),
+                    identical=divergence is None,
+                    divergence=divergence,
+                    batch=batch,
+                    requests=len(found.each),
+                )
+            )
+        return rows
+
+    def _first_divergence(
+        self, items: Sequence[Item], plain: Answers, answers: Answers, sampling: Sampling
+    ) -> Divergence | None:
+        for item, expected, said in zip(items, plain, answers, strict=True):
+            for turn, (one, other) in enumerate(zip(expected, said, strict=True)):
+                request = item.request(expected[:turn])
+                if one != other and request is not None:
+                    return self._divergence(request, one, other, sampling)
+        return None
 
     def _item(self, task: Task, number: int, sampling: Sampling, trial: int) -> list[Row]:
         item, rows, answers = task.items[number], list[Row](), list[list[int]]()
@@ -143,6 +205,11 @@ class Contest:
             return Divergence(place + 1, None, None)
         margin = margins(self.plain, request.prompt, ids[: place + 1])[-1]
         return Divergence(place + 1, margin.value, margin.near_tie)
+
+
+def _added(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Return the sums place by place of lists of different lengths."""
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
 
 
 class _Memory:

@@ -12,7 +12,8 @@ import numpy as np
 
 from speculant.bench.forced import ForcedSampler, force
 from speculant.bench.replay import replay
-from speculant.bench.tasks import Request
+from speculant.bench.tasks import Item, Request, Sampling
+from speculant.bench.together import Answers, Together, play_together
 from speculant.bench.traces import Recording
 from speculant.registry import find_method
 from speculant.speculator import MOST_NODES, Speculator
@@ -48,14 +49,6 @@ class Outcome:
     draft_seconds: float | None = None
     target_seconds: float | None = None
     memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen: greedily at temperature 0, else drawn with a random stream of that seed."""
-
-    temperature: float = 0.0
-    seed: int = 0
 
 
 class Contestant(Protocol):
@@ -157,5 +150,14 @@ class Own:
             accepted_by_depth=stats.accepted_by_depth,
             draft_seconds=stats.draft_seconds,
             target_seconds=stats.target_seconds,
-            memory_bytes=getattr(speculator.drafter, "memory_bytes", None),
+            memory_bytes=self.memory_bytes,
         )
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the method's memory takes; None if it does not say."""
+        return getattr(self._speculator.drafter, "memory_bytes", None)
+
+    def play_together(self, items: Sequence[Item], sampling: Sampling, *, size: int, said: Answers | None) -> Together:
+        """Answer many items in a batch; see `together.play_together`."""
+        return play_together(self._speculator, items, sampling, size=size, said=said)

@@ -20,12 +20,13 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from speculant.bench.traces import Recording
-from speculant.decoding import Decoding, decode
 from speculant.drafters.base import Drafter, Needs, Session, Verified
 from speculant.errors import UnsupportedError, UsageError
+from speculant.generation import Run
 from speculant.registry import METHODS, find_method
 from speculant.speculator import Speculator
 from speculant.stats import Stats
+from speculant.targets.sampling import Request
 from speculant.targets.transformers import TransformersTarget
 from speculant.tree import DraftTree, Int32
 
@@ -66,20 +67,31 @@ def force(speculator: Speculator, prompt: Int32, sampler: ForcedSampler) -> tupl
     """Decode a request along a recorded output; return its tokens and what happened.
 
     Args:
-        speculator: whose model, drafter and nodes are used.
+        speculator, prompt, sampler: see `forced_run`.
+    """
+    run = forced_run(speculator, prompt, sampler)
+    return [token for done in run.rounds(speculator.sizing()) for token in done.tokens], run.stats
+
+
+def forced_run(speculator: Speculator, prompt: Int32, sampler: ForcedSampler) -> Run:
+    """Return a request that is decoded along a recorded output.
+
+    Args:
+        speculator: whose model and drafter are used.
         prompt: Int32[T].
         sampler: of the output, which must be at least a token long.
     """
     model = speculator.model
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
-    stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
-    target = TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast)
-    decoding = Decoding(target, sampler, Withheld(speculator.drafter), prompt, seed=0, stats=stats)
-    tokens: list[int] = []
-    with torch.no_grad():
-        for done in decode(decoding, speculator.sizing()):
-            tokens += done.tokens
-    return tokens, stats
+    return Run(
+        TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast),
+        Request(ids=ids, processors=[], criteria=[], sample=False, generator=None, emitted=lambda _: None),
+        Withheld(speculator.drafter),
+        seed=0,
+        streamer=None,
+        stats=Stats(method=speculator.method, prompt_tokens=len(prompt)),
+        sampler=sampler,
+    )
 
 
 class Withheld:

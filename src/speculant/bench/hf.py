@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.bench.contestants import Outcome, Sampling
+from speculant.bench.contestants import Outcome
 from speculant.bench.forced import ForcingProcessor
-from speculant.bench.tasks import Request
+from speculant.bench.tasks import Request, Sampling
 from speculant.errors import UnsupportedError, UsageError
 from speculant.targets.preparation import sampling_options
 
@@ -65,7 +65,7 @@ class HuggingFace:
         ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
         watch = _Watch()
         options = self._options | sampling_options(sampling.temperature, None, None)
-        ending: Sequence[int] = _ending(model)
+        ending: Sequence[int] = ending_of(model)
         if request.forced is not None:
             options["logits_processor"] = [ForcingProcessor(ids.shape[1], request.forced.tolist())]
             # `generate` fills in the model's own end of text where None is given; no token has this id.
@@ -138,7 +138,8 @@ def check_hf(name: str, *, assisted: bool) -> None:
         raise UnsupportedError("hf:assisted drafts with a smaller model: name it by --assistant.")
 
 
-def _ending(model: Any) -> list[int]:
+def ending_of(model: Any) -> list[int]:
+    """Return the ids that end the model's own texts."""
     found = model.generation_config.eos_token_id
     return [] if found is None else found if isinstance(found, list) else [found]
 

@@ -9,13 +9,20 @@ from typing import Any
 from speculant.bench.contestants import PLAIN, Contestant, Own
 from speculant.bench.forced import check_forced
 from speculant.bench.hf import PREFIX, HuggingFace, check_hf
+from speculant.bench.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.errors import UsageError
 from speculant.registry import find_method
 from speculant.speculator import Speculator
 
 
-def named_methods(names: str, *, forced: bool, assisted: bool) -> list[str]:
+def named_methods(names: str, *, forced: bool, assisted: bool, sampled: bool = False) -> list[str]:
     """Return the methods of a list "NAME,...", each once, plain decoding first whether or not it is named.
+
+    Args:
+        names: the list.
+        forced: whether recorded outputs are followed.
+        assisted: whether there is a model for hf:assisted.
+        sampled: whether tokens are drawn at a temperature.
 
     Raises:
         UnknownMethodError, UsageError: there is no such method, or none was named.
@@ -28,6 +35,8 @@ def named_methods(names: str, *, forced: bool, assisted: bool) -> list[str]:
     for name in methods:
         if name.startswith(PREFIX):
             check_hf(name, assisted=assisted)
+        elif name == LLAMACPP:
+            check_llamacpp(sampled=sampled)
         else:
             find_method(name)
         if forced:
@@ -49,9 +58,12 @@ def line_up(
         fast: see `Speculator.from_transformers`.
     """
     options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "fast": fast}
-    return [
-        HuggingFace(name, model, assistant)
-        if name.startswith(PREFIX)
-        else Own(name, partial(Speculator.from_transformers, model, method=name, **options))
-        for name in methods
-    ]
+
+    def contestant(name: str) -> Contestant:
+        if name.startswith(PREFIX):
+            return HuggingFace(name, model, assistant)
+        if name == LLAMACPP:
+            return LlamaCpp(model)
+        return Own(name, partial(Speculator.from_transformers, model, method=name, **options))
+
+    return [contestant(name) for name in methods]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from speculant.bench.growth_sheet import growth_markdown
 from speculant.bench.scores import LEGEND, differences, markdown, scores
 from speculant.bench.sheet import sheet
 from speculant.errors import FileError
@@ -22,6 +23,7 @@ def write_records(
     notes: Sequence[str],
     settings: Mapping[str, Any],
     environment: Mapping[str, Any],
+    growth: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the three.
 
@@ -31,23 +33,28 @@ def write_records(
         labels: what a reader must not overlook, such as "forced".
         notes: how it was run, a sentence each.
         settings, environment: what makes it comparable.
+        growth: of `growth.measure_growth`, if that was asked for.
 
     Raises:
         FileError: they cannot be written.
     """
-    result = {
+    result: dict[str, Any] = {
         "methods": list(figures),
         "labels": list(labels),
         "notes": list(notes),
         "settings": dict(settings),
         "environment": dict(environment),
     }
+    if growth is not None:
+        result["growth"] = dict(growth)
     told = [f"Labels: {', '.join(labels)}."] if labels else []
-    table = [markdown(scores(figures)), LEGEND.replace("\n", " "), *told, " ".join(notes), *differences(figures)]
+    measured = [markdown(scores(figures)), LEGEND.replace("\n", " ")] if figures else []
+    grown = growth_markdown(growth) if growth is not None else []
+    table = [*measured, *told, " ".join(notes), *differences(figures), *grown]
     files = {
         RESULT: json.dumps(result, indent=2) + "\n",
         "table.md": "\n\n".join(part for part in table if part) + "\n",
-        "report.html": sheet(figures, labels=labels, notes=notes, environment=environment),
+        "report.html": sheet(figures, labels=labels, notes=notes, environment=environment, growth=growth),
     }
     try:
         for name, text in files.items():

@@ -36,6 +36,8 @@ class Row:
         task, category, item, turn: which request; temperature, trial: how and for the how-manieth time.
         identical: whether the tokens are plain decoding's; None where the method does not promise it.
         divergence: where not.
+        batch: how many requests a pass took at most; above 1 the row is of a group of items, `item` the last of them,
+            `requests` all of them, and rounds are counted for each request.
         device_bytes: the most that the accelerator held meanwhile; None on a CPU.
     """
 
@@ -61,6 +63,8 @@ class Row:
     device_bytes: int | None
     identical: bool | None
     divergence: Divergence | None
+    batch: int = 1
+    requests: int = 1
 
 
 class RowFile:
@@ -96,9 +100,10 @@ class RowFile:
             file.write(json.dumps([asdict(row) for row in rows]) + "\n")
         self.rows += rows
 
-    def items(self, task: str, temperature: float, trial: int) -> int:
+    def items(self, task: str, temperature: float, trial: int, batch: int = 1) -> int:
         """Return how many items of a task are done."""
-        done = [row.item for row in self.rows if (row.task, row.temperature, row.trial) == (task, temperature, trial)]
+        wanted = task, temperature, trial, batch
+        done = [row.item for row in self.rows if (row.task, row.temperature, row.trial, row.batch) == wanted]
         return 1 + max(done, default=-1)
 
     def _read(self, settings: dict[str, Any]) -> None:

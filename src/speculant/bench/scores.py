@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPREAD = "spread"
+OVER_ONE = "over one"
 HEADINGS = (
-    "task", "method", "tokens", "tokens/s", SPREAD, "speed-up", SPREAD, "decoding", "MAT", "identical", "draft",
-    "target", "rest", "memory MB",
+    "task", "method", "tokens", "tokens/s", SPREAD, "speed-up", SPREAD, OVER_ONE, "decoding", "MAT", "identical",
+    "draft", "target", "rest", "memory MB",
 )  # fmt: skip
 NAMES = 2  # columns of words, which stand to the left
 
 LEGEND = """tokens/s and speed-up: prompts included; decoding: the speed-up after the prompts. spread: least to most of
-the trials. MAT: mean tokens per target pass. identical: outputs that are plain decoding's, of those
-that must be. draft, target, rest: shares of the time after the prompts."""
+the trials. over one: tokens/s over plain decoding of one request at a time. MAT: mean tokens per target pass.
+identical: outputs (of batches, groups of them) that are plain decoding's, of those that must be. draft, target, rest:
+shares of the time after the prompts."""
 
 
 def scores(figures: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return the headings and a line of cells per row of `summary`; of a single trial there is no spread."""
-    several = len({row["temperature"] for row in figures}) > 1
     spread = any(row["trials"] > 1 for row in figures)
     kept = [i for i, heading in enumerate(HEADINGS) if spread or heading != SPREAD]
-    lines = [HEADINGS, *(_cells(row, several) for row in figures)]
+    if all(row.get("batch", 1) == 1 or row["speedup_over_one"] is None for row in figures):
+        kept.remove(HEADINGS.index(OVER_ONE))
+    lines = [HEADINGS, *(_cells(row, task_name(row, figures)) for row in figures)]
     return [tuple(line[i] for i in kept) for line in lines]
+
+
+def task_name(row: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> str:
+    """Return the task of a row, with what else tells it from the other rows of its method."""
+    parts = [str(row["task"])]
+    if len({each["temperature"] for each in figures}) > 1:
+        parts.append(f"T={row['temperature']:g}")
+    if len({each.get("batch", 1) for each in figures}) > 1:
+        parts.append(f"batch {row.get('batch', 1)}")
+    return ", ".join(parts)
 
 
 def markdown(lines: Sequence[tuple[str, ...]]) -> str:
@@ -50,9 +63,8 @@ def differences(figures: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _cells(row: dict[str, Any], several: bool) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], task: str) -> tuple[str, ...]:
     share, memory = row["time_share"], row["memory_bytes"]
-    task = f"{row['task']}, T={row['temperature']:g}" if several else row["task"]
     return (
         task,
         row["method"],
@@ -61,6 +73,7 @@ def _cells(row: dict[str, Any], several: bool) -> tuple[str, ...]:
         _range(row["tokens_per_second_spread"]),
         _number(row["speedup"], 2),
         _range(row["speedup_spread"]),
+        _number(row.get("speedup_over_one"), 2),
         _number(row["decode_speedup"], 2),
         f"{row['mat']:.2f}",
         f"{row['identical']}/{row['compared']}" if row["compared"] else "-",

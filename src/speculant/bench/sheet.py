@@ -8,15 +8,23 @@ from typing import Any
 
 from speculant.bench.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.contestants import PLAIN
+from speculant.bench.growth_sheet import growth_section
 from speculant.bench.markup import END, begin, figure, legend, table_of
-from speculant.bench.scores import LEGEND, NAMES, differences, scores
+from speculant.bench.scores import LEGEND, NAMES, differences, scores, task_name
 
 DEEPEST = 24
 PARTS = ("draft", "target", "rest")
 Figures = Sequence[dict[str, Any]]
 
 
-def sheet(figures: Figures, *, labels: Sequence[str], notes: Sequence[str], environment: Mapping[str, Any]) -> str:
+def sheet(
+    figures: Figures,
+    *,
+    labels: Sequence[str],
+    notes: Sequence[str],
+    environment: Mapping[str, Any],
+    growth: Mapping[str, Any] | None = None,
+) -> str:
     """Return the page.
 
     Args:
@@ -24,37 +32,42 @@ def sheet(figures: Figures, *, labels: Sequence[str], notes: Sequence[str], envi
         labels: what a reader must not overlook, such as "forced".
         notes: how it was run, a sentence each.
         environment: machine and versions.
+        growth: of `growth.measure_growth`, if that was asked for.
     """
-    colors = {name: i for i, name in enumerate(dict.fromkeys(row["method"] for row in figures))}
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in figures:
-        groups.setdefault(_group(row, figures), []).append(row)
-    heading = f"What drafting brings{f' ({chr(44).join(labels)})' if labels else ''}".replace(",", ", ")
+    what = "What drafting brings" if figures else "What decoding costs"
+    heading = f"{what}{f' ({chr(44).join(labels)})' if labels else ''}".replace(",", ", ")
     machine = "; ".join(f"{name} {_shown(value)}" for name, value in environment.items())
     return "\n".join(
         [
             *begin("speculant bench", heading),
             f"<p>{' '.join(map(escape, notes))}</p>",
-            legend(colors),
-            '<div class="charts">',
-            _bars("Speed-up over plain decoding, prompts included", "speed-up", "speedup", groups, colors),
-            _bars("Speed-up after the prompts", "speed-up", "decode_speedup", groups, colors),
-            _bars("Mean tokens per target pass", "MAT", "mat", groups, colors),
-            _bars("Tokens per second, prompts included", "tokens/s", "tokens_per_second", groups, colors),
-            "</div>",
-            table_of(scores(figures), names=NAMES),
-            f"<p>{escape(LEGEND)}</p>",
-            *(f"<p>{escape(sentence)}</p>" for sentence in differences(figures)),
-            *(_details(name, rows, colors) for name, rows in groups.items()),
+            *(_measured(figures) if figures else []),
+            *(growth_section(growth) if growth is not None else []),
             f"<h2>Machine</h2><p>{escape(machine)}</p>",
             END,
         ]
     )
 
 
-def _group(row: dict[str, Any], figures: Figures) -> str:
-    several = len({each["temperature"] for each in figures}) > 1
-    return f"{row['task']}, T={row['temperature']:g}" if several else str(row["task"])
+def _measured(figures: Figures) -> list[str]:
+    """Return what there is to say of methods."""
+    colors = {name: i for i, name in enumerate(dict.fromkeys(row["method"] for row in figures))}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in figures:
+        groups.setdefault(task_name(row, figures), []).append(row)
+    return [
+        legend(colors),
+        '<div class="charts">',
+        _bars("Speed-up over plain decoding, prompts included", "speed-up", "speedup", groups, colors),
+        _bars("Speed-up after the prompts", "speed-up", "decode_speedup", groups, colors),
+        _bars("Mean tokens per target pass", "MAT", "mat", groups, colors),
+        _bars("Tokens per second, prompts included", "tokens/s", "tokens_per_second", groups, colors),
+        "</div>",
+        table_of(scores(figures), names=NAMES),
+        f"<p>{escape(LEGEND)}</p>",
+        *(f"<p>{escape(sentence)}</p>" for sentence in differences(figures)),
+        *(_details(name, rows, colors) for name, rows in groups.items()),
+    ]
 
 
 def _bars(caption: str, up: str, name: str, groups: Mapping[str, Figures], colors: Mapping[str, int]) -> str:

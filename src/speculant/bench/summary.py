@@ -1,8 +1,9 @@
 """Figures of a benchmark, as plain numbers: what the JSON, the table and the page are made of.
 
 Speeds are all tokens over all seconds of a trial, never means of per-request speeds; of several trials the median is
-given, with the least and the most. A speed-up compares a method with plain decoding of the same trial. Counts are of
-one trial. MAT counts the tokens of rounds, those that the prompts' passes gave belong to none.
+given, with the least and the most. A speed-up compares a method with plain decoding of the same trial and batch size,
+`speedup_over_one` with plain decoding of one request at a time, if that was played. Counts are of one trial. MAT counts
+the tokens of rounds, those that the prompts' passes gave belong to none.
 """
 
 from __future__ import annotations
@@ -18,13 +19,21 @@ OVERALL = "overall"
 
 
 def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the figures per temperature, task and method; over all tasks too where there are several."""
+    """Return the figures per batch size, temperature, task and method; over all tasks too where there are several."""
     found = []
-    for temperature in dict.fromkeys(row.temperature for row in rows):
-        chosen = [row for row in rows if row.temperature == temperature]
+    for batch, temperature in dict.fromkeys((row.batch, row.temperature) for row in rows):
+        chosen = [row for row in rows if (row.batch, row.temperature) == (batch, temperature)]
         tasks = list(dict.fromkeys(row.task for row in chosen))
         for task in [*tasks, *([OVERALL] if len(tasks) > 1 else [])]:
             found += _task(task, [row for row in chosen if task in (row.task, OVERALL)])
+    alone = {
+        (row["task"], row["temperature"]): row["tokens_per_second"]
+        for row in found
+        if row["batch"] == 1 and row["method"] == PLAIN
+    }
+    for row in found:
+        base = alone.get((row["task"], row["temperature"]))
+        row["speedup_over_one"] = row["tokens_per_second"] / base if base and row["tokens_per_second"] else None
     return found
 
 
@@ -46,7 +55,8 @@ def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) 
         "method": method,
         "task": task,
         "temperature": rows[0].temperature,
-        "requests": len(one),
+        "batch": rows[0].batch,
+        "requests": sum(row.requests for row in one),
         "trials": len(trials),
         "tokens": tokens,
         "rounds": rounds,
@@ -91,7 +101,7 @@ def _categories(ours: Sequence[Sequence[Row]], theirs: Sequence[Sequence[Row]]) 
         one, other = ([[row for row in rows if row.category == category] for rows in each] for each in (ours, theirs))
         figures = {
             "category": category,
-            "requests": len(one[0]),
+            "requests": sum(row.requests for row in one[0]),
             "tokens": sum(row.tokens for row in one[0]),
             "mat": _mat(one[0]),
             **_spread("tokens_per_second", [_speed(each) for each in one]),

@@ -30,6 +30,14 @@ class Request:
     forced: Int32 | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen: greedily at temperature 0, else drawn with a random stream of that seed."""
+
+    temperature: float = 0.0
+    seed: int = 0
+
+
 class Item(Protocol):
     """Requests that follow each other."""
 

@@ -12,7 +12,7 @@ from speculant.cli.env import environment
 from speculant.cli.options import Subparsers, add_loading_options, node_count, quieten, whole
 from speculant.cli.output import say
 from speculant.cli.replay import bar
-from speculant.errors import FileError, UnsupportedError, UsageError
+from speculant.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from speculant.bench.tasks import Task
@@ -40,19 +40,25 @@ def add_parser(subparsers: Subparsers) -> None:
     group.add_argument("--data", metavar="DIR", help="where prompts lie; default: $SPECULANT_DATA/prompts")
     group.add_argument("--limit", metavar="N", type=whole(1), help="only the first N items of each task")
     group.add_argument(
+        "--growth", action="store_true",
+        help="also, or instead, measure how cost grows: up to 8192 tokens of text and 256 nodes",
+    )  # fmt: skip
+    group.add_argument(
         "--max-new-tokens", metavar="N", type=whole(1), help=f"per answer to --tasks; default: {NEW_TOKENS}"
     )
     group = parser.add_argument_group("how")
     group.add_argument(
         "--methods", metavar="NAME,...", default="none,mix",
-        help="see `speculant methods`; hf:generate, hf:prompt-lookup, hf:assisted; default: none,mix",
+        help="see `speculant methods`; hf:generate, hf:prompt-lookup, hf:assisted, llamacpp; default: none,mix",
     )  # fmt: skip
     group.add_argument("--assistant", metavar="PATH|ID", help="the model that drafts for hf:assisted")
     group.add_argument("--nodes", metavar="N|auto", type=node_count, help="see `speculant generate --help`")
     group.add_argument("--memory-limit", metavar="MB", type=whole(1), default=256, help="of each method; default: 256")
     group.add_argument("--temperature", metavar="T,...", default="0", help="one or more; default: 0, greedy")
     group.add_argument("--seed", metavar="N", type=whole(0), default=0, help="of sampling; default: 0")
-    group.add_argument("--batch", metavar="N", type=int, default=1, help="sequences at a time: 1")
+    group.add_argument(
+        "--batch", metavar="N,...", default="1", help="requests in a pass, one or more sizes such as 1,4,8; default: 1"
+    )
     group.add_argument(
         "--trials", metavar="N", type=whole(1),
         help=f"how often everything is timed; default: {TRIALS}, in forced runs {FORCED_TRIALS}",
@@ -76,23 +82,36 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from speculant.bench.contest import Contest
-    from speculant.bench.contestants import PLAIN, Sampling
+    from speculant.bench.contestants import PLAIN
+    from speculant.bench.growth import lengths_of
+    from speculant.bench.growth_sheet import growth_table, verdict
     from speculant.bench.lineup import line_up, named_methods
+    from speculant.bench.llamacpp import LLAMACPP
     from speculant.bench.records import write_records
     from speculant.bench.rows import RowFile
     from speculant.bench.scores import scores
     from speculant.bench.summary import summary
     from speculant.bench.table import aligned
+    from speculant.bench.tasks import Sampling
     from speculant.loading import load_model
     from speculant.speculator import Speculator
 
-    methods = named_methods(args.methods, forced=args.forced is not None, assisted=args.assistant is not None)
+    methods = named_methods(
+        args.methods,
+        forced=args.forced is not None,
+        assisted=args.assistant is not None,
+        sampled=any(temperatures(args.temperature)),
+    )
     model, tokenizer = target(args)
+    if args.growth:
+        lengths_of(positions_of(model))  # refuses a model that is too short for it
     assistant = None
     if args.assistant is not None:
         assistant, _ = load_model(args.assistant, dtype=args.dtype, device=args.device, attention=args.attn)
     if args.forced:
         tasks, mapped = forced_tasks(args, model)
+    elif args.tasks is None:
+        tasks, mapped = [], False
     else:
         tasks, mapped = asked_tasks(args, model, tokenizer), False
     options = {"nodes": args.nodes, "memory_limit": args.memory_limit << 20, "fast": args.fast}
@@ -102,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
         samplings=[Sampling(temperature, args.seed) for temperature in temperatures(args.temperature)],
         trials=args.trials or (FORCED_TRIALS if args.forced else TRIALS),
+        batches=batches(args.batch),
     )
     settings = conditions(args, contest)
     file = RowFile(Path(args.out), settings, restart=args.restart)
@@ -111,32 +131,57 @@ def run(args: argparse.Namespace) -> int:
         if contest.left(file):
             contest.warm_up()
         contest.play(file, progress.update)
+    growth = measured_growth(args, model, methods) if args.growth else None
     figures = summary(file.rows)
     notes = sentences(settings, mapped)
     notes += [note for task in tasks for note in task.notes]
     notes += [f"{note[0].upper()}{note[1:]}" for note in contest.contestants[0].notes]
+    notes += [note for each in contest.contestants if each.name == LLAMACPP for note in each.notes]
     write_records(
-        Path(args.out), figures, labels=labels(settings), notes=notes, settings=settings, environment=environment(model)
+        Path(args.out),
+        figures,
+        labels=labels(settings),
+        notes=notes,
+        settings=settings,
+        environment=environment(model),
+        growth=growth,
     )
-    print(aligned(scores(figures)))
+    if figures:
+        print(aligned(scores(figures)))
+    if growth is not None:
+        print("\n".join([aligned(growth_table(growth)), *verdict(growth)]))
     print("\n".join(notes), flush=True)
     return 0
+
+
+def measured_growth(args: argparse.Namespace, model: Any, methods: Sequence[str]) -> dict[str, Any]:
+    """Measure how cost grows, with the first of our own methods that drafts, or `mix`."""
+    from tqdm import tqdm
+
+    from speculant.bench.growth import lengths_of, measure_growth
+    from speculant.registry import METHODS
+    from speculant.speculator import Speculator
+
+    drafting = next((name for name in methods if name in METHODS and name != "none"), "mix")
+    lengths = lengths_of(positions_of(model))
+    options = {"method": drafting, "memory_limit": args.memory_limit << 20, "fast": args.fast}
+    with tqdm(total=len(lengths), unit="lengths", **bar("growth")) as progress:
+        return measure_growth(lambda: Speculator.from_transformers(model, **options), advance=progress.update)
 
 
 def check(args: argparse.Namespace) -> None:
     """Say before anything is loaded what cannot be done.
 
     Raises:
-        UsageError, UnsupportedError: it cannot.
+        UsageError, FileError: it cannot.
     """
-    if args.batch != 1:
-        raise UnsupportedError(f"--batch {args.batch}: one sequence is decoded at a time so far. Leave --batch out.")
+    batches(args.batch)
     if args.forced is not None or args.tasks is not None:
         task_names(args)
-    if (args.forced is None) == (args.tasks is None):
-        raise UsageError("name what to decode: either --tasks, or --forced and recorded outputs.")
-    if args.config is not None and args.forced is None:
-        raise UsageError("random weights have nothing to say: --config needs --forced TRACES.")
+    if (args.forced is not None and args.tasks is not None) or not (args.forced or args.tasks or args.growth):
+        raise UsageError("name what to decode: either --tasks, or --forced and recorded outputs; or --growth.")
+    if args.config is not None and args.forced is None and (args.tasks is not None or not args.growth):
+        raise UsageError("random weights have nothing to say: --config needs --forced TRACES, or --growth.")
     if args.config is not None and args.model is not None:
         raise UsageError("MODEL and --config both name the model; leave one out.")
     ignored = [name for name in ("max_new_tokens", "data") if args.forced and getattr(args, name) is not None]
@@ -168,6 +213,18 @@ def temperatures(text: str) -> list[float]:
     if not found or min(found) < 0:
         raise UsageError(f"--temperature takes numbers of 0 or more, not '{text}'.")
     return list(dict.fromkeys(found))
+
+
+def batches(text: str) -> list[int]:
+    """Return the numbers of "N,...".
+
+    Raises:
+        UsageError: they are none, or below 1.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and int(part) for part in parts):
+        raise UsageError(f"--batch takes numbers of 1 or more with commas between them, not '{text}'.")
+    return list(dict.fromkeys(map(int, parts)))
 
 
 def target(args: argparse.Namespace) -> tuple[Any, Any]:

@@ -40,7 +40,7 @@ def conditions(args: argparse.Namespace, contest: Contest) -> dict[str, Any]:
         "memory_limit_mb": args.memory_limit,
         "temperatures": [sampling.temperature for sampling in contest.samplings],
         "seed": args.seed,
-        "batch": args.batch,
+        "batches": list(contest.batches),
         "trials": contest.trials,
         "limit": args.limit,
         "max_new_tokens": args.max_new_tokens,
@@ -59,11 +59,24 @@ def labels(settings: dict[str, Any]) -> list[str]:
 
 def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
     """Return the same for people."""
-    how = (
+    from speculant.bench.contest import GROUP
+
+    where = (
         f"Model {settings['model']}, {settings['dtype']} on {settings['device']}, {settings['attention']} attention, "
-        f"{settings['threads']} threads; one sequence at a time, {_times(settings['trials'])} after a warm-up, all "
-        "methods one after the other on each request; memory empty at the start of each task and kept within it."
+        f"{settings['threads']} threads"
     )
+    how = (
+        f"{where}; {_times(settings['trials'])} after a warm-up, all methods one after the other on each request; "
+        "memory empty at the start of each task and kept within it."
+    )
+    sizes = [str(size) for size in settings["batches"] if size > 1]
+    if sizes:
+        how += (
+            f" Batches of {' and '.join(sizes)}: items go through them in groups, {GROUP} for each seat, methods one "
+            "after the other on each group; speed-ups compare with plain decoding in batches of the same size."
+        )
+    if not settings["tasks"]:
+        how = f"{where}."
     if settings["fast"]:
         how += " Passes of Speculant's methods, none included, run its own code for linear layers; those of hf: do not."
     found = [how]

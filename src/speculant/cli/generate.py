@@ -15,13 +15,15 @@ from speculant.cli.options import (
     add_sampling_options,
     build_speculator,
     text_options,
+    whole,
 )
 from speculant.cli.output import LEGEND, check_writable, say, write_json, write_stream
 from speculant.cli.prompts import given_prompt, read_prompts
 from speculant.cli.report import Outcome, totals
-from speculant.errors import PromptError
+from speculant.errors import PromptError, UsageError
 
 if TYPE_CHECKING:
+    from speculant.batch import Batch, Ticket
     from speculant.requests import Message
     from speculant.speculator import Speculator
 
@@ -40,6 +42,9 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help='many prompts: a .json list or .jsonl rows of strings or {"prompt": ...}; else a prompt per line',
     )
+    parser.add_argument(
+        "--batch", metavar="N", type=whole(1), default=1, help="with --prompts: decode up to N of them at a time"
+    )
     parser.add_argument("--chat", action="store_true", help="send the prompt as a user's message, in the chat template")
     parser.add_argument("--compare", action="store_true", help="decode without drafts too: speed-up, and same tokens?")
     parser.add_argument("--color", action="store_true", help="show by colour where each token came from")
@@ -52,6 +57,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode every prompt; report, record and remember what was done however it ends."""
+    if args.batch > 1 and (args.prompts is None or args.compare or args.color):
+        raise UsageError("--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares.")
     if args.memory is not None:
         check_writable(args.memory)
     if args.json not in (None, "-"):
@@ -67,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
         if args.json is not None:
             ending.callback(generation.record)
         ending.callback(generation.report)
-        generation.decode(prompts)
+        if args.batch > 1:
+            generation.decode_together(prompts, args.batch)
+        else:
+            generation.decode(prompts)
     return 0
 
 
@@ -79,6 +89,7 @@ class Generation:
         self._options = text_options(args)
         self._many = args.prompts is not None
         self._outcomes: list[Outcome] = []
+        self._batch: Batch | None = None
 
     def decode(self, prompts: list[str]) -> None:
         """Decode one prompt after the other."""
@@ -95,8 +106,38 @@ class Generation:
             if self._many:
                 say(f"    {self._outcomes[-1].line()}")
 
+    def decode_together(self, prompts: list[str], size: int) -> None:
+        """Decode up to `size` prompts at a time; print each text when it and those before it are complete."""
+        options = dict(self._options)
+        seed = options.pop("seed")
+        self._batch = batch = self._speculator.batch(size)
+        tickets = []
+        for place, text in enumerate(prompts):
+            try:
+                ticket = batch.add(self._asked(text), seed=None if seed is None else seed + place, **options)
+            except PromptError as error:
+                raise PromptError(f"prompt {place + 1}: {error}") from None
+            tickets.append(ticket)
+            self._outcomes.append(Outcome(text, ticket.result))
+        printed = 0
+        for _ in batch:
+            while printed < len(tickets) and tickets[printed].done:
+                self._show(printed, len(tickets), tickets[printed])
+                printed += 1
+
+    def _show(self, place: int, prompts: int, ticket: Ticket) -> None:
+        say(f"--- {place + 1} of {prompts}: {shortened(self._outcomes[place].prompt)}")
+        if self._args.json != "-":
+            print(ticket.result.text, flush=True)
+        if ticket.error is not None:
+            raise ticket.error
+        say(f"    {self._outcomes[place].line()}")
+
+    def _asked(self, text: str) -> str | list[Message]:
+        return [{"role": "user", "content": text}] if self._args.chat and text else text
+
     def _decode(self, text: str, baselines: Baselines | None) -> None:
-        prompt: str | list[Message] = [{"role": "user", "content": text}] if self._args.chat and text else text
+        prompt = self._asked(text)
         plain = None if baselines is None else baselines.plain(prompt)
         stream = self._speculator.stream(prompt, **self._options)
         outcome = Outcome(text, stream.result, plain)
@@ -113,7 +154,12 @@ class Generation:
         """Print the end-of-run block."""
         if not self._outcomes:
             return
-        say("\n" + (totals(self._outcomes) if self._many else self._outcomes[0].block()))
+        if self._batch is not None:
+            stats = self._batch.stats
+            say("\n" + totals(self._outcomes, stats.seconds))
+            say(f"batch       {stats.seats / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
+        else:
+            say("\n" + (totals(self._outcomes) if self._many else self._outcomes[0].block()))
         if self._args.color:
             say(LEGEND)
 

@@ -98,11 +98,11 @@ class Outcome:
         return f"NO, differs from {' and '.join(places)}"
 
 
-def totals(outcomes: Sequence[Outcome]) -> str:
-    """Return the block over many prompts; speeds are of all tokens over all seconds."""
+def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
+    """Return the block over many prompts; speeds are of all tokens over all seconds, which a batch's overlap."""
     stats = [outcome.result.stats for outcome in outcomes]
     tokens, rounds = sum(each.tokens for each in stats), sum(each.rounds for each in stats)
-    seconds = sum(each.seconds for each in stats)
+    seconds = sum(each.seconds for each in stats) if seconds is None else seconds
     of_prefills = sum(each.tokens > 0 for each in stats)  # each begun text has one token that belongs to no round
     mat = (tokens - of_prefills) / rounds if rounds else 0.0
     lines = [

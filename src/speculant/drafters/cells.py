@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from speculant.drafters.pages import zeros
+
 Array = npt.NDArray[Any]
 
 MAX_TOKENS = 1 << 20
@@ -48,7 +50,7 @@ class Cells(NamedTuple):
 def new_cells(width: int, limit: int, *, first_bits: int) -> Cells:
     """Return an empty table of 2 ** first_bits buckets, fewer where `limit` bytes hold no more."""
     bits = max(0, min(first_bits, (limit // (4 * PLACES * width)).bit_length() - 1))
-    return Cells(np.zeros((1 << bits, PLACES, width), np.uint32), np.array([0, bits, bits], np.int64))
+    return Cells(zeros((1 << bits, PLACES, width), np.uint32), np.array([0, bits, bits], np.int64))
 
 
 def room(cells: Cells, limit: int) -> int:
@@ -68,7 +70,7 @@ def grown(cells: Cells, limit: int) -> Cells:
     used, bits, first = cells.facts.tolist()
     if used <= room(cells, limit):
         return cells
-    larger = Cells(np.zeros((2 * buckets, PLACES, width), np.uint32), np.array([used, bits + 1, first], np.int64))
+    larger = Cells(zeros((2 * buckets, PLACES, width), np.uint32), np.array([used, bits + 1, first], np.int64))
     _split(cells, larger)
     return larger
 

@@ -77,8 +77,8 @@ class MixDrafter:
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes the tables may take. They grow by doubling, so they end between half of it and all.
-                The mixture comes on top: 9 bytes per token id and 60 KB.
+            memory_limit: bytes the tables may take, also while one doubles and the old one stands beside the new; so
+                they end between three eighths of it and all. The mixture comes on top: 9 bytes per token id and 60 KB.
             settings: None for the defaults.
 
         Raises:
@@ -103,17 +103,16 @@ class MixDrafter:
     def _take(self, tables: Tables) -> None:
         """Work with these tables from now on."""
         self._tables, self._flat = tables, tables.flat()
-        # One that was loaded may have more than its share, and then the other has less.
-        self._shares = (
-            min(self.limit - self.limit // WIDE_SHARE, self.limit - tables.wide.entries.nbytes),
-            min(self.limit // WIDE_SHARE, self.limit - tables.narrow.entries.nbytes),
-        )
+        # A table that doubles stands beside the one that it is made from and beside the other, which may have been
+        # loaded with more than its share.
+        beside = self.limit - tables.narrow.entries.nbytes - tables.wide.entries.nbytes
+        self._shares = min(self.limit - self.limit // WIDE_SHARE, beside), min(self.limit // WIDE_SHARE, beside)
         self._rooms = room(tables.narrow, self._shares[0]), room(tables.wide, self._shares[1])
 
     def _grow(self) -> None:
-        narrow, wide, mixer = self._tables
-        self._take(Tables(grown(narrow, self._shares[0]), wide, mixer))
-        self._take(self._tables._replace(wide=grown(wide, self._shares[1])))
+        # No name is given to a table here: it would keep the old one while the other doubles.
+        self._take(self._tables._replace(narrow=grown(self._tables.narrow, self._shares[0])))
+        self._take(self._tables._replace(wide=grown(self._tables.wide, self._shares[1])))
 
     @property
     def needs(self) -> Needs:
