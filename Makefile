@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # One thread: the bundled model is too small for more.
 STORY := OMP_NUM_THREADS=1 $(BIN)/speculant generate "Once upon a time" --method aded --compare --max-new-tokens 300
 
-.PHONY: setup demo test lint typecheck test-oldest test-peers clean
+.PHONY: setup demo test lint typecheck test-oldest test-peers test-llamacpp clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -53,6 +53,14 @@ $(VENV)/.peers: $(VENV)/.ready
 
 test-peers: $(VENV)/.peers
 	$(BIN)/pytest -m peers
+
+# That llama.cpp computes what transformers does. It is built from source, which takes minutes.
+$(VENV)/.llamacpp: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt llama-cpp-python gguf
+	@touch $@
+
+test-llamacpp: $(VENV)/.llamacpp
+	$(BIN)/pytest -m peers tests/bench/test_llamacpp.py tests/bench/test_gguf_file.py
 
 clean:
 	rm -rf $(VENV) .venv-oldest build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from markup import Balance
 from models import SHAPE, tiny_model
-from speculant.bench.growth import FEW_NODES, NODES, lengths_of, measure_growth
+from speculant.bench.growth import FEW_NODES, NODES, clock_of, lengths_of, measure_growth
 from speculant.bench.growth_sheet import HEADINGS, growth_markdown, growth_section, growth_table, verdict
 from speculant.cli.main import main
 from speculant.errors import UsageError
@@ -71,6 +72,15 @@ def test_all_sizes_are_measured(growth: dict[str, Any]) -> None:
         assert each["cache_bytes"] % least == 0
         assert each["prefix"] + NODES[-1] * (each["prefix"] == 512) < each["cache_bytes"] / least <= 3 * each["prefix"]
         assert min(each["prefill_seconds"], each["learn_seconds"], each["drafter_bytes"]) > 0
+
+
+def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single thread is timed by its own time; with several, that of one says nothing."""
+    device = torch.device("cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert clock_of(device)[0] == "cpu"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert clock_of(device)[0] == "wall"
 
 
 def test_passes_are_rolled_back(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +144,7 @@ def grown(rest: float, drafting: float) -> dict[str, Any]:
 
     prefixes = [{"prefix": prefix, "cache_bytes": 1, "drafter_bytes": None} for prefix in (512, 2048)]
     rounds = [round_of(512, 1.0, 1.0), round_of(2048, rest, drafting)]
-    return {"drafter": "mix", "repeats": 1, "base_bytes": None, "prefixes": prefixes, "rounds": rounds}
+    return {"drafter": "mix", "repeats": 1, "clock": "wall", "base_bytes": None, "prefixes": prefixes, "rounds": rounds}
 
 
 def test_the_verdict() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -154,10 +155,9 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_library_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is said that the package is there and must be built anew."""
-    for name in ("gguf", "llama_cpp"):
-        for loaded in [each for each in sys.modules if each.split(".")[0] == name]:
-            monkeypatch.delitem(sys.modules, loaded)
-    (tmp_path / "gguf.py").write_text("")
+    for loaded in [each for each in sys.modules if each.split(".")[0] == "llama_cpp"]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, "gguf", ModuleType("gguf"))
     (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('Failed to load shared library')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnsupportedError, match=r"does not run here: Failed to load.*Build it anew"):

@@ -121,7 +121,7 @@ class _Frame:
         middle = (_LEFT + self._width - _RIGHT) / 2
         parts.append(f'<text class="middle" x="{middle}" y="{HEIGHT - 6}">{escape(across)}</text>')
         parts.append(
-            f'<text class="middle" transform="translate(12,{(HEIGHT - _BOTTOM + _TOP) / 2}) rotate(-90)">'
+            f'<text class="middle" transform="translate(10,{(HEIGHT - _BOTTOM + _TOP) / 2}) rotate(-90)">'
             f"{escape(up)}</text>"
         )
         return parts

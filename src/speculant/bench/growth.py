@@ -32,6 +32,8 @@ NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 FEW_NODES = (0, 8, 64)  # at all lengths
 REPEATS = 5
 
+Clock = Callable[[], float]
+
 
 @dataclass(slots=True)
 class _Times:
@@ -55,7 +57,7 @@ def measure_growth(
         advance: is called after each of the lengths of `lengths_of`.
 
     Returns:
-        {"drafter", "repeats", "base_bytes", "prefixes": [...], "rounds": [...]}. A prefix has "prefix",
+        {"drafter", "repeats", "clock", "base_bytes", "prefixes": [...], "rounds": [...]}. A prefix has "prefix",
         "prefill_seconds", "learn_seconds", "cache_bytes", "drafter_bytes" and "prefill_peak_bytes"; a round has
         "prefix", "nodes", "drafted", "pass_seconds", of that "attention_seconds" and "rest_seconds" (None where they
         cannot be told apart), "draft_seconds" and "peak_bytes". Peaks are above `base_bytes`, what was held before;
@@ -66,6 +68,7 @@ def measure_growth(
     """
     speculator = make()
     lengths = lengths_of(speculator.abilities.positions)
+    clock_name, clock = clock_of(speculator.model.device)
     peak = Peak(speculator.model.device)
     peak.begin()
     base = peak.read()
@@ -73,13 +76,14 @@ def measure_growth(
     with torch.no_grad():
         for number, length in enumerate(lengths):
             sizes = NODES if number == 0 else FEW_NODES
-            prefix, found = _at_length(make(), length, sizes, repeats, peak, base)
+            prefix, found = _at_length(make(), length, sizes, repeats, clock, peak, base)
             prefixes.append(prefix)
             rounds += found
             advance()
     return {
         "drafter": speculator.method,
         "repeats": repeats,
+        "clock": clock_name,
         "base_bytes": base,
         "prefixes": prefixes,
         "rounds": rounds,
@@ -103,37 +107,37 @@ def lengths_of(positions: int | None) -> list[int]:
 
 
 def _at_length(
-    speculator: Speculator, length: int, sizes: Sequence[int], repeats: int, peak: Peak, base: int | None
+    speculator: Speculator, length: int, sizes: Sequence[int], repeats: int, clock: Clock, peak: Peak, base: int | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     model = speculator.model
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     text = _text(length + 1 + (1 + repeats) * len(sizes), vocabulary)
-    began = time.perf_counter()
+    began = clock()
     session = speculator.drafter.open(text[:length], seed=0)
-    learned = time.perf_counter() - began
+    learned = clock() - began
     ids = torch.from_numpy(text[:length].astype(np.int64))[None].to(model.device)
     target = TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast)
     peak.begin()
-    began = time.perf_counter()
+    began = clock()
     target.prefill().argmax(-1).tolist()
-    prefilled = time.perf_counter() - began
+    prefilled = clock() - began
     prefix = {
         "prefix": length,
         "prefill_seconds": prefilled,
         "learn_seconds": learned,
         "prefill_peak_bytes": _above(peak.read(), base),
     }
-    drafting = _Drafting(speculator, target, session, text[length:])
+    drafting = _Drafting(speculator, target, session, text[length:], clock)
     times = {size: _Times() for size in sizes}
     peaks = {}
     for size in sizes:  # the first of each size allocates, and shows what is held at most
         peak.begin()
-        _pass(target, size)
+        _pass(target, size, clock)
         peaks[size] = _above(peak.read(), base)
         drafting.round(size)
     for _ in range(repeats):
         for size, met in times.items():
-            _measure(target, size, met)
+            _measure(target, size, met, clock)
             seconds, drafted = drafting.round(size)
             met.drafting.append(seconds)
             met.drafted.append(drafted)
@@ -159,16 +163,18 @@ def _at_length(
 class _Drafting:
     """Rounds of a session along a text, of which nothing is accepted."""
 
-    def __init__(self, speculator: Speculator, target: TransformersTarget, session: Session, text: Int32) -> None:
+    def __init__(
+        self, speculator: Speculator, target: TransformersTarget, session: Session, text: Int32, clock: Clock
+    ) -> None:
         self._k = speculator.drafter.needs.top_k
         self._target, self._session, self._text = target, session, text
-        self._at = 0
+        self._clock, self._at = clock, 0
 
     def round(self, nodes: int) -> tuple[float, int]:
         """Draft so many nodes and learn the next token; return the seconds of both and how many there were."""
-        began = time.perf_counter()
+        began = self._clock()
         tree = self._target.shape(self._session.propose(nodes))
-        proposed = time.perf_counter() - began
+        proposed = self._clock() - began
         ids, logits = None, None
         if self._k:
             said = self._target.verify(1, tree)
@@ -178,38 +184,38 @@ class _Drafting:
         token = self._text[self._at : self._at + 1]
         self._at += 1
         seen = Verified(tree=tree, path=EMPTY_PATH, tokens=token, top_ids=ids, top_logits=logits)
-        began = time.perf_counter()
+        began = self._clock()
         self._session.observe(seen)
-        return proposed + time.perf_counter() - began, len(tree)
+        return proposed + self._clock() - began, len(tree)
 
 
-def _measure(target: TransformersTarget, nodes: int, met: _Times) -> None:
+def _measure(target: TransformersTarget, nodes: int, met: _Times, clock: Clock) -> None:
     """Time a pass and the attention in it; on an accelerator, which must wait to tell them apart, in another pass."""
     apart = target.model.device.type != "cpu"
-    seconds = _pass(target, nodes) if apart else 0.0
-    with _attention_clock(target.model) as clock:
-        watched = _pass(target, nodes)
+    seconds = _pass(target, nodes, clock) if apart else 0.0
+    with _attention_watched(target.model, clock) as attention:
+        watched = _pass(target, nodes, clock)
     seconds = seconds if apart else watched
     met.passes.append(seconds)
-    met.attention += clock
-    met.rests += [max(0.0, seconds - each) for each in clock]
+    met.attention += attention
+    met.rests += [max(0.0, seconds - each) for each in attention]
 
 
-def _pass(target: TransformersTarget, nodes: int) -> float:
+def _pass(target: TransformersTarget, nodes: int, clock: Clock) -> float:
     """Run a pass over a root and so many nodes and roll it back; return its seconds."""
     above = np.arange(nodes, dtype=np.int32) - 1
     tree = DraftTree(
         np.ones(nodes, np.int32), above // 2 if target.abilities.trees else above, np.ones(nodes, np.float32)
     )
-    began = time.perf_counter()
+    began = clock()
     target.verify(1, tree).argmax(-1).tolist()  # as a sampler does: the pass is over when its choices are known
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
     target.rollback()
     return seconds
 
 
 @contextlib.contextmanager
-def _attention_clock(model: Any) -> Iterator[list[float]]:
+def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
     """Yield a list that afterwards holds the seconds of all attention inside; empty where it cannot be told apart."""
     name, found = model.config._attn_implementation, list[float]()
     plain = ALL_ATTENTION_FUNCTIONS.get(name)
@@ -219,9 +225,9 @@ def _attention_clock(model: Any) -> Iterator[list[float]]:
     times: list[float] = []
 
     def timed(*args: Any, **options: Any) -> Any:
-        began = _clock(model)
+        began = clock()
         result = plain(*args, **options)
-        times.append(_clock(model) - began)
+        times.append(clock() - began)
         return result
 
     ALL_ATTENTION_FUNCTIONS[name] = timed
@@ -233,11 +239,21 @@ def _attention_clock(model: Any) -> Iterator[list[float]]:
         found.append(sum(times))
 
 
-def _clock(model: Any) -> float:
-    """Return the time once the device has done what it was told."""
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    return time.perf_counter()
+def clock_of(device: torch.device) -> tuple[str, Clock]:
+    """Return a clock and its name: "cpu", a single thread's own time, which other work on the machine leaves alone.
+
+    With several threads it is "wall"; an accelerator has first done what it was told.
+    """
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return "cpu", time.thread_time
+    if device.type != "cuda":
+        return "wall", time.perf_counter
+
+    def settled() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return "wall", settled
 
 
 def _cache_bytes(target: TransformersTarget) -> int:

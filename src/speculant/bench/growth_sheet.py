@@ -73,8 +73,10 @@ def growth_table(growth: Growth) -> list[tuple[str, ...]]:
 
 def about(growth: Growth) -> str:
     """Return what was measured, in a sentence or two."""
+    clock = ", of the thread's own time" if growth["clock"] == "cpu" else ""
     return (
-        f"True passes of the model at growing lengths of text and sizes of draft, medians of {growth['repeats']}. "
+        "True passes of the model at growing lengths of text and sizes of draft, "
+        f"medians of {growth['repeats']}{clock}. "
         f"Attention: what of a pass its attention took. Drafting: what {growth['drafter']} took to propose so many "
         "nodes and to learn from the pass. Cache: the buffers of keys and values, which double when they are full. "
         "Peak: the most memory held during a pass, above that of the loaded model, cache and logits included."

@@ -36,13 +36,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "--tasks", metavar="NAME,...", help="spec-bench, humaneval, gsm8k, mbpp, or .jsonl files of prompts"
     )
     group.add_argument("--forced", nargs="+", metavar="TRACES", help="follow these recorded outputs (token ids)")
-    group.add_argument("--config", metavar="FILE", help="with --forced: random weights of this config.json's shape")
+    group.add_argument("--config", metavar="FILE", help="with --forced, --growth: random weights of this shape")
     group.add_argument("--data", metavar="DIR", help="where prompts lie; default: $SPECULANT_DATA/prompts")
     group.add_argument("--limit", metavar="N", type=whole(1), help="only the first N items of each task")
-    group.add_argument(
-        "--growth", action="store_true",
-        help="also, or instead, measure how cost grows: up to 8192 tokens of text and 256 nodes",
-    )  # fmt: skip
+    group.add_argument("--growth", action="store_true", help="also, or only: how cost grows, to 8192 tokens, 256 nodes")
     group.add_argument(
         "--max-new-tokens", metavar="N", type=whole(1), help=f"per answer to --tasks; default: {NEW_TOKENS}"
     )
@@ -103,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
         sampled=any(temperatures(args.temperature)),
     )
     model, tokenizer = target(args)
-    if args.growth:
-        lengths_of(positions_of(model))  # refuses a model that is too short for it
+    lengths = lengths_of(positions_of(model)) if args.growth else []
     assistant = None
     if args.assistant is not None:
         assistant, _ = load_model(args.assistant, dtype=args.dtype, device=args.device, attention=args.attn)
@@ -131,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         if contest.left(file):
             contest.warm_up()
         contest.play(file, progress.update)
-    growth = measured_growth(args, model, methods) if args.growth else None
+    growth = measured_growth(args, model, methods, len(lengths)) if args.growth else None
     figures = summary(file.rows)
     notes = sentences(settings, mapped)
     notes += [note for task in tasks for note in task.notes]
@@ -154,18 +150,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measured_growth(args: argparse.Namespace, model: Any, methods: Sequence[str]) -> dict[str, Any]:
+def measured_growth(args: argparse.Namespace, model: Any, methods: Sequence[str], lengths: int) -> dict[str, Any]:
     """Measure how cost grows, with the first of our own methods that drafts, or `mix`."""
     from tqdm import tqdm
 
-    from speculant.bench.growth import lengths_of, measure_growth
+    from speculant.bench.growth import measure_growth
     from speculant.registry import METHODS
     from speculant.speculator import Speculator
 
     drafting = next((name for name in methods if name in METHODS and name != "none"), "mix")
-    lengths = lengths_of(positions_of(model))
     options = {"method": drafting, "memory_limit": args.memory_limit << 20, "fast": args.fast}
-    with tqdm(total=len(lengths), unit="lengths", **bar("growth")) as progress:
+    with tqdm(total=lengths, unit="lengths", **bar("growth")) as progress:
         return measure_growth(lambda: Speculator.from_transformers(model, **options), advance=progress.update)
 
 
