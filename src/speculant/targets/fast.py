@@ -4,8 +4,9 @@ A pass over a few dozen rows should cost little more than one over a single row,
 either; PyTorch's matrix products on CPUs are far from that. `linear.cpp` comes closer, and reads the weights where
 they lie, so nothing is packed, memory stays what it was, and adapters or changed weights need no second preparation.
 
-Only for the length of a pass do the `torch.nn.Linear` modules answer with it; the model itself is not changed. Other
-modules (experts of a mixture, GPT-2's Conv1D, quantised ones) run as they are.
+Only for the length of a pass do the `torch.nn.Linear` modules answer with it, and does attention skip the copies that
+`grouped.py` tells of; the model itself is not changed. Other modules (experts of a mixture, GPT-2's Conv1D, quantised
+ones) run as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speculant.targets.grouped import grouped_attention
 from speculant.targets.native import BuildError, load_native, processor
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -48,7 +50,8 @@ class Fast:
         try:
             for module, forward in self.forwards:
                 module.__dict__.setdefault("forward", forward)
-            yield
+            with grouped_attention() if self.forwards else contextlib.nullcontext():
+                yield
         finally:
             for module, forward in self.forwards:
                 if module.__dict__.get("forward") is forward:

@@ -1,8 +1,9 @@
 """The library's C++ code, compiled for this very machine when it is first needed, then kept.
 
-The compiled file lies in the user's cache folder under a name made from the source, the compiler and the processor,
-so a change of any of them compiles anew. It is built without a runtime of its own for threads: it finds the one that
-torch has loaded, since two of them would take the processor from each other.
+The compiled file lies in the user's cache folder under a name made from the source, the compiler with its version and
+the processor, so a change of any of them compiles anew. It is built without a runtime of its own for threads: it finds
+the one that torch has loaded, since two of them would take the processor from each other. That one is GCC's, so other
+compilers are refused: what they make of the code asks for theirs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,41 +33,70 @@ def load_native() -> ctypes.CDLL:
     """Return the compiled `linear.cpp`, compiling it first if need be (two seconds, said on standard error).
 
     Raises:
-        BuildError: there is no compiler, it failed, or the outcome cannot be loaded.
+        BuildError: there is no GCC, it failed, or the outcome cannot be loaded.
     """
     if sys.platform != "linux":
         raise BuildError(f"its code has not been tried on {platform.system()}")
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        raise BuildError("there is no C++ compiler (install g++, or name one in CXX)")
-    identity = "\n".join([SOURCE.read_text(encoding="utf-8"), compiler, *FLAGS, processor()])
-    name = f"linear-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
     try:
-        library = cache_folder() / name
-        if not library.exists():
+        compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+        identity = "\n".join([SOURCE.read_text(encoding="utf-8"), *compiler, _version(compiler), *FLAGS, processor()])
+        library = cache_folder() / f"linear-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
+        loaded = _load(library) if library.exists() else None
+        if loaded is None:
             print("speculant: compiling its code for this processor, once ...", file=sys.stderr)  # noqa: T201
             _compile(compiler, library)
-        if library.stat().st_uid != os.getuid():
-            raise BuildError(f"{library} belongs to another user; set XDG_CACHE_HOME to a folder of yours")
-        loaded = ctypes.CDLL(str(library))
-    except OSError as error:
+            _check_owner(library)
+            loaded = ctypes.CDLL(str(library))
+    except (OSError, ValueError) as error:
         raise BuildError(f"its code cannot be built or loaded: {error}") from error
     loaded.linear.restype = None
     loaded.linear.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3, *[ctypes.c_int] * 2]
     return loaded
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _version(compiler: list[str]) -> str:
+    """Return what the compiler says of itself."""
+    name = shlex.join(compiler)
+    if not shutil.which(compiler[0]):
+        raise BuildError(f"there is no C++ compiler {name} (install g++, or name one in CXX)")
+    said = _run([*compiler, "--version"])
+    if "Free Software Foundation" not in said:
+        raise BuildError(f"{name} is not GCC, whose runtime for threads torch brings along (install g++, or unset CXX)")
+    return said
+
+
+def _load(library: Path) -> ctypes.CDLL | None:
+    """Load what was compiled before; None if it no longer works, as after a crash or under other system libraries."""
+    _check_owner(library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:
+        return None
+
+
+def _check_owner(library: Path) -> None:
+    if library.stat().st_uid != os.getuid():
+        raise BuildError(f"{library} belongs to another user; set XDG_CACHE_HOME to a folder of yours")
+
+
+def _compile(compiler: list[str], library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         # Compiled and linked apart: linking with -fopenmp would bind the file to a second runtime for threads.
-        parts, whole = str(Path(folder, "linear.o")), str(Path(folder, "linear.so"))
-        for command in ([compiler, *FLAGS, "-c", str(SOURCE), "-o", parts], [compiler, "-shared", parts, "-o", whole]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines() or ["no message"]
-                raise BuildError(f"{compiler} failed: {lines[-1]}")
+        part, whole = str(Path(folder, "linear.o")), str(Path(folder, "linear.so"))
+        _run([*compiler, *FLAGS, "-c", str(SOURCE), "-o", part])
+        _run([*compiler, "-shared", part, "-o", whole])
         os.replace(whole, library)  # another process may be building the same file
+
+
+def _run(command: list[str]) -> str:
+    # The version is part of the file's name and must not change with the user's language.
+    english = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=english)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise BuildError(f"{command[0]} failed: {lines[-1]}")
+    return done.stdout
 
 
 def processor() -> str:
