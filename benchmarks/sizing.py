@@ -21,14 +21,19 @@ from speculant.bench.replay import Playback
 from speculant.bench.traces import Recording, read_recordings
 from speculant.drafters.base import Verified
 from speculant.registry import find_method
-from speculant.sizing import BestSize, FixedSize, RoundCost, Sizing, Values
+from speculant.round_cost import RoundCost
+from speculant.sizing import BestSize, FixedSize, Sizing
 from speculant.speculator import MOST_NODES
 from speculant.step_cost import StepCost, read_step_cost
 from speculant.tree import DraftTree
+from speculant.values import Values
 from speculant.verifiers.sample_then_follow import sample_then_follow
 
 VOCABULARY = 128_256
-FILES = ("gsm8k", "cnn", "instructcoder", "sharegpt")
+FILES = tuple(f"llama31-8b-{name}" for name in ("gsm8k", "cnn", "instructcoder", "sharegpt", "runaway")) + (
+    "vicuna-7b-alpaca",
+    "vicuna-7b-mtbench",
+)
 FIXED = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 DRAFTING, NOISE = 250e-6, 0.05
 
@@ -48,7 +53,7 @@ def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Call
             session.observe(Verified(tree=tree, path=np.array(path, np.int32), tokens=np.array(said, np.int32)))
             cost = float(curve.of(np.array([len(tree)]))[0])
             draft = DRAFTING if budget else 0.0
-            size.learn(tree, path, len(said), target=cost * (1 + NOISE * random.exponential()), draft=draft)
+            size.learn(tree, path, said, target=cost * (1 + NOISE * random.exponential()), draft=draft)
             seconds, tokens, rounds, nodes = seconds + cost + draft, tokens + len(said), rounds + 1, nodes + len(tree)
             done += len(said)
         session.close()
@@ -74,7 +79,7 @@ def main() -> None:
     texts = np.random.default_rng(1).integers(0, VOCABULARY, (5, 700), np.int32)
     noise = [Recording(prompt=text[:200], output=text[200:]) for text in texts]
     for name in (*FILES, "random"):
-        path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"llama31-8b-{name}.jsonl"
+        path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"{name}.jsonl"
         recordings = noise if name == "random" else list(read_recordings(path))[: args.limit]
         fixed = {n: play(recordings, args.method, curve, lambda n=n: FixedSize(n))["throughput"] for n in FIXED}  # type: ignore[misc]
         best = max(fixed, key=lambda n: fixed[n])

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 
 from speculant.batch_sizing import BestBudget, FixedBudget, gains, share
-from speculant.sizing import RoundCost, Values
+from speculant.round_cost import RoundCost
 from speculant.step_cost import StepCost
 from speculant.tree import DraftTree, Proposal
-from trees import random_draft
-
-
-def chain(*weights: float) -> DraftTree:
-    """Return a line of nodes of these weights."""
-    count = len(weights)
-    return DraftTree(np.arange(count, dtype=np.int32), np.arange(-1, count - 1, dtype=np.int32), np.float32(weights))
+from speculant.values import Values
+from trees import chain, random_draft
 
 
 def sampled(*weights: float) -> DraftTree:
@@ -59,8 +54,8 @@ def test_values_are_the_requests_own() -> None:
     """Guards a request whose drafts come true from one whose drafts never do, though both promise the same."""
     good, bad = Values(), Values()
     for _ in range(50):
-        good.learn(np.float32([0.6, 0.4]), [0, 1])
-        bad.learn(np.float32([0.6, 0.4]), [])
+        good.learn(chain(0.6, 0.4), [0, 1])
+        bad.learn(chain(0.6, 0.4), [])
     one, other = FixedBudget(2).cut([chain(0.6, 0.4)] * 2, [bad, good])
     assert (len(one), len(other)) == (0, 2)
     rising = gains([chain(0.5, 0.45)], [Values()])[0]
@@ -97,3 +92,15 @@ def test_the_best_budget_learns_what_time_is_worth() -> None:
         kept = budget.cut(trees, values)
         budget.learn(kept, 6, target=1 + 0.15 * (1 + sum(map(len, kept))), draft=0.0)
     assert [len(tree) for tree in budget.cut(trees, values)] == [1, 0]
+
+
+def test_unmeasured_costs_are_climbed_in_batches_too() -> None:
+    """Guards batches without a stored curve: they come to draft though no pass has fewer rows than seats."""
+    cost, trees, values = RoundCost(most=40), [chain(0.9, 0.8, 0.7), chain(0.9, 0.8, 0.7)], [Values(), Values()]
+    budget, sizes = BestBudget(cost, most=8), []
+    for _ in range(40):
+        kept = budget.cut(trees, values)
+        sizes.append(sum(map(len, kept)))
+        budget.learn(kept, 2 + sizes[-1], target=1 + 0.01 * (1 + sizes[-1]), draft=0.0)
+    assert sizes[0] == 0
+    assert sizes[-1] == 6

@@ -203,7 +203,7 @@ def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> N
     """Guards the real drafters, whose drafts depend on what they learned."""
     model, ids = tiny_model("llama"), prompt_ids()
     options = SAMPLED if sample else {"do_sample": False}
-    speculator = Speculator.from_transformers(model, method=method)
+    speculator = Speculator.from_transformers(model, method=method, nodes=8)
     for _ in range(2):
         torch.manual_seed(2)
         plain = model.generate(ids, max_new_tokens=60, **options)

@@ -47,6 +47,11 @@ def make_tree(tokens: Iterable[int], parents: Iterable[int], weights: Iterable[f
     return DraftTree(tokens, np.array(list(parents), np.int32), given)
 
 
+def chain(*weights: float) -> DraftTree:
+    """Return a line of nodes with these joint probabilities and the tokens 0, 1, 2, ..."""
+    return make_tree(range(len(weights)), range(-1, len(weights) - 1), weights)
+
+
 def ancestry(tree: DraftTree) -> list[set[int]]:
     """Return, for each node, itself and all nodes above it."""
     sets: list[set[int]] = []

@@ -22,10 +22,10 @@ from speculant.batch_sizing import BatchSizing
 from speculant.decoding import Round
 from speculant.errors import BatchError, UsageError
 from speculant.generation import Piece, Result, Run, Text
-from speculant.sizing import Values
 from speculant.stats import BatchStats
 from speculant.targets.ragged import RaggedPass
 from speculant.tree import DraftTree
+from speculant.values import Values
 
 NOTHING = Piece("", [], [], [])
 
@@ -221,8 +221,8 @@ class Batch:
         decoding, began = ticket.run.decoding, time.perf_counter()
         decoding.learn(tree, path, done)
         if len(tree):
-            ticket.values.learn(tree.weights, path)
-            self._values.learn(tree.weights, path)
+            ticket.values.learn(tree, path)
+            self._values.learn(tree, path)
         decoding.stats.draft_seconds += time.perf_counter() - began
         decoding.stats.target_seconds += target
         if ticket.done:

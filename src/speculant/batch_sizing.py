@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from speculant.sizing import RoundCost, Values
+from speculant.round_cost import RoundCost
 from speculant.tree import DraftTree
+from speculant.values import Values
 
 _LATE = 0.97
 
@@ -61,7 +62,7 @@ class BestBudget:
             most: nodes of one draft.
         """
         self._cost, self._most = cost, most
-        self._tokens, self._seconds = 0.0, 0.0
+        self._tokens, self._passes = 0.0, 0.0
 
     def budget(self) -> int:
         return self._most
@@ -70,18 +71,19 @@ class BestBudget:
         worths = gains(trees, values)
         sums = np.append(0, np.cumsum(np.sort(np.concatenate([*worths, np.empty(0)]))[::-1]))
         sums = sums[: max(1, self._cost.most - len(trees) + 2)]
-        paid = sums - self._rate(len(trees)) * self._cost.of(len(trees) - 1 + np.arange(len(sums)))
+        paid = sums - self._rate(len(trees)) * self._cost.curve[len(trees) - 1 + np.arange(len(sums))]
         return _heads(trees, share(worths, int(np.argmax(paid))))
 
     def learn(self, trees: Sequence[DraftTree], tokens: int, *, target: float, draft: float) -> None:
-        self._cost.learn(sum(len(tree) + 1 for tree in trees) - 1, target)
-        self._tokens = _LATE * self._tokens + tokens
-        self._seconds = _LATE * self._seconds + target + draft
+        rows = sum(len(tree) + 1 for tree in trees)
+        self._cost.learn(rows - 1, target)
+        passes = float(self._cost.curve[min(rows, len(self._cost.curve)) - 1]) + draft / self._cost.level
+        self._tokens, self._passes = _LATE * self._tokens + tokens, _LATE * self._passes + passes
 
     def _rate(self, sequences: int) -> float:
-        """Return tokens per second of late; plain decoding's at the least, since no round need be slower."""
-        plain = sequences / float(self._cost.of(np.array([sequences - 1]))[0])
-        return max(plain, self._tokens / self._seconds) if self._seconds else plain
+        """Return tokens per plain pass's time of late; plain decoding's at the least: no round need be slower."""
+        plain = sequences / float(self._cost.curve[sequences - 1])
+        return max(plain, self._tokens / self._passes) if self._passes else plain
 
 
 def gains(trees: Sequence[DraftTree], values: Sequence[Values]) -> list[npt.NDArray[np.float64]]:
@@ -90,7 +92,7 @@ def gains(trees: Sequence[DraftTree], values: Sequence[Values]) -> list[npt.NDAr
     Sampled drafts gain nothing here: dropping their nodes by value would bias the output, so they are kept whole.
     """
     return [
-        np.empty(0) if tree.proposal is not None else np.minimum.accumulate(own.of(tree.weights))
+        np.empty(0) if tree.proposal is not None else np.minimum.accumulate(own.of(tree))
         for tree, own in zip(trees, values, strict=True)
     ]
 

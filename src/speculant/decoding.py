@@ -154,7 +154,7 @@ def _round(decoding: Decoding, sizing: Sizing) -> Round:
     draft = drafted - began + time.perf_counter() - committed
     stats.draft_seconds += draft
     stats.target_seconds += verified - drafted
-    sizing.learn(tree, path, len(done.tokens), target=verified - drafted, draft=draft)
+    sizing.learn(tree, path, done.tokens, target=verified - drafted, draft=draft)
     return done
 
 

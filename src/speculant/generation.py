@@ -40,7 +40,7 @@ class Run:
         self.target, self.request, self.stats = target, request, stats
         self.finish_reason = ""
         self._streamer = streamer
-        prompt = request.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
+        prompt = target.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
         self.decoding = Decoding(target, sampler or make_sampler(request), drafter, prompt, seed=seed, stats=stats)
 
     def rounds(self, sizing: Sizing) -> Generator[Round]:
@@ -104,7 +104,7 @@ class Text:
     def __init__(self, run: Run, tokenizer: Any) -> None:
         self.result = Result(stats=run.stats, cache=run.target.cache)
         self._run = run
-        self._tokens = Detokenizer(tokenizer, run.request.ids[0, -4:].tolist())
+        self._tokens = Detokenizer(tokenizer, run.target.ids[0, -4:].tolist())
 
     def add(self, done: Round) -> Piece:
         """Take in a round that the run has settled; return what it adds."""

@@ -107,22 +107,23 @@ class Requests:
         """
         if call.model is not self._model:
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
-        self._check_length(call.ids)
+        ids = call.ids[:, call.start :]
+        self._check_length(ids)
         prepared = prepare(call, stop=stop, tokenizer=tokenizer)
         stats = Stats(method=self._method, notes=[*self._abilities.notes, *self._fast.notes])
         target = TransformersTarget(
             self._model,
             self._abilities,
-            call.ids,
+            ids,
             cache=call.cache,
-            padding=call.padding,
-            positions=call.positions,
+            padding=None if call.padding is None else call.padding[:, call.start :],
+            positions=None if call.positions is None else call.positions[:, call.start :],
             chunk=call.config.prefill_chunk_size,
             fast=self._fast,
         )
-        if target.cached >= call.ids.shape[1]:
+        if target.cached >= ids.shape[1]:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
-        stats.prompt_tokens = call.ids.shape[1] - target.cached
+        stats.prompt_tokens = ids.shape[1] - target.cached
         generator = None if seed is None else torch.Generator(self._model.device).manual_seed(seed)
         request = Request(
             ids=call.ids,

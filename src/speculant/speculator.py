@@ -7,29 +7,31 @@ same from the other side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from speculant.batch import Batch, finish
 from speculant.batch_sizing import BatchSizing, BestBudget, FixedBudget
+from speculant.custom_generate import Bound
 from speculant.drafters.base import MEMORY_LIMIT, Drafter
 from speculant.errors import UnsupportedError, UsageError
 from speculant.fingerprint import tokenizer_fingerprint
 from speculant.generation import Result, Run, Stream
+from speculant.lessons import Lessons
 from speculant.loading import load_model
 from speculant.registry import find_method
 from speculant.requests import Message, Prompt, Requests
-from speculant.sizing import BestSize, FixedSize, RoundCost, Sizing, Values
+from speculant.round_cost import RoundCost
+from speculant.sizing import BestSize, FixedSize, Sizing
 from speculant.stats import Stats
 from speculant.targets.fast import prepare_model
 from speculant.targets.preparation import Call
 from speculant.targets.ragged import RaggedPass
 from speculant.targets.support import check_model
 from speculant.tuning import stored_step_cost
+from speculant.values import Values
 
-NODES = {"cpu": 8}
-NODES_ELSEWHERE = 64
 AUTO = "auto"
 MOST_NODES = 64  # of a draft whose size is chosen round by round
 
@@ -59,10 +61,11 @@ class Speculator:
         self.abilities = check_model(self.model)
         if not (nodes is None or nodes == AUTO or (isinstance(nodes, int) and nodes >= 0)):
             raise UsageError(f"nodes must be 0 or more, or '{AUTO}', not {nodes!r}.")
-        self.nodes = NODES.get(self.model.device.type, NODES_ELSEWHERE) if nodes is None else nodes
+        self.nodes = nodes if nodes is not None else 0 if method == "none" else AUTO
         self.fast = prepare_model(self.model, fast)
         known = stored_step_cost(self.model, self.fast, most=MOST_NODES)
         self._cost, self._values = RoundCost(most=MOST_NODES, known=known), Values()
+        self._lessons = Lessons() if drafter.needs.top_k else None
         self.last_stats: Stats | None = None
         self._requests = Requests(self.model, tokenizer, self.abilities, self.fast, method=method)
 
@@ -85,8 +88,8 @@ class Speculator:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
             method: a name from `speculant methods`.
-            nodes: most nodes per draft; None for 8 on a CPU, 64 elsewhere; "auto" for as many as pay in each round,
-                up to 64, by what passes turn out to cost and nodes to be worth.
+            nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by what passes
+                turn out to cost and nodes to be worth.
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take.
             fast: whether passes over a draft run the library's own code for linear layers, on CPUs; None: where that
@@ -210,13 +213,19 @@ class Speculator:
         """Return a callable for `model.generate(custom_generate=...)` with what `generate` drops for callables.
 
         Args:
-            streamer: gets the prompt, then every token, then end(). Do not pass it to `generate` as well.
+            streamer: gets the prompt, then every token, then end(); for one row. Do not pass it to `generate` as well.
             stop: strings that end the text.
-            seed: of a random stream of its own.
+            seed: of a random stream of its own; with several rows, row i draws with seed + i.
             tokenizer: for `stop`; the speculator's own if None.
         """
         return Bound(
-            self._begin, self.sizing, streamer=streamer, stop=stop, seed=seed, tokenizer=tokenizer or self.tokenizer
+            begin=self._begin,
+            sizing=self.sizing,
+            batch=self.batch,
+            streamer=streamer,
+            stop=stop,
+            seed=seed,
+            tokenizer=tokenizer or self.tokenizer,
         )
 
     def __call__(
@@ -228,7 +237,7 @@ class Speculator:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Stand in for transformers' decoding loop: `model.generate(..., custom_generate=speculator)`."""
+        """Stand in for transformers' decoding loop: `model.generate(..., custom_generate=speculator)`; see `Bound`."""
         return self.bind()(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
     def save(self, path: str | Path) -> None:
@@ -245,7 +254,9 @@ class Speculator:
 
     def sizing(self) -> Sizing:
         """Return what says how many nodes the rounds of one request spend."""
-        return FixedSize(self.nodes) if isinstance(self.nodes, int) else BestSize(self._cost, self._values)
+        if isinstance(self.nodes, int):
+            return FixedSize(self.nodes)
+        return BestSize(self._cost, self._values, self._lessons)
 
     def _batch_sizing(self, size: int) -> BatchSizing:
         if isinstance(self.nodes, int):
@@ -264,49 +275,3 @@ class Speculator:
         run = self._requests.run(self.drafter, call, **options)
         self.last_stats = run.stats
         return run
-
-
-class Bound:
-    """A speculator as a decoding method for `model.generate(custom_generate=...)`."""
-
-    def __init__(
-        self,
-        begin: Callable[..., Run],
-        sizing: Callable[[], Sizing],
-        *,
-        streamer: Any,
-        stop: Any,
-        seed: int | None,
-        tokenizer: Any,
-    ) -> None:
-        self._begin, self._sizing = begin, sizing
-        self._streamer, self._stop, self._seed, self._tokenizer = streamer, stop, seed, tokenizer
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Any,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Decode and return what `generate` returns: ids Int64[1, T], or an output object if it was asked for."""
-        call = Call()
-        call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
-        if self._streamer is not None:
-            self._streamer.put(input_ids.cpu())
-        run = self._begin(call, streamer=self._streamer, stop=self._stop, seed=self._seed, tokenizer=self._tokenizer)
-        for _ in run.rounds(self._sizing()):
-            pass
-        request = run.request
-        if not generation_config.return_dict_in_generate:
-            return request.true_ids()
-        from transformers.generation import GenerateDecoderOnlyOutput
-
-        return GenerateDecoderOnlyOutput(
-            sequences=request.true_ids(),
-            scores=tuple(request.scores) if request.keep_scores else None,
-            logits=tuple(request.raw) if request.keep_raw else None,
-            past_key_values=run.target.cache,
-        )

@@ -20,7 +20,7 @@ import torch
 
 from speculant.errors import FileError, UsageError
 from speculant.folders import cache_folder
-from speculant.sizing import SIZES
+from speculant.round_cost import SIZES
 from speculant.step_cost import StepCost, read_step_cost
 from speculant.targets.fast import Fast
 from speculant.targets.native import processor

@@ -18,13 +18,12 @@ IDS = torch.tensor([[5, 9, 14, 3, 8]])
     ("options", "reason"),
     [
         ({"num_beams": 2}, "num_beams=2"),
-        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences=2"),
         ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "hidden states"),
         ({"cache_implementation": "static"}, "StaticCache"),
         ({"use_cache": False}, "use_cache"),
     ],
-    ids=["beams", "return-sequences", "attentions", "hidden-states", "static-cache", "no-cache"],
+    ids=["beams", "attentions", "hidden-states", "static-cache", "no-cache"],
 )
 def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], reason: str) -> None:
     """Guards against silently ignored options."""
@@ -33,11 +32,13 @@ def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], reason: str
         model.generate(IDS, max_new_tokens=4, custom_generate=Speculator.from_transformers(model), **options)
 
 
-def test_batches_are_refused() -> None:
-    """Guards batch size one."""
-    model = tiny_model("llama")
+def test_several_texts_where_one_is_returned_are_refused() -> None:
+    """Guards `generate` and `stream`, whose result is one text."""
+    speculator = Speculator.from_transformers(tiny_model("llama"))
     with pytest.raises(UnsupportedError, match="2 sequences"):
-        model.generate(IDS.repeat(2, 1), max_new_tokens=4, custom_generate=Speculator.from_transformers(model))
+        speculator.generate(IDS.repeat(2, 1), max_new_tokens=4)
+    with pytest.raises(UnsupportedError, match="3 sequences"):
+        speculator.generate(IDS, max_new_tokens=4, temperature=1.0, num_return_sequences=3)
 
 
 def test_stop_strings_need_a_tokenizer() -> None:

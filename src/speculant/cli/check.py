@@ -32,9 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--prompts", metavar="FILE", help="as for generate --prompts; default: three short ones that come with it"
     )
     parser.add_argument("--max-new-tokens", metavar="N", type=whole(1), default=128, help="default: 128")
-    parser.add_argument(
-        "--nodes", metavar="N", type=whole(0), help="most tokens per draft; default: 8 on a CPU, 64 elsewhere"
-    )
+    parser.add_argument("--nodes", metavar="N", type=whole(0), help="most tokens per draft; default: as many as pay")
     parser.add_argument(
         "--memory-limit", metavar="MB", type=whole(1), default=256, help="most the memory may take; default: 256"
     )

@@ -73,7 +73,7 @@ def add_drafting_options(parser: argparse.ArgumentParser) -> None:
         "--nodes",
         metavar="N|auto",
         type=node_count,
-        help="most tokens per draft, or auto for as many as pay in each round; default: 8 on a CPU, 64 elsewhere",
+        help="most tokens per draft; default: auto, as many as pay in each round",
     )
     group.add_argument("--memory", metavar="FILE", help="begin with this memory if it exists, and save it there")
     group.add_argument(

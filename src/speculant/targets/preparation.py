@@ -16,8 +16,12 @@ HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "lo
 
 
 class Call:
-    """Takes the place of the decoding loop, keeps its arguments and decodes nothing."""
+    """Takes the place of the decoding loop, keeps its arguments and decodes nothing.
 
+    In front of `start` ids Int64[1, T] are padding that the target need not read; processors and criteria see it.
+    """
+
+    start = 0
     model: Any
     ids: Tensor
     processors: list[Any]
@@ -60,35 +64,20 @@ class Prepared:
     keep_raw: bool
 
 
-def prepare(call: Call, *, stop: str | Sequence[str] | None, tokenizer: Any) -> Prepared:
-    """Check a call and add stop strings.
+def check(call: Call) -> None:
+    """Check what a call asks for, however many rows it has.
 
     Raises:
         UnsupportedError: it asks for what this loop does not do; the message says what to leave out.
-        TokenizerError: stop strings without a tokenizer.
     """
     config = call.config
     mode = config.get_generation_mode()
-    if (
-        config.num_beams > 1
-        or config.num_return_sequences > 1
-        or mode
-        not in (
-            GenerationMode.GREEDY_SEARCH,
-            GenerationMode.SAMPLE,
-        )
-    ):
+    if config.num_beams > 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedError(
-            f"speculative decoding follows one sequence, greedy or sampled, not {mode.value.replace('_', ' ')} with "
-            f"num_beams={config.num_beams}, num_return_sequences={config.num_return_sequences}. Leave those out, or "
-            "call `model.generate` without custom_generate."
+            f"speculative decoding is greedy or sampled, not {mode.value.replace('_', ' ')} with "
+            f"num_beams={config.num_beams}. Leave that out, or call `model.generate` without custom_generate."
         )
-    if call.ids.shape[0] != 1:
-        raise UnsupportedError(
-            f"the batch has {call.ids.shape[0]} sequences; this loop decodes one at a time. Call it once for each."
-        )
-    wanted = config.return_dict_in_generate
-    if wanted and (config.output_attentions or config.output_hidden_states):
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         raise UnsupportedError(
             "attentions and hidden states are not returned: a pass over a tree has none per token. "
             "Leave out output_attentions and output_hidden_states."
@@ -98,6 +87,22 @@ def prepare(call: Call, *, stop: str | Sequence[str] | None, tokenizer: Any) -> 
             f"these inputs are not understood here: {', '.join(sorted(call.others))}. Leave them out, or call "
             "`model.generate` without custom_generate."
         )
+
+
+def prepare(call: Call, *, stop: str | Sequence[str] | None, tokenizer: Any) -> Prepared:
+    """Check a call of one row and add stop strings.
+
+    Raises:
+        UnsupportedError: it has several rows, or asks for what this loop does not do.
+        TokenizerError: stop strings without a tokenizer.
+    """
+    check(call)
+    if call.ids.shape[0] != 1:
+        raise UnsupportedError(
+            f"{call.ids.shape[0]} sequences were asked for where one is decoded. Use `Speculator.generate_batch`, or "
+            "`model.generate` with custom_generate."
+        )
+    config, wanted = call.config, call.config.return_dict_in_generate
     criteria = call.criteria
     if stop:
         if tokenizer is None:
@@ -107,7 +112,7 @@ def prepare(call: Call, *, stop: str | Sequence[str] | None, tokenizer: Any) -> 
     return Prepared(
         processors=call.processors,
         criteria=criteria,
-        sample=mode == GenerationMode.SAMPLE,
+        sample=config.get_generation_mode() == GenerationMode.SAMPLE,
         keep_scores=bool(wanted and config.output_scores),
         keep_raw=bool(wanted and config.output_logits),
     )
