@@ -30,7 +30,12 @@ from speculant.values import Values
 from speculant.verifiers.sample_then_follow import sample_then_follow
 
 VOCABULARY = 128_256
-FILES = tuple(f"llama31-8b-{name}" for name in ("gsm8k", "cnn", "instructcoder", "sharegpt", "runaway")) + (
+FILES = (
+    "llama31-8b-gsm8k",
+    "llama31-8b-cnn",
+    "llama31-8b-instructcoder",
+    "llama31-8b-sharegpt",
+    "llama31-8b-runaway",
     "vicuna-7b-alpaca",
     "vicuna-7b-mtbench",
 )

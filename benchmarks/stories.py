@@ -31,12 +31,9 @@ def main() -> None:
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
     stories = data / "text/tinystories"
-    held_out = [story.split() for story in (stories / "heldout.txt").read_text(encoding="utf-8").split("<|endoftext|>")]
-    prompts = [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][FIRST : FIRST + PROMPTS]
-
     with tempfile.TemporaryDirectory() as folder:
         cut = Path(folder) / "prompts.json"
-        cut.write_text(json.dumps(prompts))
+        cut.write_text(json.dumps(cut_prompts(stories)))
         for name, model in {"bundled": [], "stories260k": ["--model", str(data / "models/stories260K")]}.items():
             for method in METHODS:
                 compare(args.out / f"stories-{name}-{method}.json", method, cut, model, [])
@@ -47,6 +44,12 @@ def main() -> None:
                 compare(
                     args.out / f"stories-{name}-{method}-corpus.json", method, cut, model, ["--memory", str(memory)]
                 )
+
+
+def cut_prompts(stories: Path) -> list[str]:
+    """Return the beginnings of held-out stories."""
+    held_out = [story.split() for story in (stories / "heldout.txt").read_text(encoding="utf-8").split("<|endoftext|>")]
+    return [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][FIRST : FIRST + PROMPTS]
 
 
 def compare(out: Path, method: str, prompts: Path, model: list[str], memory: list[str]) -> None:

@@ -2,86 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from guesses import LENGTHS, Guesses, alone, guessing, prompts
 from models import VOCABULARY, tiny_model
 from speculant import Speculator
-from speculant.drafters.base import Needs, Verified
 from speculant.errors import BatchError, OutOfMemoryError, UsageError
-from speculant.tree import DraftTree
 
 ARCHITECTURES = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
-LENGTHS = (9, 1, 30, 4, 17, 9)
-
-
-class Guesses:
-    """Drafts random trees around texts that it was told, each request its own; `failing` names prompts it fails on."""
-
-    needs = Needs(top_k=2)
-
-    def __init__(self, texts: dict[tuple[int, ...], Sequence[int]], failing: Sequence[tuple[int, ...]] = ()) -> None:
-        self.texts, self.failing = texts, failing
-        self.opened = self.closed = 0
-
-    def open(self, prompt: Any, *, target: Any = None, seed: int = 0) -> GuessingSession:
-        self.opened += 1
-        key = tuple(prompt.tolist())
-        return GuessingSession(self, self.texts[key], key in self.failing)
-
-
-class GuessingSession:
-    """One request's guesses."""
-
-    def __init__(self, owner: Guesses, text: Sequence[int], fails: bool) -> None:
-        self.owner, self.text, self.fails = owner, list(text), fails
-        self.at, self.random = 0, random.Random(len(text))
-
-    def propose(self, max_nodes: int) -> DraftTree:
-        if self.fails and self.at > 5:
-            raise ArithmeticError("a drafter's bug")
-        paths = []
-        for _ in range(self.random.randint(0, 4)):
-            path = self.text[self.at : self.at + self.random.randint(1, 5)]
-            if path and self.random.random() < 0.5:
-                path[self.random.randrange(len(path))] = self.random.randrange(VOCABULARY)
-            paths.append([*path, self.random.randrange(VOCABULARY)])
-        return DraftTree.from_paths(paths).head(max_nodes)
-
-    def observe(self, verified: Verified) -> None:
-        assert verified.top_ids is not None
-        assert verified.top_ids.shape == (len(verified.tree) + 1, 2)
-        assert verified.tokens.tolist() == self.text[self.at : self.at + len(verified.tokens)]
-        self.at += len(verified.tokens)
-
-    def close(self) -> None:
-        self.owner.closed += 1
-
-
-def prompts() -> list[list[int]]:
-    """Return prompts of different lengths."""
-    source = np.random.default_rng(3)
-    return [source.integers(3, VOCABULARY, length).tolist() for length in LENGTHS]
-
-
-def alone(model: Any, options: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """Return what each request says when it is decoded alone and plainly."""
-    speculator = Speculator.from_transformers(model, method="none")
-    return [speculator.generate(prompt, **own).ids for prompt, own in zip(prompts(), options, strict=True)]
-
-
-def guessing(model: Any, texts: Sequence[Sequence[int]], *, nodes: int | str = 12, **options: Any) -> Speculator:
-    """Return a speculator whose drafts are good guesses at these texts."""
-    speculator = Speculator.from_transformers(model, method="none", nodes=nodes)
-    told = {tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)}
-    speculator.drafter = Guesses(told, **options)
-    return speculator
 
 
 class Shifting(LogitsProcessor):
@@ -279,7 +211,7 @@ def test_generate_batch_gives_results_in_order_and_says_what_failed() -> None:
     speculator.drafter = Guesses(
         {tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)}, [tuple(prompts()[1])]
     )
-    with pytest.raises(BatchError, match="1 of 6 requests failed, the first of them request 1: ArithmeticError") as met:
+    with pytest.raises(BatchError, match="1 of 6 requests failed, the first of them number 2: ArithmeticError") as met:
         speculator.generate_batch(prompts(), size=4, max_new_tokens=20, temperature=0.9, seed=3)
     assert [result.ids for place, result in enumerate(met.value.results) if place != 1] == texts[:1] + texts[2:]
     with pytest.raises(UsageError, match="streamer"):
@@ -319,3 +251,16 @@ def test_an_attention_of_its_own_is_run_sequence_by_sequence(monkeypatch: pytest
     monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", stubborn)
     results = guessing(model, texts).generate_batch(prompts(), max_new_tokens=8, temperature=0)
     assert [result.ids for result in results] == texts
+
+
+def test_caches_go_with_the_requests() -> None:
+    """Guards long lists of prompts: memory holds the caches of those being decoded, unless they are asked for."""
+    speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
+    for keep in (False, True):
+        with speculator.batch(2, keep_caches=keep) as batch:
+            tickets = [batch.add(prompt, max_new_tokens=4, temperature=0) for prompt in prompts()[:3]]
+            for _ in batch:
+                pass
+        for ticket in tickets:
+            assert (ticket.result.cache is not None) == keep
+            assert bool(ticket.run.target.cache.get_seq_length()) == keep

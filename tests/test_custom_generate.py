@@ -249,7 +249,7 @@ def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 def test_a_row_that_fails_says_why() -> None:
     """Guards errors of a user's own code: the row, the cause, and what the other rows said."""
     model, inputs = tiny_model("llama"), prompts()
-    with pytest.raises(BatchError, match="request 2: ZeroDivisionError") as met:
+    with pytest.raises(BatchError, match="number 3: ZeroDivisionError") as met:
         model.generate(
             **inputs, **GREEDY, logits_processor=[failing], custom_generate=Speculator.from_transformers(model)
         )

@@ -7,6 +7,11 @@
 
 A request has its own cache, options, random stream and stop, and says what it would say alone. Requests join and leave
 between rounds (continuous batching: Yu et al., Orca, OSDI 2022). One that fails leaves the others be.
+
+    with speculator.batch() as batch:
+        tickets = [batch.add(prompt, max_new_tokens=64) for prompt in prompts]
+        for ticket, piece in batch:
+            ...
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import torch
 
 from speculant.batch_sizing import BatchSizing
 from speculant.decoding import Round
-from speculant.errors import BatchError, UsageError
+from speculant.errors import BatchError, OutOfMemoryError, UsageError
 from speculant.generation import Piece, Result, Run, Text
 from speculant.stats import BatchStats
 from speculant.targets.ragged import RaggedPass
@@ -41,7 +46,7 @@ class Ticket:
 
     def __init__(self, run: Run, text: Text, values: Values) -> None:
         self.run, self.text, self.values = run, text, values
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.done = False
 
     @property
@@ -61,6 +66,7 @@ class Batch:
         values: Values,
         *,
         size: int,
+        keep_caches: bool = False,
     ) -> None:
         """Begin an empty batch; `Speculator.batch` is the usual way in.
 
@@ -71,13 +77,19 @@ class Batch:
             sizing: shares the nodes of a pass.
             values: what nodes have been worth so far; every request goes its own way from there, and teaches it.
             size: the most requests in a pass.
+            keep_caches: whether results hold their caches for a next turn. Those of many requests fill the memory.
+
+        Raises:
+            UsageError: there would be no room.
         """
         if size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size}.")
         self._prepare, self._tokenizer, self._ragged, self._sizing = prepare, tokenizer, ragged, sizing
-        self._values, self._size = values, size
+        self._values, self._size, self._keep_caches = values, size, keep_caches
         self._waiting: deque[Ticket] = deque()
         self._seated: list[Ticket] = []
+        self._pieces: deque[tuple[Ticket, Piece]] = deque()  # not given out yet
+        self._interrupt: BaseException | None = None
         self.stats = BatchStats(size=size)
 
     def __len__(self) -> int:
@@ -101,98 +113,134 @@ class Batch:
         return self.take(self._prepare(prompt, seed=seed, **options))
 
     def take(self, run: Run) -> Ticket:
-        """Let a request that is ready wait for the next free seat."""
+        """Let a request that is ready wait for the next free seat.
+
+        Raises:
+            UsageError: it is decoded elsewhere, or was.
+        """
+        run.decoding.claim()
         ticket = Ticket(run, Text(run, self._tokenizer), Values(self._values))
         self._waiting.append(ticket)
         return ticket
 
     def remove(self, ticket: Ticket) -> None:
-        """Let a request leave before its end; what it said so far is in its result."""
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-        if ticket in self._seated:
-            self._seated.remove(ticket)
-        ticket.run.decoding.close()
-        ticket.done = True
+        """Let a request leave before its end; what it said so far is in its result. One that has left stays as it is.
+
+        Raises:
+            UsageError: it is another batch's.
+        """
+        if ticket.done:
+            return
+        if ticket not in self._waiting and ticket not in self._seated:
+            raise UsageError("this request is not in this batch; remove it from the one that it was added to.")
+        self._leave(ticket)
+        self._raise_interrupt()
 
     def close(self) -> None:
         """Let every request leave."""
         for ticket in [*self._waiting, *self._seated]:
-            self.remove(ticket)
+            self._leave(ticket)
+        self._raise_interrupt()
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[tuple[Ticket, Piece]]:
-        """Decode until every request has left, those added meanwhile too; yield what each round adds to each text."""
-        while len(self):
-            yield from self.step()
+        """Decode until every request has left, those added meanwhile too; yield what each round adds to each text.
+
+        Whoever stops early gets the rest of the round's pieces from the next iteration or step.
+        """
+        while self._pieces or len(self):
+            if not self._pieces:
+                self._advance()
+            if self._pieces:
+                yield self._pieces.popleft()
 
     def step(self) -> list[tuple[Ticket, Piece]]:
         """Run one round, then seat who waits; return what that added to each text, an empty piece where one failed.
 
         Raises:
-            OutOfMemoryError: the pass does not fit. Nothing is lost: `remove` a request, then go on.
+            OutOfMemoryError: the pass, or the prompt of who is next, does not fit. Nothing is lost: `remove` a request,
+                then go on.
+            KeyboardInterrupt: it came. The request that it met, if any, has failed; the pieces of the others come with
+                the next step.
         """
-        with torch.no_grad():
-            began = time.perf_counter()
-            pieces = self._round() if self._seated else []
-            done = time.perf_counter()
-            pieces += self._seat()
-            self.stats.prefill_seconds += time.perf_counter() - done
-            self.stats.seconds += time.perf_counter() - began
+        self._advance()
+        pieces = list(self._pieces)
+        self._pieces.clear()
         return pieces
 
-    def _seat(self) -> list[tuple[Ticket, Piece]]:
-        pieces = []
-        while self._waiting and len(self._seated) < self._size:
-            ticket = self._waiting.popleft()
-            try:
-                pieces.append((ticket, self._grow(ticket, ticket.run.decoding.begin())))
-                self.stats.tokens += 1
-            except Exception as error:
-                pieces.append((ticket, self._fail(ticket, error)))
-                continue
-            if ticket.done:
-                ticket.run.decoding.close()
-            else:
-                self._seated.append(ticket)
-        return pieces
-
-    def _round(self) -> list[tuple[Ticket, Piece]]:
+    def _advance(self) -> None:
         began = time.perf_counter()
-        pieces, trees = [], list[DraftTree]()
+        try:
+            with torch.no_grad():
+                if self._seated:
+                    self._round()
+                    self._raise_interrupt()
+                self._seat()
+        finally:
+            self.stats.seconds += time.perf_counter() - began
+            self.stats.notes = [self._ragged.note] if self._ragged.note else []
+
+    def _seat(self) -> None:
+        began = time.perf_counter()
+        try:
+            while self._waiting and len(self._seated) < self._size:
+                ticket = self._waiting.popleft()
+                self._seated.append(ticket)
+                try:
+                    done = ticket.run.decoding.begin()
+                    self.stats.tokens += 1
+                    self._grow(ticket, done)
+                except BaseException as error:
+                    if isinstance(error, OutOfMemoryError) and len(self._seated) > 1:
+                        self._seated.remove(ticket)  # there may be room for it when others have left
+                        self._waiting.appendleft(ticket)
+                        raise
+                    self._fail(ticket, error)
+                if ticket.done or ticket.run.decoding.ended:
+                    self._leave(ticket)
+                self._raise_interrupt()
+        finally:
+            self.stats.prefill_seconds += time.perf_counter() - began
+
+    def _round(self) -> None:
+        began = time.perf_counter()
+        trees = list[DraftTree]()
         for ticket in list(self._seated):
             started = time.perf_counter()
             try:
                 trees.append(ticket.run.decoding.draft(self._sizing.budget()))
             except Exception as error:
-                pieces.append((ticket, self._fail(ticket, error)))
+                self._fail(ticket, error)
             ticket.run.stats.draft_seconds += time.perf_counter() - started
         tickets = list(self._seated)
         if not tickets:
-            return pieces
+            return
         trees = self._sizing.cut(trees, [ticket.values for ticket in tickets])
         drafted = time.perf_counter()
+        tokens, learning = 0, 0.0
         try:
             self._verify(tickets, trees)
-            verified = time.perf_counter()
-            followed = [self._follow(ticket, tree) for ticket, tree in zip(tickets, trees, strict=True)]
+            target = time.perf_counter() - drafted
+            for ticket, tree in zip(tickets, trees, strict=True):
+                before = len(ticket.result.ids)
+                try:
+                    learning += self._follow(ticket, tree, target)
+                except BaseException as error:
+                    ticket.run.target.rollback()
+                    self._fail(ticket, error)
+                tokens += len(ticket.result.ids) - before
         except BaseException:
             for ticket in tickets:
                 ticket.run.target.rollback()
             raise
-        committed = time.perf_counter()
-        tokens = 0
-        for ticket, tree, (done, path, piece) in zip(tickets, trees, followed, strict=True):
-            pieces.append((ticket, piece))
-            if done is not None:
-                tokens += len(done.tokens)
-                try:
-                    self._learn(ticket, tree, path, done, verified - drafted)
-                except Exception as error:
-                    self._fail(ticket, error)
-        draft = drafted - began + time.perf_counter() - committed
-        self._sizing.learn(trees, tokens, target=verified - drafted, draft=draft)
-        self.stats.add_round(trees, tokens, target=verified - drafted, draft=draft)
-        return pieces
+        draft = drafted - began + learning
+        self._sizing.learn(trees, tokens, target=target, draft=draft)
+        self.stats.add_round(trees, tokens, target=target, draft=draft)
 
     def _verify(self, tickets: Sequence[Ticket], trees: Sequence[DraftTree]) -> None:
         decodings = [ticket.run.decoding for ticket in tickets]
@@ -209,38 +257,58 @@ class Batch:
             for (sampler, _), choices in zip(receivers, read, strict=True):
                 sampler.receive(choices)
 
-    def _follow(self, ticket: Ticket, tree: DraftTree) -> tuple[Round | None, list[int], Piece]:
-        try:
-            done, path = ticket.run.decoding.follow(tree)
-            return done, path, self._grow(ticket, done)
-        except Exception as error:
+    def _follow(self, ticket: Ticket, tree: DraftTree, target: float) -> float:
+        """Let a text grow by its part of a round, and learn from that; return the seconds of learning."""
+        decoding = ticket.run.decoding
+        if ticket.done:  # another request's streamer has removed it meanwhile
             ticket.run.target.rollback()
-            return None, [], self._fail(ticket, error)
-
-    def _learn(self, ticket: Ticket, tree: DraftTree, path: list[int], done: Round, target: float) -> None:
-        decoding, began = ticket.run.decoding, time.perf_counter()
+            return 0.0
+        done, path = decoding.follow(tree)
+        decoding.stats.target_seconds += target
+        self._grow(ticket, done)
+        began = time.perf_counter()
         decoding.learn(tree, path, done)
         if len(tree):
             ticket.values.learn(tree, path)
             self._values.learn(tree, path)
-        decoding.stats.draft_seconds += time.perf_counter() - began
-        decoding.stats.target_seconds += target
-        if ticket.done:
-            decoding.close()
+        learning = time.perf_counter() - began
+        decoding.stats.draft_seconds += learning
+        if decoding.ended:
+            self._leave(ticket)
+        return learning
 
-    def _grow(self, ticket: Ticket, done: Round) -> Piece:
-        ticket.run.settle(done)
-        if ticket.run.decoding.ended:
-            ticket.done = True
-            if ticket in self._seated:
-                self._seated.remove(ticket)
-        return ticket.text.add(done)
+    def _grow(self, ticket: Ticket, done: Round) -> None:
+        try:
+            ticket.run.finish()
+        finally:  # the cache has the round, so the text must, even where the streamer fails
+            self._pieces.append((ticket, ticket.text.add(done)))
 
-    def _fail(self, ticket: Ticket, error: Exception) -> Piece:
-        ticket.error = error
-        ticket.result.finish_reason = "error"
-        self.remove(ticket)
-        return NOTHING
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        """Let a request leave for an error. An interrupt is the caller's: it is kept until the others are served."""
+        if ticket.error is None:
+            ticket.error, ticket.result.finish_reason = error, "error"
+            self._pieces.append((ticket, NOTHING))
+        if not isinstance(error, Exception) and self._interrupt is None:
+            self._interrupt = error
+        self._leave(ticket)
+
+    def _leave(self, ticket: Ticket) -> None:
+        for places in (self._waiting, self._seated):
+            if ticket in places:
+                places.remove(ticket)
+        ticket.done = True
+        try:
+            ticket.run.decoding.close()
+        except BaseException as error:
+            self._fail(ticket, error)
+        if not self._keep_caches:
+            ticket.run.target.release()
+            ticket.result.cache = None
+
+    def _raise_interrupt(self) -> None:
+        error, self._interrupt = self._interrupt, None
+        if error is not None:
+            raise error
 
 
 def finish(batch: Batch, tickets: Sequence[Ticket]) -> list[Result]:
@@ -249,11 +317,14 @@ def finish(batch: Batch, tickets: Sequence[Ticket]) -> list[Result]:
     Raises:
         BatchError: some failed; it holds all results.
     """
-    try:
-        for _ in batch:
-            pass
-    finally:
-        batch.close()
+    with batch:
+        try:
+            for _ in batch:
+                pass
+        except OutOfMemoryError as error:  # nobody here can say who should go first
+            for ticket in tickets:
+                if not ticket.done:
+                    batch._fail(ticket, error)
     results = [ticket.result for ticket in tickets]
     errors = {place: ticket.error for place, ticket in enumerate(tickets) if ticket.error is not None}
     if errors:

@@ -23,6 +23,7 @@ from enum import Enum
 import numpy as np
 
 from speculant.drafters.base import EMPTY_PATH, Drafter, Session, Verified
+from speculant.errors import UsageError
 from speculant.sizing import Sizing
 from speculant.stats import Stats
 from speculant.targets.base import Choices, Logits, Sampler, Target
@@ -67,24 +68,42 @@ class Decoding:
         self._drafter, self._prompt, self._seed = drafter, prompt, seed
         self._session: Session | None = None
         self._best: Best = (None, None)
+        self._claimed = False
         self._began = time.perf_counter()
 
+    def claim(self) -> None:
+        """Let one loop or batch have the request.
+
+        Raises:
+            UsageError: another has it, or had it.
+        """
+        if self._claimed:
+            raise UsageError("this request was decoded before; prepare it again to decode it once more.")
+        self._claimed = True
+
     def begin(self) -> Round:
-        """Read the prompt and give the token that follows it; the session learns the prompt."""
+        """Read the prompt and give the token that follows it; the session learns the prompt.
+
+        Where this fails the cache is as it was given; if the prompt's pass itself did, it may be called again.
+        """
         self._began = start = time.perf_counter()
         logits = self.target.prefill()
-        nothing = DraftTree.empty()
-        choices = self.look(logits, nothing)
-        if choices is not None:
-            self.sampler.receive(self.target.read([choices])[0])
-        self.root, self.ended = self.sampler.draw(0)
-        self.sampler.settle()
+        try:
+            nothing = DraftTree.empty()
+            choices = self.look(logits, nothing)
+            if choices is not None:
+                self.sampler.receive(self.target.read([choices])[0])
+            self.root, self.ended = self.sampler.draw(0)
+            self.sampler.settle()
+            self.stats.prefill_seconds = self.stats.seconds = time.perf_counter() - start
+            mark = time.perf_counter()
+            self._session = self._drafter.open(self._prompt, target=self.target, seed=self._seed)
+            self._session.observe(_verified(nothing, [], [self.root], self._best))
+            self.stats.draft_seconds += time.perf_counter() - mark
+        except BaseException:
+            self.target.restart()
+            raise
         self.stats.tokens = 1
-        self.stats.prefill_seconds = self.stats.seconds = time.perf_counter() - start
-        mark = time.perf_counter()
-        self._session = self._drafter.open(self._prompt, target=self.target, seed=self._seed)
-        self._session.observe(_verified(nothing, [], [self.root], self._best))
-        self.stats.draft_seconds += time.perf_counter() - mark
         return Round([self.root], [Source.PLAIN])
 
     def draft(self, budget: int) -> DraftTree:
@@ -107,35 +126,37 @@ class Decoding:
         path, tokens, self.ended = sample_then_follow(tree, self.sampler.draw)
         self.sampler.settle()
         self.target.commit(path)
+        self.stats.add_round(tree, path, tokens)
         self.root = tokens[-1]
         last = Source.BONUS if len(tree) else Source.PLAIN
         return Round(tokens, [Source.ACCEPTED] * len(path) + [last]), path
 
     def learn(self, tree: DraftTree, path: list[int], done: Round) -> None:
-        """Let the session learn from a round, and count it."""
-        assert self._session is not None
-        self._session.observe(_verified(tree, path, done.tokens, self._best))
-        self.stats.add_round(tree, path, done.tokens)
+        """Let the session learn from a round, if it has not ended meanwhile."""
+        if self._session is not None:
+            self._session.observe(_verified(tree, path, done.tokens, self._best))
         self.stats.seconds = time.perf_counter() - self._began
 
     def close(self) -> None:
-        """End the session; what it learned stays with the drafter."""
-        if self._session is not None:
-            self._session.close()
+        """End the session, once; what it learned stays with the drafter."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
 
 def decode(decoding: Decoding, sizing: Sizing) -> Generator[Round]:
     """Decode one request, yielding its rounds as they happen; `sizing` says how many nodes its drafts may have."""
+    decoding.claim()
     try:
         yield decoding.begin()
         while not decoding.ended:
-            yield _round(decoding, sizing)
+            yield from _round(decoding, sizing)
     finally:
         decoding.close()
         decoding.stats.sizes = sizing.reason()
 
 
-def _round(decoding: Decoding, sizing: Sizing) -> Round:
+def _round(decoding: Decoding, sizing: Sizing) -> Generator[Round]:
     target, stats = decoding.target, decoding.stats
     began = time.perf_counter()
     tree = sizing.cut(decoding.draft(sizing.budget()))
@@ -149,13 +170,15 @@ def _round(decoding: Decoding, sizing: Sizing) -> Round:
     except BaseException:
         target.rollback()
         raise
-    committed = time.perf_counter()
-    decoding.learn(tree, path, done)
-    draft = drafted - began + time.perf_counter() - committed
-    stats.draft_seconds += draft
-    stats.target_seconds += verified - drafted
-    sizing.learn(tree, path, done.tokens, target=verified - drafted, draft=draft)
-    return done
+    try:
+        committed = time.perf_counter()
+        decoding.learn(tree, path, done)
+        draft = drafted - began + time.perf_counter() - committed
+        stats.draft_seconds += draft
+        stats.target_seconds += verified - drafted
+        sizing.learn(tree, path, done.tokens, target=verified - drafted, draft=draft)
+    finally:
+        yield done  # the cache has it, so the text must, even where learning fails
 
 
 Best = tuple[Int32, Float32] | tuple[None, None]

@@ -72,11 +72,11 @@ class BatchError(SpeculantError):
         errors: why requests failed, by their place.
     """
 
-    def __init__(self, results: list[Result], errors: dict[int, Exception]) -> None:
+    def __init__(self, results: list[Result], errors: dict[int, BaseException]) -> None:
         place, first = next(iter(errors.items()))
         super().__init__(
-            f"{len(errors)} of {len(results)} requests failed, the first of them request {place}: "
-            f"{type(first).__name__}: {first} What the others said is in the error's `results`."
+            f"{len(errors)} of {len(results)} requests failed, the first of them number {place + 1}: "
+            f"{type(first).__name__}: {str(first).rstrip('.')}. What the others said is in the error's `results`."
         )
         self.results, self.errors = results, errors
 

@@ -52,17 +52,17 @@ class Run:
                     done = next(steps, None)
                 if done is None:
                     break
-                self.settle(done)
-                yield done
+                try:
+                    self.finish()
+                finally:  # the cache has the round, so the text must, even where the streamer fails
+                    yield done
         finally:
             steps.close()
 
-    def settle(self, done: Round) -> None:
-        """Where a round was the last, say why the text ended."""
+    def finish(self) -> None:
+        """Where the last round completed the text, say why it ended."""
         if self.request.ended:
-            last = done.tokens[-1]
-            full = self.request.room() <= 0 and last not in self.request.ending
-            self.finish_reason = "length" if full else "stop"
+            self.finish_reason = "stop" if self.request.stopped else "length"
             if self._streamer is not None:
                 self._streamer.end()
 
@@ -85,9 +85,9 @@ class Result:
         text: the new text, without the prompt; empty without a tokenizer.
         ids: the new token ids, end of text included.
         sources: per token, whether it was plain, an accepted draft or a bonus token.
-        finish_reason: "stop", "length", or "unfinished" if the stream was left early.
+        finish_reason: "stop", "length", "error", or "unfinished" if the stream was left early.
         stats: what happened.
-        cache: the cache of everything but the last token, for a next turn's `cache=`.
+        cache: the cache of everything but the last token, for a next turn's `cache=`; None where a batch kept none.
     """
 
     text: str = ""

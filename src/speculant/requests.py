@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from speculant.drafters.base import Drafter
 from speculant.errors import PromptError, TokenizerError, UsageError
@@ -20,6 +21,13 @@ from speculant.targets.preparation import Call, prepare, sampling_options
 from speculant.targets.sampling import Request
 from speculant.targets.support import Abilities
 from speculant.targets.transformers import TransformersTarget
+
+MAX_NEW_TOKENS = 256
+_ELSEWHERE = "results have no field for it; ask `model.generate(..., custom_generate=speculator)`"
+NOT_HERE = {
+    "past_key_values": "give the cache of an earlier turn as `cache`",
+    **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), _ELSEWHERE),
+}
 
 Message = dict[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
@@ -45,7 +53,7 @@ class Requests:
         drafter: Drafter,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
         top_k: int | None = None,
@@ -60,7 +68,8 @@ class Requests:
         Args:
             drafter: drafts for it.
             prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
-            max_new_tokens: end of the text at the latest; less where the model has no more positions.
+            max_new_tokens: end of the text at the latest; less where the model has no more positions. None for what a
+                `generation_config` or `max_length` among the options says, else 256.
             temperature: 0 for greedy, above 0 to sample; None for what the model's generation config says.
             top_p, top_k: as in transformers; they need sampling.
             seed: of a random stream of its own; None uses torch's default stream. Either way the text is the
@@ -75,27 +84,28 @@ class Requests:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
+        for name, way_out in NOT_HERE.items():
+            if options.get(name, False) not in (None, False):
+                raise UsageError(f"`{name}` is not understood here: {way_out}.")
         ids = self._encode(prompt)
-        notes, positions = [], self._abilities.positions
-        if positions is not None and ids.shape[1] + max_new_tokens > positions > ids.shape[1]:
-            max_new_tokens = positions - ids.shape[1]
-            notes.append(f"only {max_new_tokens} new tokens: the model has {positions} positions.")
-        if max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens must be 1 or more, not {max_new_tokens}.")
         self._check_length(ids)
+        most, notes, positions = _most(ids.shape[1], max_new_tokens, options), [], self._abilities.positions
+        if most < 1:
+            raise UsageError(f"new tokens must be 1 or more, not {most}: see max_new_tokens and max_length.")
+        if positions is not None and ids.shape[1] + most > positions:
+            most = positions - ids.shape[1]
+            notes.append(f"only {most} new tokens: the model has {positions} positions.")
         options.setdefault("attention_mask", torch.ones_like(ids))
-        options |= sampling_options(temperature, top_p, top_k)
+        options |= sampling_options(temperature, top_p, top_k, **options)
         call = Call()
         try:
-            self._model.generate(
-                ids, custom_generate=call, past_key_values=cache, max_new_tokens=max_new_tokens, **options
-            )
+            self._model.generate(ids, custom_generate=call, past_key_values=cache, max_new_tokens=most, **options)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        if streamer is not None:
-            streamer.put(ids.cpu())
         run = self.run(drafter, call, streamer=streamer, stop=stop, seed=seed, tokenizer=self._tokenizer)
         run.stats.notes += notes
+        if streamer is not None:
+            streamer.put(ids.cpu())
         return run
 
     def run(self, drafter: Drafter, call: Call, *, streamer: Any, stop: Any, seed: int | None, tokenizer: Any) -> Run:
@@ -124,7 +134,7 @@ class Requests:
         if target.cached >= ids.shape[1]:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
         stats.prompt_tokens = ids.shape[1] - target.cached
-        generator = None if seed is None else torch.Generator(self._model.device).manual_seed(seed)
+        generator = None if seed is None else _stream(self._model.device, seed)
         request = Request(
             ids=call.ids,
             processors=prepared.processors,
@@ -159,10 +169,17 @@ class Requests:
             if not prompt:
                 raise PromptError("the prompt is empty.")
             ids = torch.tensor([self._tokenizer(prompt)["input_ids"]])
-        elif len(prompt) and isinstance(prompt[0], dict):
+        elif isinstance(prompt, Sequence) and prompt and all(isinstance(each, dict) for each in prompt):
             ids = torch.tensor([self.encode_chat(prompt)])  # type: ignore[arg-type]
         else:
-            ids = torch.tensor([list(prompt)])
+            try:
+                ids = torch.tensor([list(prompt)])
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise PromptError(f"a prompt is text, token ids or chat messages, not {prompt!r:.60}.") from error
+        if ids.ndim != 2 or (ids.numel() and ids.is_floating_point()):
+            raise PromptError(f"token ids must be whole numbers [T] or [1, T], not {ids.dtype} {list(ids.shape)}.")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._abilities.vocabulary:
+            raise PromptError(f"token ids must be below {self._abilities.vocabulary}, the model's vocabulary.")
         return ids.to(self._model.device, torch.long)
 
     def _check_length(self, ids: torch.Tensor) -> None:
@@ -171,3 +188,27 @@ class Requests:
         positions = self._abilities.positions
         if positions is not None and ids.shape[1] >= positions:
             raise PromptError(f"the prompt has {ids.shape[1]} tokens, the model {positions} positions. Shorten it.")
+
+
+def _most(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:
+    """Return how many tokens may follow a prompt of so many; `max_length` leaves the options."""
+    config, length = options.get("generation_config"), options.pop("max_length", None)
+    found = max_new_tokens
+    if found is None and length is not None:
+        found = length - prompt
+    if found is None and config is not None:
+        found = config.max_new_tokens
+        if found is None and config.max_length not in (None, GenerationConfig().max_length):
+            found = config.max_length - prompt
+    if found is None:
+        return MAX_NEW_TOKENS
+    if not isinstance(found, int):
+        raise UsageError(f"max_new_tokens must be a whole number, not {found!r}.")
+    return found
+
+
+def _stream(device: torch.device, seed: int) -> torch.Generator:
+    try:
+        return torch.Generator(device).manual_seed(seed)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"a seed is a whole number of at most 64 bits, not {seed!r}.") from error

@@ -7,6 +7,7 @@ same from the other side.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,13 +164,15 @@ class Speculator:
         self.last_stats = run.stats
         return run
 
-    def batch(self, size: int = 8) -> Batch:
+    def batch(self, size: int = 8, *, keep_caches: bool = False) -> Batch:
         """Return an empty batch, which decodes up to `size` requests in one target pass a round.
 
         Requests are added at any time and leave when their texts end; each says what it would say alone. Where
         `nodes` is a number, it is shared by all drafts of a pass. While a batch runs, the model belongs to it: nothing
-        else may run it in another thread.
+        else may run it in another thread. With `keep_caches` results hold their caches for a next turn's `cache=`.
         """
+        if not isinstance(size, int) or size < 1:
+            raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
         return Batch(
             self.prepare,
             self.tokenizer,
@@ -177,6 +180,7 @@ class Speculator:
             self._batch_sizing(size),
             self._values,
             size=size,
+            keep_caches=keep_caches,
         )
 
     def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
@@ -185,21 +189,25 @@ class Speculator:
         Args:
             prompts: each as in `stream`.
             size: the most requests in a pass.
-            options: of every request, see `stream`. With a `seed`, request i draws with seed + i.
+            options: of every request, see `stream`. With a `seed`, request i draws with seed + i. Every request gets
+                copies of `logits_processor` and `stopping_criteria`, so that one's state is not another's.
 
         Raises:
             BatchError: some failed; it holds the results of all.
             PromptError, UnsupportedError, UsageError: a request cannot be decoded; nothing was.
         """
-        shared = [name for name in ("streamer", "cache") if options.get(name) is not None]
-        if shared:
-            raise UsageError(f"texts of a batch cannot share a {shared[0]}; give each its own by `batch.add`.")
+        if isinstance(prompts, str):
+            raise UsageError("the prompts are one text; put it into a list, or use `generate`.")
+        for name in ("streamer", "cache", "attention_mask", "position_ids"):
+            if options.get(name) is not None:
+                raise UsageError(f"texts of a batch cannot share `{name}`; give each its own by `batch.add`.")
         batch = self.batch(size)
         seed = options.pop("seed", None)
-        tickets = [
-            batch.add(prompt, seed=None if seed is None else seed + place, **options)
-            for place, prompt in enumerate(prompts)
-        ]
+        stateful = {name: options.pop(name) for name in ("logits_processor", "stopping_criteria") if name in options}
+        tickets = []
+        for place, prompt in enumerate(prompts):
+            own = copy.deepcopy(stateful)
+            tickets.append(batch.add(prompt, seed=None if seed is None else seed + place, **own, **options))
         return finish(batch, tickets)
 
     def bind(

@@ -128,7 +128,8 @@ class BatchStats:
         seats: requests that took part, summed over rounds.
         drafted: draft nodes verified.
         prefill_seconds, draft_seconds, target_seconds: reading prompts, drafting and learning, target passes.
-        seconds: all steps.
+        seconds: all steps, also those that failed.
+        notes: what the user should know about how this was run.
     """
 
     size: int
@@ -140,6 +141,7 @@ class BatchStats:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     def add_round(self, trees: Sequence[DraftTree], tokens: int, *, target: float, draft: float) -> None:
         """Count a round in which these drafts gave so many tokens."""

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from speculant import Speculator
+from speculant.batch import Batch
 from speculant.cli.generate import shortened
 from speculant.cli.main import main
+from speculant.decoding import Decoding
 from speculant.drafters.mix import MixSession
+from speculant.targets.ragged import RaggedPass
 
 KEYS = [
     *("prompt", "text", "ids", "finish_reason", "method", "tokens", "rounds", "mat", "tokens_per_second"),
@@ -93,7 +96,8 @@ def test_compare_teaches_the_memory_nothing(tmp_path: Path, capsys: CaptureFixtu
     """The warm-up and the baselines leave the measured memory as it would be without them."""
     for name, more in (("alone", []), ("compared", ["--compare"])):
         for _ in range(2):  # the second time with a memory that is there
-            assert main(["generate", "Tom and Sue", *SHORT, "--memory", str(tmp_path / name), *more]) == 0
+            argv = ["generate", "Tom and Sue", *SHORT, "--nodes", "8", "--memory", str(tmp_path / name), *more]
+            assert main(argv) == 0
     assert (tmp_path / "alone").read_bytes() == (tmp_path / "compared").read_bytes()
 
 
@@ -252,3 +256,70 @@ def test_a_batch_is_for_many_prompts(capsys: CaptureFixture) -> None:
     """What a batch cannot do is said before a model is loaded."""
     assert main(["generate", "Once", "--batch", "2"]) == 2
     assert "--batch is for --prompts" in capsys.readouterr().err
+
+
+MANY = ["Once upon a time", "The dog", "One day", "Tom sat"]
+
+
+@pytest.fixture
+def together(tmp_path: Path) -> list[str]:
+    """Return the arguments for some prompts at once, with a method that remembers when a request ends."""
+    (tmp_path / "p.json").write_text(json.dumps(MANY))
+    files = ["--prompts", str(tmp_path / "p.json"), "--json", str(tmp_path / "out.json")]
+    return ["generate", *files, *SHORT, "--batch", "4", "--method", "suffix", "--memory", str(tmp_path / "memory")]
+
+
+def test_a_batch_goes_on_after_a_failure(
+    tmp_path: Path, together: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+) -> None:
+    """The texts of the others are printed, what there is of the failed one too, and the end names it."""
+    follow, rounds = Decoding.follow, []
+
+    def failing(decoding: Decoding, tree: Any) -> Any:
+        rounds.append(tree)
+        if len(rounds) == 6:
+            raise ZeroDivisionError("a bug")
+        return follow(decoding, tree)
+
+    monkeypatch.setattr(Decoding, "follow", failing)
+    assert main(together) == 1
+    out, err = capsys.readouterr()
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [found["finish_reason"] for found in records] == ["length", "error", "length", "length"]
+    assert out == "".join(found["text"] + "\n" for found in records)
+    assert [found["tokens"] for found in records] == [12, len(records[1]["ids"]), 12, 12]
+    assert "error: 1 of 4 prompts failed: 2. The cause for prompt 2 is ZeroDivisionError: a bug" in err
+    assert err.count(", failed\n") == 1
+
+
+def test_an_interrupted_batch_keeps_texts_and_memory(
+    tmp_path: Path, together: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+) -> None:
+    """Ctrl-C prints what there is of every text, in order, and what was learned is saved."""
+    decode, rounds = Batch._round, []
+
+    def interrupted(batch: Batch) -> Any:
+        rounds.append(batch)
+        if len(rounds) == 5:
+            raise KeyboardInterrupt
+        return decode(batch)
+
+    monkeypatch.setattr(Batch, "_round", interrupted)
+    assert main(together) == 130
+    out, err = capsys.readouterr()
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert all(0 < found["tokens"] < 12 for found in records)
+    assert out == "".join(found["text"] + "\n" for found in records)
+    assert err.count(", interrupted\n") == 4
+    empty = tmp_path / "empty"
+    Speculator.from_pretrained(method="suffix").save(empty)
+    assert (tmp_path / "memory").stat().st_size > empty.stat().st_size
+
+
+def test_a_batch_says_how_it_was_run(
+    tmp_path: Path, together: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+) -> None:
+    """Where a model's sequences cannot share a pass, the block says so."""
+    monkeypatch.setattr(RaggedPass, "_together", lambda *_: [][1])
+    assert main(together) == 0
+    assert "note        the sequences of a batch are run one after the other" in capsys.readouterr().err

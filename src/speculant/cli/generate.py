@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from speculant.cli.options import (
 from speculant.cli.output import LEGEND, check_writable, say, write_json, write_stream
 from speculant.cli.prompts import given_prompt, read_prompts
 from speculant.cli.report import Outcome, totals
-from speculant.errors import PromptError, UsageError
+from speculant.errors import PromptError, SpeculantError, UsageError
 
 if TYPE_CHECKING:
     from speculant.batch import Batch, Ticket
@@ -107,7 +109,12 @@ class Generation:
                 say(f"    {self._outcomes[-1].line()}")
 
     def decode_together(self, prompts: list[str], size: int) -> None:
-        """Decode up to `size` prompts at a time; print each text when it and those before it are complete."""
+        """Decode up to `size` prompts at a time; print each text when it and those before it are complete.
+
+        Raises:
+            PromptError: a prompt cannot be decoded; none was.
+            SpeculantError: some failed; what there is of their texts and all others are printed.
+        """
         options = dict(self._options)
         seed = options.pop("seed")
         self._batch = batch = self._speculator.batch(size)
@@ -119,18 +126,28 @@ class Generation:
                 raise PromptError(f"prompt {place + 1}: {error}") from None
             tickets.append(ticket)
             self._outcomes.append(Outcome(text, ticket.result))
-        printed = 0
-        for _ in batch:
-            while printed < len(tickets) and tickets[printed].done:
-                self._show(printed, len(tickets), tickets[printed])
-                printed += 1
+        left = deque(range(len(tickets)))
+        try:
+            for _ in batch:
+                while left and tickets[left[0]].done:
+                    self._show(left.popleft(), tickets)
+        finally:
+            batch.close()
+            for place in left:
+                if tickets[place].result.ids:
+                    self._show(place, tickets)
+        failed = {place + 1: ticket.error for place, ticket in enumerate(tickets) if ticket.error is not None}
+        if failed:
+            place, cause = next(iter(failed.items()))
+            raise SpeculantError(
+                f"{len(failed)} of {len(tickets)} prompts failed: {', '.join(map(str, failed))}. "
+                f"The cause for prompt {place} is {type(cause).__name__}: {cause}"
+            ) from cause
 
-    def _show(self, place: int, prompts: int, ticket: Ticket) -> None:
-        say(f"--- {place + 1} of {prompts}: {shortened(self._outcomes[place].prompt)}")
+    def _show(self, place: int, tickets: Sequence[Ticket]) -> None:
+        say(f"--- {place + 1} of {len(tickets)}: {shortened(self._outcomes[place].prompt)}")
         if self._args.json != "-":
-            print(ticket.result.text, flush=True)
-        if ticket.error is not None:
-            raise ticket.error
+            print(tickets[place].result.text, flush=True)
         say(f"    {self._outcomes[place].line()}")
 
     def _asked(self, text: str) -> str | list[Message]:
@@ -158,6 +175,8 @@ class Generation:
             stats = self._batch.stats
             say("\n" + totals(self._outcomes, stats.seconds))
             say(f"batch       {stats.seats / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
+            for note in stats.notes:
+                say(f"note        {note}")
         else:
             say("\n" + (totals(self._outcomes) if self._many else self._outcomes[0].block()))
         if self._args.color:

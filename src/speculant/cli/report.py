@@ -24,7 +24,7 @@ class Outcome:
     @property
     def complete(self) -> bool:
         """Whether the text was decoded to its end."""
-        return self.result.finish_reason != "unfinished"
+        return self.result.finish_reason not in ("unfinished", "error")
 
     @property
     def speedup(self) -> float | None:
@@ -83,7 +83,7 @@ class Outcome:
         stats = self.result.stats
         parts = [f"{stats.tokens} tokens", f"MAT {stats.mat:.2f}", f"{stats.tokens_per_second:.1f} tokens/s"]
         if not self.complete:
-            parts.append("interrupted")
+            parts.append("failed" if self.result.finish_reason == "error" else "interrupted")
         if self.speedup is not None:
             parts += [f"speed-up {self.speedup:.2f}x", f"identical: {self._identity()}"]
         return ", ".join(parts)

@@ -18,7 +18,10 @@ class Target(Protocol):
     """The model whose output must be reproduced, with the cache of one sequence."""
 
     def prefill(self) -> Logits:
-        """Read the prompt; return Logits[1, V], which follow its last token."""
+        """Read the prompt; return Logits[1, V], which follow its last token. Where it fails nothing was read."""
+
+    def restart(self) -> None:
+        """Forget the prompt and all that followed: the cache is as it was given."""
 
     def shape(self, tree: DraftTree) -> DraftTree:
         """Return the part of the draft that this target can verify in one pass."""

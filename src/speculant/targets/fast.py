@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speculant.targets.captured import CapturedPasses, CaptureError
 from speculant.targets.grouped import grouped_attention
 from speculant.targets.native import BuildError, load_native, processor
 
@@ -35,10 +36,12 @@ class Fast:
 
     Attributes:
         forwards: each prepared module with its fast forward.
+        captured: passes that are replayed instead, on CUDA.
         notes: what the user should know.
     """
 
     forwards: tuple[tuple[nn.Module, Callable[[Tensor], Tensor]], ...] = ()
+    captured: CapturedPasses | None = None
     notes: tuple[str, ...] = ()
 
     @contextlib.contextmanager
@@ -62,6 +65,11 @@ def prepare_model(model: Any, fast: bool | None) -> Fast:
     """Prepare a model where it pays (None), wherever it is possible (True) or not at all (False)."""
     if fast is False:
         return Fast()
+    if fast and model.device.type == "cuda":
+        try:
+            return Fast(captured=CapturedPasses(model))
+        except CaptureError as error:
+            return Fast(notes=(f"not prepared for fast passes: {error}.",))
     reason = _reason(model)
     least = 0 if fast else LEAST_WEIGHTS
     modules = [] if reason else [module for module in model.modules() if _fits(module, least)]

@@ -13,6 +13,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from speculant.errors import TokenizerError, UnsupportedError, UsageError
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+NEED_SAMPLING = ("do_sample", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
 class Call:
@@ -118,18 +119,25 @@ def prepare(call: Call, *, stop: str | Sequence[str] | None, tokenizer: Any) -> 
     )
 
 
-def sampling_options(temperature: float | None, top_p: float | None, top_k: int | None) -> dict[str, Any]:
+def sampling_options(
+    temperature: float | None, top_p: float | None, top_k: int | None, **options: Any
+) -> dict[str, Any]:
     """Translate to `generate`'s options, where do_sample decides.
 
+    Args:
+        temperature, top_p, top_k: None where they were not given.
+        options: what else was.
+
     Raises:
-        UsageError: top_p or top_k together with greedy decoding, or a negative temperature.
+        UsageError: options that need sampling together with greedy decoding, or a negative temperature.
     """
     if temperature is not None and temperature < 0:
         raise UsageError(f"temperature must be 0 or more, not {temperature}.")
     given = {name: value for name, value in (("top_p", top_p), ("top_k", top_k)) if value is not None}
     if temperature == 0:
-        if given:
-            raise UsageError(f"without sampling {' and '.join(given)} would be ignored; set a temperature above 0.")
+        ignored = [*given, *(name for name in NEED_SAMPLING if options.get(name))]
+        if ignored:
+            raise UsageError(f"without sampling {' and '.join(ignored)} would be ignored; set a temperature above 0.")
         return {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
     if temperature is None and not given:
         return {}

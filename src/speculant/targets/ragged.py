@@ -24,11 +24,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speculant.errors import OutOfMemoryError
 from speculant.targets.fast import Fast
-from speculant.targets.support import Abilities
+from speculant.targets.support import Abilities, decode_mode
 from speculant.targets.transformers import Rows, TransformersTarget, out_of_memory
 from speculant.tree import DraftTree
 
+_OWN_WAY = "its layers attend in a way of their own."
 _FULL, _SLIDING = 1, 2  # the shape of a stand-in for masks says which kind of layer it went to
+
+_Request = tuple[TransformersTarget, int, DraftTree]  # a sequence, its root and its draft
 
 
 class RaggedPass:
@@ -44,7 +47,7 @@ class RaggedPass:
         """
         self._model, self._abilities = model, abilities
         self._fast = Fast() if fast is None else fast
-        self._proven = False
+        self._proven, self._refused = False, False
         self.note = ""  # why sequences are run one after the other; empty if they are not
         if not abilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
@@ -61,41 +64,56 @@ class RaggedPass:
             roots: the last committed token of each.
             trees: a draft of each.
         """
-        if self.note or len(targets) == 1:
-            return self._one_after_the_other(targets, roots, trees)
+        requests = list(zip(targets, roots, trees, strict=True))
+        limit = self._abilities.rope_limit
+        late = [limit is not None and target.position >= limit for target in targets]
+        found: dict[int, Tensor] = {}
+        for side in (False, True):  # all rows of a pass are turned by the same factors
+            places = [place for place, each in enumerate(late) if each is side]
+            found |= zip(places, self._pass([requests[place] for place in places]), strict=True)
+        return [found[place] for place in range(len(requests))]
+
+    def _pass(self, requests: Sequence[_Request]) -> list[Tensor]:
+        if self.note or len(requests) < 2:
+            return self._one_after_the_other(requests)
         try:
-            found = self._together(targets, roots, trees)
+            found = self._together(requests)
         except OutOfMemoryError:
             raise
         except Exception as error:
             if self._proven:
                 raise
-            for target in targets:
+            for target, _, _ in requests:
                 target.rollback()
-            self.note = f"the sequences of a batch are run one after the other, since this model refuses them: {error}"
-            return self._one_after_the_other(targets, roots, trees)
+            found = self._one_after_the_other(requests)  # else the passes are not what is wrong
+            if self._refused:
+                self.note = (
+                    f"the sequences of a batch are run one after the other, since this model refuses them: {error}"
+                )
+            self._refused = True  # the next round tries again: it may have been a hiccup
+            return found
         self._proven = True
         return found
 
-    def _one_after_the_other(
-        self, targets: Sequence[TransformersTarget], roots: Sequence[int], trees: Sequence[DraftTree]
-    ) -> list[Tensor]:
-        return [target.verify(root, tree) for target, root, tree in zip(targets, roots, trees, strict=True)]
+    def _one_after_the_other(self, requests: Sequence[_Request]) -> list[Tensor]:
+        return [target.verify(root, tree) for target, root, tree in requests]
 
-    def _together(
-        self, targets: Sequence[TransformersTarget], roots: Sequence[int], trees: Sequence[DraftTree]
-    ) -> list[Tensor]:
-        rows = [target.rows(root, tree, full=True) for target, root, tree in zip(targets, roots, trees, strict=True)]
+    def _together(self, requests: Sequence[_Request]) -> list[Tensor]:
+        rows = [target.rows(root, tree, full=True) for target, root, tree in requests]
         counts = [len(each.ids) for each in rows]
         device = self._model.device
         ids, positions = (
             torch.from_numpy(np.concatenate(each))[None].to(device)
             for each in zip(*((each.ids, each.positions) for each in rows), strict=True)
         )
-        caches = _Caches([target.cache for target in targets], counts)
+        caches = _Caches([target.cache for target, _, _ in requests], counts)
         attention = _Attention(caches, rows)
-        decode = getattr(self._model, "_optimize_model_for_decode", contextlib.nullcontext)
-        with decode(), self._fast.active(), _attending(self._model, attention), out_of_memory(f"{len(rows)} sequences"):
+        with (
+            decode_mode(self._model),
+            self._fast.active(),
+            _attending(self._model, attention),
+            out_of_memory(f"{len(rows)} sequences"),
+        ):
             output = self._model(
                 input_ids=ids,
                 attention_mask=self._stand_in(),
@@ -105,7 +123,7 @@ class RaggedPass:
                 return_dict=True,
             )
         if attention.calls != caches.updates or not attention.calls:
-            raise RuntimeError("its layers attend in a way of their own.")
+            raise RuntimeError(_OWN_WAY)
         return list(torch.split(output.logits[0], counts))
 
     def _stand_in(self) -> Any:
@@ -123,6 +141,7 @@ class _Caches(DynamicCache):  # type: ignore[misc]
         super().__init__()
         self.caches, self.counts = caches, counts
         self.updates, self.layer = 0, 0
+        self.returned: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Write the rows, and return them as they came: the attention looks into the caches itself."""
@@ -130,7 +149,8 @@ class _Caches(DynamicCache):  # type: ignore[misc]
         for cache, keys, values in zip(self.caches, *split, strict=True):
             cache.update(keys, values, layer_idx)
         self.updates, self.layer = self.updates + 1, layer_idx
-        return key_states, value_states
+        self.returned = key_states, value_states
+        return self.returned
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the longest sequence's tokens."""
@@ -155,6 +175,8 @@ class _Attention:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """Attend; the queries [1, H, n, D] of all sequences give [1, n, H, D]."""
+        if self._caches.returned is None or not (key is self._caches.returned[0] and value is self._caches.returned[1]):
+            raise RuntimeError(_OWN_WAY)  # what a layer makes of keys and values after `update` would be left out
         own = self.own or sys.modules[type(module).__module__].eager_attention_forward
         masks = self._masks[attention_mask.shape[-1]]
         outputs = []

@@ -49,6 +49,7 @@ class Request:
         scores, raw: per token the processed and the raw logits [1, V], kept if asked for.
         emitted: called with each token.
         fresh: committed tokens that are not in `ids` yet; ended: whether the text is complete.
+        stopped: whether anything but its length ended it.
     """
 
     ids: Tensor
@@ -66,6 +67,7 @@ class Request:
     other_criteria: bool = False
     fresh: list[int] = field(default_factory=list)
     ended: bool = False
+    stopped: bool = False
 
     def __post_init__(self) -> None:
         ending: set[int] = set()
@@ -102,10 +104,13 @@ class Request:
         if self.other_criteria:
             ids, scores = self.true_ids(), tuple(self.scores) if self.keep_scores else None
             # Every criterion is asked, as plain decoding does: one that keeps state must see each token.
-            answers = [bool(criterion(ids, scores).all()) for criterion in self.criteria]
-            self.ended = any(answers)
+            answers = [(criterion, bool(criterion(ids, scores).all())) for criterion in self.criteria]
+            self.ended = any(answer for _, answer in answers)
+            length = stopping_criteria.MaxLengthCriteria
+            self.stopped = any(answer for criterion, answer in answers if type(criterion) is not length)
         else:
-            self.ended = token in self.ending or self.room() <= 0
+            self.stopped = token in self.ending
+            self.ended = self.stopped or self.room() <= 0
         self.emitted(token)
         return self.ended
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ class Abilities:
         window: positions a sliding layer sees, or None.
         mixed: whether full and sliding layers alternate, so that masks go in as a dict by layer type.
         positions: the most positions the model has, or None.
-        learned_positions: whether a position beyond those cannot be computed at all.
+        rope_limit: the position from which on "longrope" rotates all rows of a pass by other factors, or None.
+        vocabulary: how many tokens the model knows.
         keeps_logits: whether the model can be told which logits to compute.
         takes_positions: whether the model takes position ids.
         notes: what the user should know.
@@ -36,6 +38,8 @@ class Abilities:
     window: int | None
     mixed: bool
     positions: int | None
+    rope_limit: int | None
+    vocabulary: int
     keeps_logits: bool
     takes_positions: bool
     notes: tuple[str, ...]
@@ -100,10 +104,28 @@ def check_model(model: Any) -> Abilities:
         window=int(text.sliding_window) if sliding else None,
         mixed=sliding and "full_attention" in layers,
         positions=getattr(text, "max_position_embeddings", None),
+        rope_limit=_rope_limit(text),
+        vocabulary=text.vocab_size,
         keeps_logits="logits_to_keep" in parameters,
         takes_positions="position_ids" in parameters,
         notes=tuple(notes),
     )
+
+
+def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return what transformers' own decoding loop runs its passes in, where this release has it."""
+    mode: contextlib.AbstractContextManager[Any] = getattr(
+        model, "_optimize_model_for_decode", contextlib.nullcontext
+    )()
+    return mode
+
+
+def _rope_limit(config: Any) -> int | None:
+    """Return the smallest limit of all kinds of layers; transformers compares a pass's largest position with it."""
+    given = getattr(config, "rope_parameters", None) or {}
+    kinds = [given, *(kind for kind in given.values() if isinstance(kind, dict))]
+    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min(limits, default=None)
 
 
 def _has_alibi(config: Any) -> bool:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from speculant.errors import OutOfMemoryError
+from speculant.errors import OutOfMemoryError, UsageError
 from speculant.targets.cache import keep_rows, usable_cache
 from speculant.targets.fast import Fast
-from speculant.targets.support import Abilities
+from speculant.targets.support import Abilities, decode_mode
 from speculant.tree import Bool, DraftTree, Float32, Int32, Int64
 
 
@@ -65,7 +65,7 @@ class TransformersTarget:
         """
         self.model, self.abilities, self.ids = model, abilities, ids
         self.cache = usable_cache(cache)
-        self._length = int(self.cache.get_seq_length())
+        self._length = self._given = int(self.cache.get_seq_length())
         self._padding = None if padding is None or bool(padding.all()) else padding
         self._positions, self._chunk = positions, chunk
         self._fast = Fast() if fast is None else fast
@@ -77,16 +77,32 @@ class TransformersTarget:
         elif positions is not None:
             shift = ids.shape[1] - 1 - int(positions[0, -1])
         self._shift = shift  # cache slot minus position
-        decode = getattr(model, "_optimize_model_for_decode", contextlib.nullcontext)
-        self._decoding = decode
 
     @property
     def cached(self) -> int:
         """How many tokens the cache holds."""
         return self._length
 
+    @property
+    def position(self) -> int:
+        """The position of the next pass's root."""
+        return self._length - self._shift
+
     def prefill(self) -> Tensor:
-        """Read what is not cached of the prompt; return Logits[1, V]."""
+        """Read what is not cached of the prompt; return Logits[1, V]. Where it fails the cache is as it was given."""
+        self._check_cache()
+        try:
+            return self._read_prompt()
+        except BaseException:
+            self.restart()
+            raise
+
+    def restart(self) -> None:
+        """Forget everything but what was cached in the beginning."""
+        self._length = self._given
+        self.rollback()
+
+    def _read_prompt(self) -> Tensor:
         new = self.ids[:, self._length :]
         pieces = [new] if self._chunk is None else list(torch.split(new, self._chunk, dim=1))
         for piece in pieces:
@@ -99,8 +115,23 @@ class TransformersTarget:
         return logits[0, -1:]
 
     def shape(self, tree: DraftTree) -> DraftTree:
-        """Return the tree, or its best chain where the model verifies chains only."""
-        return tree if self.abilities.trees or not len(tree) else tree.chain()
+        """Return the part of the draft that one pass can verify: its best chain where the model takes no trees.
+
+        Raises:
+            ValueError: a node is no token of the model.
+            UsageError: the cache is in use elsewhere.
+        """
+        self._check_cache()
+        if not len(tree):
+            return tree
+        if not 0 <= tree.tokens.min() <= tree.tokens.max() < self.abilities.vocabulary:
+            wrong = next(token for token in tree.tokens.tolist() if not 0 <= token < self.abilities.vocabulary)
+            raise ValueError(f"the drafter proposed token {wrong}; the model has {self.abilities.vocabulary}.")
+        if not self.abilities.trees:
+            tree = tree.chain()
+        # A node beyond the limit would turn the root's own row by other factors than plain decoding does.
+        before = 0 if self.abilities.rope_limit is None else self.abilities.rope_limit - self.position
+        return tree.within(before - 1) if before > 0 else tree
 
     def rows(self, root: int, tree: DraftTree, *, full: bool = False) -> Rows:
         """Return what a pass over root and nodes takes in; the cache may grow by as many rows until commit or rollback.
@@ -110,6 +141,7 @@ class TransformersTarget:
             tree: N nodes.
             full: whether masks must be four-dimensional, and one for each kind of layer.
         """
+        self._check_cache()
         count = len(tree) + 1
         ids, depths = np.full(count, root, np.int64), np.zeros(count, np.int64)
         ids[1:], depths[1:] = tree.tokens, tree.depths()
@@ -119,24 +151,35 @@ class TransformersTarget:
             mask = None if free else self._tree_mask(tree)
         else:
             mask = self._padding_mask(count) if plain else self._tree_mask(tree)
-        return Rows(ids, depths + (self._length - self._shift), mask)
+        return Rows(ids, depths + self.position, mask)
 
     def verify(self, root: int, tree: DraftTree) -> Tensor:
         """Run one pass over root and nodes; return Logits[N + 1, V]."""
+        self._check_cache()
+        if self._fast.captured is not None:
+            logits = self._fast.captured.verify(self, root, tree, shift=self._shift, seen=self._seen)
+            if logits is not None:
+                return logits
         rows = self.rows(root, tree)
         device = self.ids.device
         ids, positions = (torch.from_numpy(each)[None].to(device) for each in (rows.ids, rows.positions))
-        with self._decoding():
+        with decode_mode(self.model):
             return self._forward(ids, rows.mask, positions)[0]
 
     def commit(self, path: list[int]) -> None:
         """Move the accepted rows behind the root's and drop the rest."""
-        keep_rows(self.cache, self._length + 1, path)
+        captured = self._fast.captured
+        if captured is None or not captured.keep(self.cache, self._length + 1, path):
+            keep_rows(self.cache, self._length + 1, path)
         self._length += 1 + len(path)
 
     def rollback(self) -> None:
         """Forget the cache rows of a pass that was not committed."""
         keep_rows(self.cache, self._length, [])
+
+    def release(self) -> None:
+        """Let go of the cache, which is most of what a request holds; nothing can follow."""
+        self.cache, self._length = usable_cache(None), 0
 
     def read(self, choices: Sequence[Tensor]) -> list[list[int]]:
         """Return what samplers chose, Int64[N + 1] each, in one host sync."""
@@ -149,6 +192,10 @@ class TransformersTarget:
         best = logits.topk(min(k, logits.shape[-1]), dim=-1)
         ids, values = best.indices.to(torch.int32), best.values.float()
         return ids.to("cpu", non_blocking=True).numpy(), values.to("cpu", non_blocking=True).numpy()
+
+    def _check_cache(self) -> None:
+        if self.cache.get_seq_length() != self._length:
+            raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
     def _forward(self, ids: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
         if self.abilities.takes_positions:
