@@ -51,6 +51,21 @@ def test_sizes_are_tried_upwards_from_the_smallest_met() -> None:
     assert cost.most == 12
 
 
+def test_a_slow_first_pass_does_not_end_drafting() -> None:
+    """Guards the first pass over several rows, for which code is loaded: the size costs what it did later, or below."""
+    cost = RoundCost(most=64)
+    for nodes, seconds in [(0, 1.0), (0, 1.0), (1, 9.0)]:
+        cost.learn(nodes, seconds)
+    assert cost.curve[1] < 1.1
+    for _ in range(9):
+        cost.learn(0, 1.0)
+    cost.learn(1, 9.0)
+    assert cost.curve[1] > 1.5
+    for _ in range(200):
+        cost.learn(0, 1.0)
+    assert cost.curve[1] < 1.1
+
+
 def test_drafting_is_known_by_the_node() -> None:
     """The time of drafting is a line over the nodes; what every round costs is no node's."""
     cost, random = RoundCost(most=64, known=STEEP), np.random.default_rng(2)

@@ -21,6 +21,7 @@ _SAMPLES, _TRIES = 15, 2
 _KNOWN = [1.0, 1.0]  # a measured curve counts like so many samples of each size
 _UNTRIED = 1.05  # what a size that was never tried is supposed to cost, in passes of the one below
 _SWIFT, _JUMP = 0.3, 2.0  # how far the level follows a pass, and the most that one pass may seem to say
+_AGE = 64  # rounds after which the smallest size forgets its slowest sample, so that bad luck is tried again
 _SAME = 0.005  # a smaller change of a size's cost is no reason to draw the curve anew
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was held up
 _LATE = 0.98
@@ -51,15 +52,11 @@ class RoundCost:
 
     @property
     def most(self) -> int:
-        """The most nodes that may be spent now: where nothing is known, one size more than what has been tried.
-
-        Tried are also the sizes below the smallest that was met: passes over several sequences are never smaller.
-        """
+        """The most nodes that may be spent now: where nothing is known, one size more than what has been tried."""
         if self._known:
             return int(self.sizes[-1])
-        lowest = min(self._middle, default=0)
-        untried = (int(self.sizes[i]) for i in range(lowest, len(self.sizes)) if len(self._met[i]) < _TRIES)
-        return next(untried, int(self.sizes[-1]))
+        tried = [i for i, met in enumerate(self._met) if len(met) >= _TRIES]
+        return int(self.sizes[min(tried[-1] + 1, len(self.sizes) - 1)] if tried else self.sizes[0])
 
     @property
     def level(self) -> float:
@@ -81,15 +78,33 @@ class RoundCost:
         if not self._rounds:
             self._level = seconds / float(self._curve[nodes])
         i = min(int(np.searchsorted(self.sizes, nodes)), len(self.sizes) - 1)
-        met = self._met[i]
-        met.append((nodes, seconds / (self._level * float(self._base[nodes]))))
-        ratios = sorted([ratio for _, ratio in met] + (_KNOWN if self._known else []))
-        middle = (ratios[len(ratios) // 2] + ratios[(len(ratios) - 1) // 2]) / 2
-        nodes_met = sum(size for size, _ in met) / len(met)
-        if i not in self._middle or abs(middle - self._middle[i][1]) > _SAME * middle:
-            self._middle[i] = nodes_met, middle
+        self._met[i].append((nodes, seconds / (self._level * float(self._base[nodes]))))
+        changed = self._weigh(i)
+        for k, met in enumerate(self._met):
+            if len(met) > 1 and self._rounds % (_AGE * (k + 1)) == _AGE - 1:
+                met.remove(max(met, key=lambda sample: sample[1]))
+                changed |= self._weigh(k)
+        if changed:
             self._curve = self._factors() * self._base
-        self._follow(seconds / (self._level * float(self._curve[nodes])))
+        if len(self._met[i]) > _TRIES or len(self._middle) == 1:  # else it is the size's cost that is not known yet
+            self._follow(seconds / (self._level * float(self._curve[nodes])))
+        self._rounds += 1
+
+    def _weigh(self, i: int) -> bool:
+        """Find anew what passes of a size cost; say whether that changes the curve.
+
+        Slow passes are common (code is loaded, another program runs), fast ones are not. So a size that was met once is
+        still supposed to cost little more than the one below, and of two samples in the middle the lower counts.
+        """
+        met = self._met[i]
+        below = [self._middle[k][1] for k in sorted(self._middle) if k < i]
+        supposed = _KNOWN if self._known else [_UNTRIED * below[-1]] if below else []
+        ratios = sorted([ratio for _, ratio in met] + supposed)
+        middle = ratios[(len(ratios) - 1) // 2]
+        if i in self._middle and abs(middle - self._middle[i][1]) < _SAME * middle:
+            return False
+        self._middle[i] = sum(size for size, _ in met) / len(met), middle
+        return True
 
     def learn_drafting(self, nodes: int, seconds: float) -> float:
         """Take in the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
@@ -119,10 +134,9 @@ class RoundCost:
 
     def _follow(self, change: float) -> None:
         """Move the level towards a pass that took `change` times what was expected."""
-        self._rounds += 1
-        if self._rounds > 1 / _SWIFT:
+        if self._rounds >= 1 / _SWIFT:
             change = min(max(change, 1 / _JUMP), _JUMP)
-        self._level *= change ** max(_SWIFT, 1 / (self._rounds + 1))
+        self._level *= change ** max(_SWIFT, 1 / (self._rounds + 2))
 
 
 def rising(values: list[float], counts: list[int]) -> list[float]:

@@ -44,7 +44,7 @@ def test_products_are_right_and_independent_of_the_rows(outs: int, k: int, dtype
     exact = F.linear(x.double(), layer.weight.double(), layer.bias.double())
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     fast = prepare_model(holding(layer), True)
-    with torch.no_grad(), fast.active():
+    with torch.no_grad(), fast.active(64):
         whole = layer(x)
         assert whole.dtype == dtype
         torch.testing.assert_close(whole.double(), exact, atol=tolerance, rtol=tolerance)
@@ -101,10 +101,17 @@ def test_the_model_is_left_as_it_was() -> None:
     """Guards the user's model, between passes and after a pass that failed."""
     model = tiny_model("llama")
     fast = prepare_model(model, True)
-    with contextlib.suppress(ValueError), fast.active():
+    with contextlib.suppress(ValueError), fast.active(64):
         assert "forward" in model.lm_head.__dict__
         raise ValueError
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_plain_decoding_makes_no_detour() -> None:
+    """Guards the speed of passes over a row or two, which gain nothing."""
+    model = tiny_model("llama")
+    with prepare_model(model, True).active(2):
+        assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 def test_changed_weights_count_at_once() -> None:
@@ -189,12 +196,12 @@ def test_only_ordinary_calls_are_answered_fast() -> None:
     """Guards the edges: a weight of another width, autocast and a forward of the user's own are left to torch."""
     layer = nn.Linear(32, 16)
     fast, x = prepare_model(holding(layer), True), torch.randn(1, 8, 32)
-    with torch.no_grad(), fast.active():
+    with torch.no_grad(), fast.active(64):
         with pytest.raises(RuntimeError):
             layer(x[..., :31])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
     own = layer.forward = lambda input: input  # noqa: A006
-    with fast.active():
+    with fast.active(64):
         assert layer(x) is x
     assert layer.forward is own

@@ -96,5 +96,5 @@ def test_a_function_of_the_users_stays() -> None:
 
 def test_plain_passes_leave_it_alone() -> None:
     """Guards models that are not prepared: nothing of the process changes for them."""
-    with prepare_model(tiny_model("llama"), False).active():
+    with prepare_model(tiny_model("llama"), False).active(64):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

@@ -45,18 +45,21 @@ class Fast:
     notes: tuple[str, ...] = ()
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self, rows: int) -> Iterator[None]:
         """Let the prepared modules answer fast, except those that have got a forward of their own meanwhile.
+
+        A pass over too few rows to gain from it is left alone, since the detour of every module costs time too.
 
         Another thread's pass over the same model may end first; then the rest of this one runs torch's products.
         """
+        forwards = self.forwards if rows >= LEAST_ROWS else ()
         try:
-            for module, forward in self.forwards:
+            for module, forward in forwards:
                 module.__dict__.setdefault("forward", forward)
-            with grouped_attention() if self.forwards else contextlib.nullcontext():
+            with grouped_attention() if forwards else contextlib.nullcontext():
                 yield
         finally:
-            for module, forward in self.forwards:
+            for module, forward in forwards:
                 if module.__dict__.get("forward") is forward:
                     module.__dict__.pop("forward", None)
 

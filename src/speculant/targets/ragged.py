@@ -110,7 +110,7 @@ class RaggedPass:
         attention = _Attention(caches, rows)
         with (
             decode_mode(self._model),
-            self._fast.active(),
+            self._fast.active(sum(counts)),
             _attending(self._model, attention),
             out_of_memory(f"{len(rows)} sequences"),
         ):

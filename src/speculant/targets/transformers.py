@@ -200,7 +200,7 @@ class TransformersTarget:
     def _forward(self, ids: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
         if self.abilities.takes_positions:
             options["position_ids"] = positions
-        with self._fast.active(), out_of_memory(f"{self._length + ids.shape[1]} cached tokens"):
+        with self._fast.active(ids.shape[1]), out_of_memory(f"{self._length + ids.shape[1]} cached tokens"):
             output = self.model(
                 input_ids=ids.to(self.model.device),
                 attention_mask=mask,
