@@ -61,7 +61,7 @@ def test_longrope_drafts_end_before_the_limit() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_keys_made_after_the_cache_are_not_left_out(attention: str) -> None:
-    """Guards latent attention (DeepSeek), whose cache holds what keys and values are made of: run one by one."""
+    """Guards latent attention (DeepSeek), whose cache may hold what keys and values are made of: one by one."""
     torch.manual_seed(1)
     latent = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "v_head_dim": 4, "qk_nope_head_dim": 4}
     experts = {"moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2}
@@ -80,7 +80,8 @@ def test_keys_made_after_the_cache_are_not_left_out(attention: str) -> None:
     for _ in batch:
         pass
     assert [ticket.result.ids for ticket in tickets] == texts
-    assert "a way of their own" in batch.stats.notes[0]
+    # The first transformers 5 caches what was made of the latents, so that nothing is left out there.
+    assert all("a way of their own" in note for note in batch.stats.notes)
 
 
 def verify(ragged: RaggedPass, targets: list[TransformersTarget]) -> None:
