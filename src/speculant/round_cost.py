@@ -106,6 +106,11 @@ class RoundCost:
         self._middle[i] = sum(size for size, _ in met) / len(met), middle
         return True
 
+    @property
+    def usual_drafting(self) -> float:
+        """What drafting takes in a round, in units of `curve`: the lower quartile, which stalls leave alone."""
+        return sorted(self._drafts)[(len(self._drafts) - 1) // 4] if len(self._drafts) > 1 else 0.0
+
     def learn_drafting(self, nodes: int, seconds: float) -> float:
         """Take in the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
@@ -116,7 +121,7 @@ class RoundCost:
         self._drafts.append(seconds / self._level)
         if len(self._drafts) == 1:
             return 0.0
-        time = min(self._drafts[-1], _STALL * sorted(self._drafts)[(len(self._drafts) - 1) // 4])
+        time = min(self._drafts[-1], _STALL * self.usual_drafting)
         self._line = _LATE * self._line + np.array([1.0, nodes, nodes * nodes, time, nodes * time])
         rounds, x, xx, y, xy = self._line.tolist()
         self.drafting = max(0.0, (rounds * xy - x * y) / (rounds * xx - x * x + (rounds * _SPREAD) ** 2 / 16))

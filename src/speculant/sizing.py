@@ -91,7 +91,7 @@ class BestSize:
         self._wanted = float(cost.sizes[-1])  # the largest size of late, falling slowly
         self._pause, self._left = 0, 0  # rounds without a draft: how many at a time, and still to come
         self._asked, self._gain = 0, 0.0  # in this round: nodes, and what drafting is expected to bring
-        self._gained, self._took = 0.0, 0.0  # of late, in tokens: what drafts were expected to bring, and cost to make
+        self._gained, self._asks = 0.0, 0.0  # of late: what drafts were expected to bring, in tokens, and how many
         self._text = [-1, -1]  # the token before the root, and the root
         self._spent, self._rounds, self._skipped, self._paused = 0, 0, 0, 0
 
@@ -131,10 +131,10 @@ class BestSize:
         self._spent += n
         self._skipped += n == 0
         self._paused += not self._asked
-        self._plan(n, drafting)
+        self._plan(n)
 
-    def _plan(self, nodes: int, drafting: float) -> None:
-        """Decide how much to ask for next, and whether to ask at all, after a draft that took so many passes' time."""
+    def _plan(self, nodes: int) -> None:
+        """Decide how much to ask for next, and whether to ask at all."""
         if self._left:
             self._left -= 1
         elif self._asked:
@@ -142,8 +142,9 @@ class BestSize:
             if self._drawn(nodes):
                 return
             self._gained = _PAYING * self._gained + self._gain
-            self._took = _PAYING * self._took + self._values.rate * drafting
-            self._pause = min(_LONGEST_PAUSE, 2 * self._pause + 1) if self._gained < self._took else 0
+            self._asks = _PAYING * self._asks + 1
+            took = self._asks * self._values.rate * self._cost.usual_drafting
+            self._pause = min(_LONGEST_PAUSE, 2 * self._pause + 1) if self._gained < took else 0
             self._left = self._pause
 
     def _drawn(self, nodes: int) -> bool:
