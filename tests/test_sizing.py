@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from speculant import lessons, values
 from speculant.lessons import Lessons
 from speculant.round_cost import RoundCost
-from speculant.sizing import BestSize, FixedSize, Sizing
+from speculant.sizing import BestSize, FixedSize, Sizing, warm_up
 from speculant.step_cost import StepCost
 from speculant.tree import DraftTree, Proposal
 from speculant.values import Values
@@ -119,3 +120,17 @@ def test_what_is_learned_from_counts() -> None:
     lessons.learn(tree, [3, 4, 5])
     sizing.learn(DraftTree.empty(), [], [4], target=1.0, draft=0.0)
     assert len(sizing.cut(tree)) == 0
+
+
+def test_no_round_waits_for_a_compiler() -> None:
+    """Guards the first request of a fresh installation: every kernel that a round runs has been compiled before."""
+    warm_up()
+    kernels = [values._worths, values._count, lessons._worth, lessons._learn]
+    known = [len(kernel.signatures) for kernel in kernels]
+    assert min(known) > 0
+    sizing = BestSize(RoundCost(most=64, known=FLAT), Values(), Lessons())
+    for _ in range(3):
+        tree = sizing.cut(chain(0.9, 0.5))
+        sizing.learn(tree, [0], [0, 7], target=1.0, draft=0.1)
+    sizing.learn(DraftTree.empty(), [], [7], target=1.0, draft=0.1)
+    assert [len(kernel.signatures) for kernel in kernels] == known

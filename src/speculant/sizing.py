@@ -164,3 +164,10 @@ class BestSize:
         if self._lessons is not None and self._text[1] >= 0:
             words += "; some nodes are spent because the drafter learns from rejected ones too"
         return words + "."
+
+
+def warm_up() -> None:
+    """Compile what choosing sizes runs, so that no request pays for it."""
+    sizing, node = BestSize(RoundCost(most=1), Values(), Lessons()), DraftTree.from_paths([[0]])
+    sizing.cut(node)
+    sizing.learn(node, [0], [0, 0], target=1.0, draft=0.0)

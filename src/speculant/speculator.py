@@ -24,7 +24,7 @@ from speculant.loading import load_model
 from speculant.registry import find_method
 from speculant.requests import Message, Prompt, Requests
 from speculant.round_cost import RoundCost
-from speculant.sizing import BestSize, FixedSize, Sizing
+from speculant.sizing import BestSize, FixedSize, Sizing, warm_up
 from speculant.stats import Stats
 from speculant.targets.fast import prepare_model
 from speculant.targets.preparation import Call
@@ -67,6 +67,8 @@ class Speculator:
         known = stored_step_cost(self.model, self.fast, most=MOST_NODES)
         self._cost, self._values = RoundCost(most=MOST_NODES, known=known), Values()
         self._lessons = Lessons() if drafter.needs.top_k else None
+        if self.nodes == AUTO:
+            warm_up()
         self.last_stats: Stats | None = None
         self._requests = Requests(self.model, tokenizer, self.abilities, self.fast, method=method)
 

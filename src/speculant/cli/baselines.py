@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from speculant.speculator import Speculator
 
 WARM_UP = "one two one two one two"
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS, WARM_UP_NODES = 8, 8  # so few tokens would end before sizes of their own choice have grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Baselines:
             speculator.model,
             speculator.tokenizer,
             method=speculator.method,
-            nodes=speculator.nodes,
+            nodes=WARM_UP_NODES,
             memory=memory,
             memory_limit=sys.maxsize,
         )
