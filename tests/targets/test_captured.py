@@ -12,91 +12,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.targets.cache import usable_cache
 from speculant.targets.captured import LEAST_LENGTH, ROWS, CapturedPasses, CaptureError, length_bucket
-from speculant.targets.captured_rows import LentRows, draft_input, masks
 from speculant.targets.fast import Fast, prepare_model
 from speculant.targets.support import check_model
 from speculant.targets.transformers import TransformersTarget
 from speculant.tree import DraftTree
+from tapes import Tapes, passes_of, recorded
 from trees import random_draft
 
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
 MODELS = ["llama", "qwen3", "mistral", "gpt2", "gemma3", "mixtral", "phi3", "gpt_neox"]
-WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
-
-
-class Tape(TorchDispatchMode):
-    """Notes the operations of some work with the very tensors they ran on, and runs those again, as a CUDA graph does.
-
-    Whatever Python decided, and every number that was not in a tensor, stays as it was. What would wait for the device
-    is refused, as in a recording by CUDA.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[tuple[Any, Any, Any, list[Tensor]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name in WAITS:
-            raise RuntimeError(f"{func._schema.name} waits for the device.")
-        found = func(*args, **(kwargs or {}))
-        outputs = [each for each in (found if isinstance(found, tuple | list) else [found]) if isinstance(each, Tensor)]
-        fresh = not any(returned.alias_info for returned in func._schema.returns)
-        self.steps.append((func, args, kwargs or {}, outputs if fresh else []))
-        return found
-
-    def replay(self) -> None:
-        """Run what was noted."""
-        for func, args, kwargs, outputs in self.steps:
-            again = func(*args, **kwargs)
-            for old, new in zip(outputs, again if isinstance(again, tuple | list) else [again], strict=False):
-                old.copy_(new)
-
-
-class Tapes:
-    """Records tapes; counts and may fail."""
-
-    def __init__(self) -> None:
-        self.recorded = self.replayed = 0
-        self.fail_recording = self.fail_replay = False
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        if self.fail_recording:
-            raise RuntimeError("the device is full.\nand more of it")
-        tape = Tape()
-        with torch.inference_mode(False), torch.no_grad():
-            work()
-            with tape:
-                work()
-        self.recorded += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            if self.fail_replay:
-                self.fail_replay = False
-                raise ValueError("interrupted")
-            tape.replay()
-
-        return replay
-
-
-def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LENGTH, **options: Any) -> Speculator:
-    """Return a speculator whose passes are replayed."""
-    tapes = tapes or Tapes()
-    with pytest.MonkeyPatch.context() as patch:
-        passes = CapturedPasses(model, lambda: tapes, capacity=capacity)
-        patch.setattr("speculant.speculator.prepare_model", lambda *_: Fast(captured=passes))
-        return Speculator.from_transformers(model, **options)
-
-
-def passes_of(speculator: Speculator) -> CapturedPasses:
-    assert speculator.fast.captured is not None
-    return speculator.fast.captured
 
 
 def plain_text(model: Any, ids: Tensor, tokens: int) -> list[int]:
@@ -164,30 +92,6 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
     for plain, replayed in zip(*(target.cache.layers for target in targets), strict=True):
         torch.testing.assert_close(replayed.keys, plain.keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(replayed.values, plain.values, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_masks_are_those_of_the_draft(window: int | None) -> None:
-    """Guards the mask made from tensors against the one that `DraftTree` makes from the draft."""
-    abilities = check_model(tiny_model("llama" if window is None else "mistral"))
-    random, length = np.random.default_rng(1), 32
-    for start, nodes in itertools.product((1, 5, 12), (0, 1, 4, 8)):
-        tree = random_draft(random, nodes, 9)
-        seen = np.ones(length, bool)
-        seen[:1] = start == 1
-        inputs = torch.from_numpy(draft_input(3, tree, 9, start, 0))
-        if window is not None:
-            abilities = type(abilities)(**{**fields_of(abilities), "window": window})
-        found = masks(inputs, torch.from_numpy(seen), torch.arange(length), abilities, torch.float32)
-        expected = tree.attention_mask(seen[:start], window=window)
-        rows, columns = expected.shape[2:]
-        assert torch.equal(found[0, 0, :rows, :columns] == 0, torch.from_numpy(expected[0, 0]))
-        assert not (found[0, 0, :rows, columns:] == 0).any()
-        assert (found[0, 0] == 0).any(dim=1).all()
-
-
-def fields_of(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def test_buffers_stay_where_they_are() -> None:
@@ -483,29 +387,6 @@ def test_a_recording_that_fails_later_is_said_once(capacity: int, capsys: pytest
     assert [each.ids for each in results] == [plain_text(model, IDS, 220)] * 2
     assert 0 < tapes.replayed < results[0].stats.rounds
     assert capsys.readouterr().err == "speculant: plain passes from now on: the device is full.\n"
-
-
-@pytest.mark.parametrize(("rows", "expected"), [([], []), ([0, 1], [4, 5]), ([1, 3], [5, 7]), ([2], [6])])
-def test_rows_of_a_path_are_kept(rows: list[int], expected: list[int]) -> None:
-    """Guards the move inside the shared tensors, for layers of different shapes."""
-    cache = usable_cache(None)
-    for layer, width in enumerate((3, 5, 3)):
-        states = torch.arange(9).float()[None, None, :, None].expand(1, 2, 9, width)
-        cache.update(states + layer, -states - layer, layer)
-    lent = LentRows(cache, 16)
-    lent.lend(cache)
-    lent.keep(cache, 4, rows)
-    for number, layer in enumerate(cache.layers):
-        assert (layer.keys[0, 1, :, 2] - number).tolist() == [0, 1, 2, 3, *expected]
-        assert torch.equal(layer.keys, -layer.values)
-
-
-def test_layers_without_rows_of_their_own_are_refused() -> None:
-    """Guards layers that look into another's cache."""
-    cache = usable_cache(None)
-    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 1)
-    with pytest.raises(ValueError, match="of their own"):
-        LentRows(cache, 16)
 
 
 def test_lengths_are_few_and_large_enough() -> None:
