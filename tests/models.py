@@ -22,6 +22,8 @@ from transformers import (
     MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -47,6 +49,7 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
     heads = {key: shape[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
     builders: dict[str, Any] = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**shape)),
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)),
         "gemma3": lambda: Gemma3ForCausalLM(
             Gemma3TextConfig(

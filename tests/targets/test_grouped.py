@@ -1,28 +1,44 @@
-"""Attention without copies of keys and values: it is transformers' own, and only for the length of a pass."""
+"""Attention that reads keys and values once: the same as transformers' own, and only for the length of a pass."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import tiny_model
 from speculant.targets.fast import prepare_model
-from speculant.targets.grouped import attend, grouped_attention
+from speculant.targets.grouped import MOST_ROWS, GroupedAttention
+from speculant.targets.native import BuildError, load_native
 
 
-def given(heads: int, groups: int, rows: int, *, masked: bool = True) -> dict[str, Any]:
-    """Return what transformers hands to an attention: 9 cached positions and so many rows."""
+@pytest.fixture
+def attend() -> Iterator[GroupedAttention]:
+    """Return the function, where no gradients are wanted; skip where the code cannot be built."""
+    try:
+        function = GroupedAttention(load_native())
+    except BuildError as error:
+        pytest.skip(str(error))
+    with torch.inference_mode():
+        yield function
+
+
+def given(
+    heads: int, groups: int, rows: int, *, cached: int = 9, head: int = 8, batch: int = 1, masked: bool = True
+) -> dict[str, Any]:
+    """Return what transformers hands to an attention: so many rows behind the cached ones, in a buffer with room."""
     torch.manual_seed(heads)
-    query, length = torch.randn(1, heads, rows, 8), 9 + rows
-    key, value = torch.randn(2, 1, heads // groups, length, 8)
-    mask = (torch.rand(1, 1, rows, length) < 0.7) if masked else None
+    query, length = torch.randn(batch, rows, heads, head).transpose(1, 2), cached + rows
+    key, value = torch.randn(2, batch, heads // groups, length + 5, head)[..., :length, :]
+    mask = (torch.rand(batch, 1, rows, length) < 0.7) if masked else None
     if mask is not None:
         mask[..., 0] = True
     return {
@@ -43,7 +59,9 @@ def output(answer: tuple[Tensor, Any]) -> Tensor:
 @pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2), (6, 6), (14, 7)])
 @pytest.mark.parametrize("rows", [1, 3, 8, 33])
 @pytest.mark.parametrize("additive", [False, True])
-def test_it_is_the_attention_of_transformers(heads: int, groups: int, rows: int, additive: bool) -> None:
+def test_it_is_the_attention_of_transformers(
+    attend: GroupedAttention, heads: int, groups: int, rows: int, additive: bool
+) -> None:
     """Guards which queries see which keys, under masks of both kinds."""
     inputs = given(heads, groups, rows)
     if additive:
@@ -55,10 +73,59 @@ def test_it_is_the_attention_of_transformers(heads: int, groups: int, rows: int,
     assert found.is_contiguous()
 
 
-@pytest.mark.parametrize("case", ["few rows", "no mask", "dropout", "bias"])
-def test_other_calls_are_those_of_transformers(case: str) -> None:
-    """Guards, to the last bit, plain decoding, prefill and what only transformers' own function knows."""
-    inputs = given(4, 2, 2 if case == "few rows" else 5, masked=case != "no mask")
+@pytest.mark.parametrize("cached", [0, 55, 56, 57, 120, 700])
+@pytest.mark.parametrize("head", [8, 24, 64])
+def test_blocks_of_keys_come_out_even_or_not(attend: GroupedAttention, cached: int, head: int) -> None:
+    """Guards the edges of blocks, sequences of a batch with masks of their own, and scores that grow on the way."""
+    inputs = given(6, 3, 7, cached=cached, head=head, batch=2)
+    inputs["key"] *= torch.linspace(0.1, 9, cached + 7)[:, None]
+    double = {name: inputs[name].double() for name in ("query", "key", "value")}
+    exact = output(sdpa_attention_forward(**inputs | double))
+    torchs = (output(sdpa_attention_forward(**inputs)) - exact).abs().mean()
+    assert (output(attend(**inputs)) - exact).abs().mean() <= 2 * torchs
+
+
+def test_a_row_does_not_depend_on_those_beside_it(attend: GroupedAttention) -> None:
+    """Guards that a draft changes nothing, to the last bit, of what is said where it hangs."""
+    inputs = given(14, 7, 20, cached=300)
+    whole = output(attend(**inputs))
+    for rows in (1, 2, 5, 19):
+        fewer = {"query": inputs["query"][:, :, :rows], "attention_mask": inputs["attention_mask"][:, :, :rows]}
+        assert torch.equal(output(attend(**inputs | fewer)), whole[:, :rows])
+
+
+def test_one_row_sees_everything_without_a_mask(attend: GroupedAttention) -> None:
+    """Guards plain decoding."""
+    inputs = given(14, 7, 1, cached=300, masked=False)
+    torch.testing.assert_close(output(attend(**inputs)), output(sdpa_attention_forward(**inputs)))
+
+
+def test_a_row_that_sees_nothing_is_zero(attend: GroupedAttention) -> None:
+    """Guards padding: no division by nothing."""
+    inputs = given(4, 2, 5)
+    inputs["attention_mask"][:, :, 3] = False
+    found = output(attend(**inputs))
+    assert not found[:, 3].any()
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("case", ["many rows", "bfloat16", "odd head", "keys apart"])
+def test_what_the_code_cannot_do_is_done_by_torch(attend: GroupedAttention, case: str) -> None:
+    """Guards, to the last bit, calls that must not reach the compiled code."""
+    inputs = given(4, 2, MOST_ROWS if case == "many rows" else 5, head=9 if case == "odd head" else 8)
+    if case == "bfloat16":
+        inputs |= {name: inputs[name].bfloat16() for name in ("query", "key", "value")}
+    if case == "keys apart":
+        inputs |= {name: inputs[name].mT.contiguous().mT for name in ("key", "value")}
+    tensors = [inputs[name] for name in ("query", "key", "value", "attention_mask")]
+    expected = F.scaled_dot_product_attention(*tensors, scale=0.3, enable_gqa=True).transpose(1, 2)
+    assert torch.equal(output(attend(**inputs)), expected)
+
+
+@pytest.mark.parametrize("case", ["no mask", "dropout", "bias"])
+def test_other_calls_are_those_of_transformers(attend: GroupedAttention, case: str) -> None:
+    """Guards, to the last bit, prefill and what only transformers' own function knows."""
+    inputs = given(4, 2, 5, masked=case != "no mask")
     if case == "dropout":
         inputs["dropout"] = 0.5
     if case == "bias":
@@ -71,23 +138,23 @@ def test_other_calls_are_those_of_transformers(case: str) -> None:
     assert torch.equal(output(attend(**inputs)), expected)
 
 
-def test_transformers_is_left_as_it_was() -> None:
+def test_transformers_is_left_as_it_was(attend: GroupedAttention) -> None:
     """Guards other models of the process: after a pass, one that failed, and one that ended inside another."""
-    with contextlib.suppress(ValueError), grouped_attention():
+    with contextlib.suppress(ValueError), attend.active():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend
-        with grouped_attention():
+        with attend.active():
             assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend
         raise ValueError
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     assert "sdpa" not in ALL_ATTENTION_FUNCTIONS._local_mapping
 
 
-def test_a_function_of_the_users_stays() -> None:
+def test_a_function_of_the_users_stays(attend: GroupedAttention) -> None:
     """Guards an attention that the user has put in the place of transformers'."""
     own = lambda *_, **__: None  # noqa: E731
     ALL_ATTENTION_FUNCTIONS["sdpa"] = own
     try:
-        with grouped_attention():
+        with attend.active():
             assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
     finally:

@@ -8,23 +8,14 @@
 // w is float or, if `narrow`, bfloat16, which is widened a block at a time; x and y are float.
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <vector>
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16, ROWS = 6;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8, ROWS = 2;
-#else
-constexpr int WIDTH = 4, ROWS = 4;
-#endif
+#include "vectors.h"
+
+constexpr int ROWS = WIDTH == 16 ? 6 : WIDTH == 8 ? 2 : 4;
 constexpr int OUTS = 4, BLOCK = 32, KEPT = 640, SHARE = 4;
 
-typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 // The sum of each vector's lanes.

@@ -22,7 +22,13 @@ from pathlib import Path
 from speculant.folders import cache_folder
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
-SOURCE = Path(__file__).with_name("linear.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear.cpp", "layer.cpp", "attention.cpp"))
+HEADERS = (Path(__file__).with_name("vectors.h"),)
+
+
+# Of what the functions take: pointers, sizes and numbers.
+KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int}
+SIGNATURES = {"linear": "pppsssii", "enter": "pppppppssii", "leave": "ppppsi", "attention": "pi"}
 
 
 class BuildError(Exception):
@@ -30,7 +36,7 @@ class BuildError(Exception):
 
 
 def load_native() -> ctypes.CDLL:
-    """Return the compiled `linear.cpp`, compiling it first if need be (two seconds, said on standard error).
+    """Return the compiled code, compiling it first if need be (some seconds, said on standard error).
 
     Raises:
         BuildError: there is no GCC, it failed, or the outcome cannot be loaded.
@@ -39,8 +45,9 @@ def load_native() -> ctypes.CDLL:
         raise BuildError(f"its code has not been tried on {platform.system()}")
     try:
         compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-        identity = "\n".join([SOURCE.read_text(encoding="utf-8"), *compiler, _version(compiler), *FLAGS, processor()])
-        library = cache_folder() / f"linear-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
+        texts = [source.read_text(encoding="utf-8") for source in (*SOURCES, *HEADERS)]
+        identity = "\n".join([*texts, *compiler, _version(compiler), *FLAGS, processor()])
+        library = cache_folder() / f"layers-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
         loaded = _load(library) if library.exists() else None
         if loaded is None:
             print("speculant: compiling its code for this processor, once ...", file=sys.stderr)  # noqa: T201
@@ -49,8 +56,9 @@ def load_native() -> ctypes.CDLL:
             loaded = ctypes.CDLL(str(library))
     except (OSError, ValueError) as error:
         raise BuildError(f"its code cannot be built or loaded: {error}") from error
-    loaded.linear.restype = None
-    loaded.linear.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3, *[ctypes.c_int] * 2]
+    for name, kinds in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = None, [KINDS[kind] for kind in kinds]
     return loaded
 
 
@@ -83,9 +91,10 @@ def _compile(compiler: list[str], library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         # Compiled and linked apart: linking with -fopenmp would bind the file to a second runtime for threads.
-        part, whole = str(Path(folder, "linear.o")), str(Path(folder, "linear.so"))
-        _run([*compiler, *FLAGS, "-c", str(SOURCE), "-o", part])
-        _run([*compiler, "-shared", part, "-o", whole])
+        parts, whole = [str(Path(folder, f"{source.stem}.o")) for source in SOURCES], str(Path(folder, "layers.so"))
+        for source, part in zip(SOURCES, parts, strict=True):
+            _run([*compiler, *FLAGS, "-c", str(source), "-o", part])
+        _run([*compiler, "-shared", *parts, "-o", whole])
         os.replace(whole, library)  # another process may be building the same file
 
 

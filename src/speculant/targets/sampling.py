@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.generation import logits_process, stopping_criteria
 
 from speculant.targets.base import Sampler
+from speculant.targets.best import best_token
 from speculant.tree import DraftTree
 
 ROW_WISE = tuple(
@@ -187,7 +188,7 @@ class AllAtOnce:
         """Choose after every row [N + 1]; that they are read is the one place where host and device meet in a round."""
         request = self._request
         if not request.sample:
-            return logits.argmax(-1)
+            return best_token(logits)
         scores = logits.float()
         for processor in request.processors:
             scores = processor(request.ids, scores)

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.errors import OutOfMemoryError, UsageError
+from speculant.targets.best import best_tokens
 from speculant.targets.cache import keep_rows, usable_cache
 from speculant.targets.fast import Fast
 from speculant.targets.support import Abilities, decode_mode
@@ -189,9 +190,9 @@ class TransformersTarget:
 
     def top(self, logits: Tensor, k: int) -> tuple[Int32, Float32]:
         """Return ids and logits of each row's k best tokens, best first: [N + 1, k]; valid after the next sync."""
-        best = logits.topk(min(k, logits.shape[-1]), dim=-1)
-        ids, values = best.indices.to(torch.int32), best.values.float()
-        return ids.to("cpu", non_blocking=True).numpy(), values.to("cpu", non_blocking=True).numpy()
+        values, ids = best_tokens(logits, min(k, logits.shape[-1]))
+        places = ids.to(torch.int32).to("cpu", non_blocking=True)
+        return places.numpy(), values.float().to("cpu", non_blocking=True).numpy()
 
     def _check_cache(self) -> None:
         if self.cache.get_seq_length() != self._length:

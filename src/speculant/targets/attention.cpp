@@ -1,0 +1,125 @@
+// Attention of a draft's few rows on a long cache, where the cache lies.
+//
+// All rows that look at one head of keys and values, those of every query head of its group, lie side by side as the
+// lanes of vectors. So a key is read once for all of them, and no sum has to be formed across a vector. Keys come in
+// blocks; what was summed before is rescaled to the new maximum (Dao et al. 2022, arXiv 2205.14135, algorithm 1).
+//
+// Every row is computed in the same way whatever rows are beside it.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "vectors.h"
+
+
+constexpr int TILE = WIDTH == 16 ? 8 : 4;
+constexpr int MOST = 3, KEYS = 64;  // vectors of rows at a time; keys in a block
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+// sums[t][lanes] (+)= each of `count` pairs: values[i * step + t], a number for all lanes, times lanes[i][lanes].
+template <int V>
+static inline void tile(const float *values, int64_t step, int64_t across, const float *lanes, int64_t count,
+                        float *sums, bool add) {
+  Vector held[TILE][V] = {};
+  for (int t = 0; add && t < TILE; t++)
+    for (int j = 0; j < V; j++) held[t][j] = *(const Vector *)(sums + (t * V + j) * WIDTH);
+  for (int64_t i = 0; i < count; i++) {
+    Vector row[V];
+    for (int j = 0; j < V; j++) row[j] = *(const Vector *)(lanes + (i * V + j) * WIDTH);
+#pragma GCC unroll 8
+    for (int t = 0; t < TILE; t++)
+      for (int j = 0; j < V; j++) held[t][j] += row[j] * values[i * step + t * across];
+  }
+  for (int t = 0; t < TILE; t++)
+    for (int j = 0; j < V; j++) *(Vector *)(sums + (t * V + j) * WIDTH) = held[t][j];
+}
+
+struct Attention {
+  const float *q, *k, *v;  // q[batch, heads, n, head]; k and v the same with `length` rows, `step`s apart
+  const bool *mask;        // what each row sees, [n, length], or null for everything
+  float *y;                // [batch, n, heads, head]
+  int64_t batch, heads, kv_heads, n, length, head, k_batch_step, k_head_step, v_batch_step, v_head_step,
+      mask_batch_step, mask_step;
+  float scale;
+};
+
+// Rows from..to of the group around one head of keys and values, V vectors of them.
+template <int V>
+static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t from, int64_t to, float *scratch) {
+  constexpr int LANES = V * WIDTH;
+  const int64_t group = a.heads / a.kv_heads, first = (batch * a.heads + kv_head * group) * a.n;
+  const float *keys = a.k + batch * a.k_batch_step + kv_head * a.k_head_step;
+  const float *values = a.v + batch * a.v_batch_step + kv_head * a.v_head_step;
+  const bool *mask = a.mask ? a.mask + batch * a.mask_batch_step : nullptr;
+  float *q = scratch, *sums = q + a.head * LANES, *scores = sums + a.head * LANES;
+  Vector best[V], whole[V] = {};
+  for (int j = 0; j < V; j++) best[j] = Vector{} + NEVER;
+  std::fill_n(sums, a.head * LANES, 0.f);
+  std::fill_n(q, a.head * LANES, 0.f);
+  for (int64_t r = from; r < to; r++)
+    for (int64_t d = 0; d < a.head; d++) q[d * LANES + r - from] = a.q[(first + r) * a.head + d] * a.scale;
+  for (int64_t start = 0; start < a.length; start += KEYS) {
+    const int64_t count = std::min<int64_t>(KEYS, a.length - start);
+    int64_t l = 0;
+    for (; l + TILE <= count; l += TILE) {
+      const char *soon = (const char *)(values + (start + l) * a.head);  // read in columns, which no hardware foresees
+      for (int64_t line = 0; line < TILE * a.head * 4; line += 64) __builtin_prefetch(soon + line, 0, 2);
+      tile<V>(keys + (start + l) * a.head, 1, a.head, q, a.head, scores + l * LANES, false);
+    }
+    for (; l < count; l++) {  // the few of the last block
+      float *s = scores + l * LANES;
+      std::fill_n(s, LANES, 0.f);
+      for (int64_t d = 0; d < a.head; d++)
+#pragma omp simd
+        for (int i = 0; i < LANES; i++) s[i] += q[d * LANES + i] * keys[(start + l) * a.head + d];
+    }
+    for (int64_t r = from; mask && r < to; r++) {
+      const bool *sees = mask + r % a.n * a.mask_step + start;
+      if (!std::memchr(sees, 0, count)) continue;
+      for (l = 0; l < count; l++)
+        if (!sees[l]) scores[l * LANES + r - from] = NEVER;
+    }
+    for (int j = 0; j < V; j++) {
+      Vector top = best[j], sum = {};
+      for (l = 0; l < count; l++) {
+        const Vector s = *(const Vector *)(scores + (l * V + j) * WIDTH);
+        top = s > top ? s : top;
+      }
+      const Vector never = Vector{} + NEVER, factor = best[j] == never ? Vector{} : exponential(best[j] - top);
+      for (l = 0; l < count; l++) {
+        Vector *s = (Vector *)(scores + (l * V + j) * WIDTH);
+        *s = *s == never ? Vector{} : exponential(*s - top);
+        sum += *s;
+      }
+      best[j] = top;
+      whole[j] = whole[j] * factor + sum;
+      for (int64_t d = 0; d < a.head; d++) *(Vector *)(sums + (d * V + j) * WIDTH) *= factor;
+    }
+    for (int64_t d = 0; d < a.head; d += TILE)
+      tile<V>(values + start * a.head + d, a.head, 1, scores, count, sums + d * LANES, true);
+  }
+  for (int64_t r = from; r < to; r++) {
+    const float sum = ((const float *)whole)[r - from], scale = sum > 0 ? 1 / sum : 0;  // a row that sees nothing
+    const int64_t head = kv_head * group + r / a.n;
+    float *y = a.y + ((batch * a.n + r % a.n) * a.heads + head) * a.head;
+    for (int64_t d = 0; d < a.head; d++) y[d] = sums[d * LANES + r - from] * scale;
+  }
+}
+
+extern "C" void attention(const Attention *a, int threads) {
+  const int64_t rows = a->heads / a->kv_heads * a->n, parts = (rows + MOST * WIDTH - 1) / (MOST * WIDTH);
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<float> scratch((2 * a->head + KEYS) * MOST * WIDTH);
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < a->batch * a->kv_heads * parts; task++) {
+      const int64_t part = task % parts, head = task / parts % a->kv_heads, batch = task / parts / a->kv_heads;
+      const int64_t from = rows * part / parts, to = rows * (part + 1) / parts, vectors = (to - from + WIDTH - 1) / WIDTH;
+      if (vectors == 1) attend<1>(*a, batch, head, from, to, scratch.data());
+      else if (vectors == 2) attend<2>(*a, batch, head, from, to, scratch.data());
+      else attend<3>(*a, batch, head, from, to, scratch.data());
+    }
+  }
+}

@@ -1,0 +1,132 @@
+"""Fused layers: they say what the layers themselves say, and stand back where a layer is not what they know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from models import tiny_model
+from speculant.targets.fast import prepare_model
+from speculant.targets.layers import FusedLayer
+from speculant.targets.native import BuildError, load_native
+
+IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Skip where the code cannot be built."""
+    try:
+        load_native()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+def model_of(name: str, **changes: Any) -> Any:
+    """Return a model whose norms and biases are not what they are in the beginning, ones and zeros."""
+    model = tiny_model(name, **changes)
+    torch.manual_seed(3)
+    for each, weight in model.named_parameters():
+        if "norm" in each or "bias" in each:
+            nn.init.uniform_(weight, 0.3, 1.7)
+    return model
+
+
+@torch.inference_mode()
+def said(model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True) -> Tensor:
+    """Return what the last layer says of so many rows behind four cached ones, normed."""
+    cache = DynamicCache()
+    model(IDS[:batch, :4], past_key_values=cache)
+    prepared = prepare_model(model, True)
+    with prepared.active(rows) if fast else torch.inference_mode():
+        hidden: Tensor = model.model(IDS[:batch].repeat(1, 20)[:, :rows], past_key_values=cache).last_hidden_state
+    return hidden
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 1), (8, 1), (1, 2), (7, 2), (97, 1)])
+def test_a_pass_is_that_of_the_layers_themselves(name: str, rows: int, batch: int) -> None:
+    """Guards norms, biases, turned heads and both residuals; one row, many, and more than the code does."""
+    model = model_of(name)
+    assert len(prepare_model(model, True).layers) == 3
+    found, expected = said(model, rows=rows, batch=batch), said(model, rows=rows, batch=batch, fast=False)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}, {"num_key_value_heads": 4}])
+def test_every_bias_counts(changes: dict[str, Any]) -> None:
+    """Guards layers with what most of their family lack."""
+    model = model_of("llama", **changes)
+    torch.testing.assert_close(said(model), said(model, fast=False), atol=2e-5, rtol=2e-5)
+
+
+def test_a_row_does_not_depend_on_those_beside_it() -> None:
+    """Guards that drafts change nothing of what is said, not to the last bit."""
+    model = model_of("qwen2")
+    whole = said(model, rows=20)
+    for rows in (1, 2, 3, 9):
+        assert torch.equal(said(model, rows=rows), whole[:, :rows])
+
+
+def test_large_numbers_stay_what_they_are() -> None:
+    """Guards the exponential far from zero."""
+    model = model_of("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate_proj.weight.mul_(300)
+    found, expected = said(model), said(model, fast=False)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+
+
+def fused(model: Any) -> int:
+    """Return how many layers a pass fuses."""
+    prepared = prepare_model(model, True)
+    with prepared.active(4):
+        return sum(isinstance(module.__dict__.get("forward"), FusedLayer) for module in model.modules())
+
+
+def test_hooks_see_what_they_always_saw() -> None:
+    """Guards tools that listen to parts of a model: their layers are not fused."""
+    model, seen = model_of("llama"), []
+    prepared = prepare_model(model, True)
+    handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
+    assert fused(model) == 2
+    with torch.inference_mode(), prepared.active(4):
+        model(IDS[:1])
+    assert seen == [1]
+    handle.remove()
+    assert fused(model) == 3
+
+
+@pytest.mark.parametrize("case", ["forward", "linear", "norm", "shape", "dtype", "activation", "attention"])
+def test_a_changed_part_leaves_its_layer_alone(case: str) -> None:
+    """Guards offloading, adapters and surgery: whatever is not as transformers made it is run as it is."""
+    model = model_of("llama", **({"attention": "eager"} if case == "attention" else {}))
+    layer = model.model.layers[0]
+    if case == "forward":
+        layer.self_attn.forward = lambda *a, **k: type(layer.self_attn).forward(layer.self_attn, *a, **k)
+    elif case == "linear":
+        layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)
+    elif case == "norm":
+        layer.input_layernorm = nn.RMSNorm(32)
+    elif case == "shape":
+        layer.self_attn.k_proj.weight = nn.Parameter(layer.self_attn.k_proj.weight.mT.contiguous().mT)
+    elif case == "dtype":
+        layer.mlp.bfloat16()
+    elif case == "activation":
+        layer.mlp.act_fn = nn.GELU()
+    assert fused(model) == (0 if case == "attention" else 2)
+
+
+def test_training_and_gradients_are_left_alone() -> None:
+    """Guards who trains between requests: a fused layer would give no gradient."""
+    model = model_of("llama")
+    prepared = prepare_model(model, True)
+    with prepared.active(8):
+        model(IDS[:1]).logits.sum().backward()
+    assert model.model.layers[0].mlp.up_proj.weight.grad is not None
