@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from speculant.targets.linears import FastLinear, readable
 _NAMES = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = {f"transformers.models.{name}.modeling_{name}": name.title() for name in _NAMES}
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+PARTS = ("self_attn", "mlp", "act_fn", "input_layernorm", "post_attention_layernorm")
 
 
 class _Linear(ctypes.Structure):
@@ -41,6 +44,27 @@ class _Layer(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A module where it was found: the code knows it as long as it is there, unchanged."""
+
+    parent: nn.Module
+    name: str
+    module: nn.Module
+    kind: type
+
+    def untouched(self) -> bool:
+        """Say whether nobody has replaced it, listens to it or has given it another forward."""
+        module = self.module
+        return self.parent._modules.get(self.name) is module and type(module) is self.kind and _own(module, FastLinear)
+
+
+def _own(module: nn.Module, ours: type) -> bool:
+    """Say whether a module does what its class says and nobody listens: no hook, no forward but perhaps ours."""
+    forward = module.__dict__.get("forward")
+    return not (module._forward_hooks or module._forward_pre_hooks) and (forward is None or type(forward) is ours)
+
+
 class FusedLayer:
     """The forward of one decoder layer."""
 
@@ -48,38 +72,51 @@ class FusedLayer:
         """Take a layer of the family."""
         attention, mlp = module.self_attn, module.mlp
         self.module, self._native, self._attention = module, native, attention
-        self._norms, self._linears = _norms(module), _linears(module)
-        self._parts = (module, attention, mlp, mlp.act_fn, *self._norms.values(), *self._linears.values())
-        hidden, head = self._linears["q_proj"].in_features, attention.head_dim
-        wide, narrow, inner = (self._linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
+        linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
+        hidden, head = linears["q_proj"].in_features, attention.head_dim
+        wide, narrow, inner = (linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
         self._layer = _Layer(hidden=hidden, heads=wide // head, kv_heads=narrow // head, head=head, inner=inner)
-        for name, norm in self._norms.items():
-            setattr(self._layer, f"{name}_eps", norm.variance_epsilon)
         # What transformers makes of the config; another shape is somebody else's doing.
-        shapes = [(wide, hidden), (narrow, hidden), (narrow, hidden), (hidden, wide)]
+        shapes: list[tuple[int, ...]] = [(wide, hidden), (narrow, hidden), (narrow, hidden), (hidden, wide)]
         shapes += [(inner, hidden), (inner, hidden), (hidden, inner)]
-        self._shapes: dict[str, tuple[int, ...]] = dict(zip(LINEARS, shapes, strict=True))
-        self._sizes = {name: head if name in ("q_norm", "k_norm") else hidden for name in self._norms}
+        self._linears = [(name, linears[name], shape) for name, shape in zip(LINEARS, shapes, strict=True)]
+        norms = {"before": module.input_layernorm, "after": module.post_attention_layernorm}
+        norms |= {name: attention._modules[name] for name in ("q_norm", "k_norm") if name in attention._modules}
+        self._norms = [(name, norm, (head if name.endswith("norm") else hidden,)) for name, norm in norms.items()]
+        for name, norm, _ in self._norms:
+            setattr(self._layer, f"{name}_eps", norm.variance_epsilon)
+        owners = (module, attention, mlp)
+        self._parts = [_Part(o, name, part, type(part)) for o in owners for name, part in o._modules.items() if part]
+        self._pointers: list[int] = []
 
     @property
     def weights(self) -> int:
         """How many weights the largest matrix has."""
-        return max(math.prod(shape) for shape in self._shapes.values())
+        return max(math.prod(shape) for _, _, shape in self._linears)
 
     def ready(self) -> bool:
         """Look the weights up; say whether the layer and its parts are still what the code does."""
-        if not all(map(_untouched, self._parts)):
+        if not (_own(self.module, FusedLayer) and all(part.untouched() for part in self._parts)):
             return False
-        layer = self._layer
-        for name, norm in self._norms.items():
-            if not _usable(norm.weight, (self._sizes[name],)):
-                return False
-            setattr(layer, name, norm.weight.data_ptr())
-        for name, linear in self._linears.items():
-            weight, bias, shape = linear.weight, linear.bias, self._shapes[name]
-            if not (_usable(weight, shape) and (bias is None or _usable(bias, shape[:1]))):
-                return False
-            setattr(layer, name, _Linear(weight.data_ptr(), None if bias is None else bias.data_ptr()))
+        pointers = [norm._parameters["weight"].data_ptr() for _, norm, _ in self._norms]
+        for _, linear, _ in self._linears:
+            held = linear._parameters
+            pointers += (held["weight"].data_ptr(), 0 if held["bias"] is None else held["bias"].data_ptr())
+        return pointers == self._pointers or self._take(pointers)
+
+    def _take(self, pointers: list[int]) -> bool:
+        """Take weights that were not there before, if they can be read as they lie."""
+        expected: list[tuple[Tensor, tuple[int, ...]]] = [(norm.weight, shape) for _, norm, shape in self._norms]
+        for _, linear, shape in self._linears:
+            expected += [(linear.weight, shape)] + ([] if linear.bias is None else [(linear.bias, shape[:1])])
+        if not all(_usable(weight, shape) for weight, shape in expected):
+            return False
+        left = iter(pointers)
+        for name, _, _ in self._norms:
+            setattr(self._layer, name, next(left))
+        for name, _, _ in self._linears:
+            setattr(self._layer, name, _Linear(next(left), next(left) or None))
+        self._pointers = pointers
         return True
 
     def __call__(
@@ -146,33 +183,27 @@ def fused_layers(model: Any, native: ctypes.CDLL, least: int) -> tuple[FusedLaye
 
 def _known(layer: Any) -> bool:
     """Say whether a module is a decoder layer of the family with nothing but what the family has."""
-    family = FAMILIES.get(type(layer).__module__)
-    if family is None or type(layer).__name__ != f"{family}DecoderLayer":
+    home = type(layer).__module__
+    if home not in FAMILIES or type(layer).__name__ != f"{FAMILIES[home]}DecoderLayer":
         return False
-    attention, mlp = layer.self_attn, layer.mlp
-    parts = {"Attention": [attention], "MLP": [mlp], "RMSNorm": list(_norms(layer).values())}
-    for kind, modules in parts.items():
-        names = {(type(module).__module__, type(module).__name__) for module in modules}
-        if names != {(type(layer).__module__, family + kind)}:
-            return False
-    plain = attention.config._attn_implementation == "sdpa" and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
-    return plain and all(type(linear) is nn.Linear for linear in _linears(layer).values())
-
-
-def _norms(layer: Any) -> dict[str, Any]:
-    norms = {"before": layer.input_layernorm, "after": layer.post_attention_layernorm}
-    named = {f"{name}_norm": getattr(layer.self_attn, f"{name}_norm", None) for name in "qk"}
-    return norms | {name: norm for name, norm in named.items() if norm is not None}
-
-
-def _linears(layer: Any) -> dict[str, Any]:
-    return {name: getattr(layer.self_attn if name in LINEARS[:4] else layer.mlp, name) for name in LINEARS}
-
-
-def _untouched(module: nn.Module) -> bool:
-    """Say whether nobody listens to a module or has put another forward in its place."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return not hooks and isinstance(module.__dict__.get("forward"), FastLinear | FusedLayer | None)
+    attention, mlp, kinds = (
+        layer.self_attn,
+        layer.mlp,
+        {FAMILIES[home] + kind for kind in ("Attention", "MLP", "RMSNorm")},
+    )
+    parts = {name: part for owner in (layer, attention, mlp) for name, part in owner._modules.items()}
+    if set(parts) - {"q_norm", "k_norm"} != {*LINEARS, *PARTS} or not all(parts.values()):
+        return False
+    theirs = {name: part for name, part in parts.items() if name not in (*LINEARS, "act_fn")}
+    return (
+        all(type(parts[name]) is nn.Linear for name in LINEARS)
+        and {type(part).__name__ for part in theirs.values()} == kinds
+        and {type(part).__module__ for part in theirs.values()} == {home}
+        # Forwards that somebody has put into the classes are of other modules.
+        and {type(part).forward.__module__ for part in (layer, *theirs.values())} == {home}
+        and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+        and attention.config._attn_implementation == "sdpa"
+    )
 
 
 def _usable(weight: Tensor, shape: tuple[int, ...]) -> bool:
