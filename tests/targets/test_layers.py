@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from models import tiny_model
+from speculant.targets.cache import usable_cache
 from speculant.targets.fast import Fast, prepare_model
 from speculant.targets.layers import FusedLayer
 from speculant.targets.native import BuildError, load_native
@@ -37,9 +38,11 @@ def model_of(name: str, **changes: Any) -> Any:
 
 
 @torch.inference_mode()
-def said(model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True, prepared: Fast | None = None) -> Tensor:
-    """Return what the last layer says of so many rows behind four cached ones, normed."""
-    cache = DynamicCache()
+def said(
+    model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True, prepared: Fast | None = None, own: bool = True
+) -> Tensor:
+    """Return what the last layer says of so many rows behind four cached ones, normed; in our cache or theirs."""
+    cache = usable_cache(None) if own else DynamicCache()
     model(IDS[:batch, :4], past_key_values=cache)
     prepared = prepared or prepare_model(model, True)
     with prepared.active(rows) if fast else torch.inference_mode():
@@ -49,11 +52,12 @@ def said(model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True, prepar
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 1), (8, 1), (1, 2), (7, 2), (97, 1)])
-def test_a_pass_is_that_of_the_layers_themselves(name: str, rows: int, batch: int) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_a_pass_is_that_of_the_layers_themselves(name: str, rows: int, batch: int, own: bool) -> None:
     """Guards norms, biases, turned heads and both residuals; one row, many, and more than the code does."""
     model = model_of(name)
     assert len(prepare_model(model, True).layers) == 3
-    found, expected = said(model, rows=rows, batch=batch), said(model, rows=rows, batch=batch, fast=False)
+    found, expected = said(model, rows=rows, batch=batch, own=own), said(model, rows=rows, batch=batch, fast=False)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -64,12 +68,24 @@ def test_every_bias_counts(changes: dict[str, Any]) -> None:
     torch.testing.assert_close(said(model), said(model, fast=False), atol=2e-5, rtol=2e-5)
 
 
-def test_a_row_does_not_depend_on_those_beside_it() -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_a_row_does_not_depend_on_those_beside_it(own: bool) -> None:
     """Guards that drafts change nothing of what is said, not to the last bit."""
     model = model_of("qwen2")
-    whole = said(model, rows=20)
+    whole = said(model, rows=20, own=own)
     for rows in (1, 2, 3, 9):
-        assert torch.equal(said(model, rows=rows), whole[:, :rows])
+        assert torch.equal(said(model, rows=rows, own=own), whole[:, :rows])
+
+
+def test_a_full_cache_grows() -> None:
+    """Guards the rows that no longer fit into the buffers, and those behind them."""
+    model = model_of("qwen2")
+    with torch.inference_mode(), prepare_model(model, True).active(60):
+        whole, parts = (usable_cache(None) for _ in range(2))
+        ids = IDS[:1].repeat(1, 30)
+        expected = model.model(ids, past_key_values=whole).last_hidden_state
+        pieces = [model.model(piece, past_key_values=parts).last_hidden_state for piece in ids.split(60, dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, atol=2e-5, rtol=2e-5)
 
 
 def test_large_numbers_stay_what_they_are() -> None:

@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention.h"
 #include "vectors.h"
 
 
@@ -35,15 +36,6 @@ static inline void tile(const float *values, int64_t step, int64_t across, const
   for (int t = 0; t < TILE; t++)
     for (int j = 0; j < V; j++) *(Vector *)(sums + (t * V + j) * WIDTH) = held[t][j];
 }
-
-struct Attention {
-  const float *q, *k, *v;  // q[batch, heads, n, head]; k and v the same with `length` rows, `step`s apart
-  const bool *mask;        // what each row sees, [n, length], or null for everything
-  float *y;                // [batch, n, heads, head]
-  int64_t batch, heads, kv_heads, n, length, head, k_batch_step, k_head_step, v_batch_step, v_head_step,
-      mask_batch_step, mask_step;
-  float scale;
-};
 
 // Rows from..to of the group around one head of keys and values, V vectors of them.
 template <int V>

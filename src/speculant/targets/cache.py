@@ -52,6 +52,19 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         self._value_rows, self.values = _append(self._value_rows, self.values, value_states)
         return self.keys, self.values
 
+    def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room."""
+        buffers = (self._key_rows, self._value_rows)
+        if not self.is_initialized or any(buffer is None for buffer in buffers):
+            return None
+        length = self.keys.shape[-2]
+        for buffer, held in zip(buffers, (self.keys, self.values), strict=True):
+            assert buffer is not None
+            if length + count > buffer.shape[-2] or not _is_view(held, buffer, held, length):
+                return None
+        self.keys, self.values = (buffer[..., : length + count, :] for buffer in buffers if buffer is not None)
+        return self.keys, self.values
+
     def reset(self) -> None:
         """Forget every row; the buffers stay."""
         self.keys = self.values = None  # type: ignore[assignment]

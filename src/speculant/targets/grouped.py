@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ OTHERS = ("softcap", "output_attentions", "position_bias", "cache", "s_aux")
 _STEPS = tuple(f"{name}_{step}" for name in ("k", "v") for step in ("batch_step", "head_step"))
 
 
-class _Attention(ctypes.Structure):
-    """The `Attention` of attention.cpp."""
+class Attention(ctypes.Structure):
+    """The `Attention` of attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "mask", "y")),
@@ -73,58 +73,58 @@ class GroupedAttention:
         **options: Any,
     ) -> tuple[Tensor, Any]:
         """Return [B, n, H, D] of queries [B, H, n, D] on keys and values [B, H / groups, L, D], and no weights."""
-        alone = query.shape[2] == 1
-        fits = (
-            (attention_mask is not None or alone)
-            and query.is_cpu
-            and getattr(module, "num_key_value_groups", 1) == query.shape[1] // key.shape[1] > 1
-            and not dropout
-            and not any(options.get(name) is not None for name in OTHERS)
-        )
-        if not fits:
+        if dropout or not self.grouped(module, query.shape, key, attention_mask, options):
             others = {"dropout": dropout, "scaling": scaling, **options}
             answer: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
             return answer
-        if _few(query, key, value, attention_mask):
-            return self._read_once(query, key, value, attention_mask, scaling), None
-        output = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
-        return output.transpose(1, 2).contiguous(), None
-
-    def _read_once(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+        call = prepared(query.shape, key, value, attention_mask, scaling)
+        if call is None or query.dtype is not torch.float32:
+            output = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
+            return output.transpose(1, 2).contiguous(), None
         batch, heads, rows, head = query.shape
         query, output = query.contiguous(), query.new_empty((batch, rows, heads, head))
-        seen, mask_step, batch_step = None, 0, 0
-        if mask is not None:
-            seen, mask_step = mask.data_ptr(), mask.stride(2)
-            batch_step = mask.stride(0) if mask.shape[0] > 1 else 0
-        call = _Attention(
-            *(query.data_ptr(), key.data_ptr(), value.data_ptr(), seen, output.data_ptr()),
-            *(batch, heads, key.shape[1], rows, key.shape[2], head),
-            *(key.stride(0), key.stride(1), value.stride(0), value.stride(1), batch_step, mask_step),
-            head**-0.5 if scale is None else scale,
-        )
+        call.q, call.y = query.data_ptr(), output.data_ptr()
         self._native.attention(ctypes.byref(call), torch.get_num_threads())
-        return output
+        return output, None
+
+    @staticmethod
+    def grouped(
+        module: Any, shape: Sequence[int], key: Tensor, mask: Tensor | None, options: Mapping[str, Any]
+    ) -> bool:
+        """Say whether queries of the shape [B, H, n, D] share heads of keys, and nothing else is wanted."""
+        return (
+            (mask is not None or shape[2] == 1)
+            and key.is_cpu
+            and getattr(module, "num_key_value_groups", 1) == shape[1] // key.shape[1] > 1
+            and not any(options.get(name) is not None for name in OTHERS)
+        )
 
 
-def _few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Say whether the compiled code can do it and gains by it."""
-    batch, heads, rows, head = query.shape
-    length = key.shape[2]
-    whole = all(
-        each.dtype is torch.float32 and each.stride(3) == 1 and each.stride(2) == head and each.shape[3] == head
-        for each in (key, value)
-    )
-    return (
-        whole
-        and query.dtype is torch.float32
-        and heads // key.shape[1] * rows <= MOST_ROWS
-        and heads % key.shape[1] == 0 == head % TILE
-        and not torch.is_grad_enabled()
-        and (mask is None or _plain(mask, batch, rows, length))
-    )
+def prepared(
+    shape: Sequence[int], key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> Attention | None:
+    """Return what the compiled code needs but for queries and answer, or None if it cannot do it or gains nothing.
 
-
-def _plain(mask: Tensor, batch: int, rows: int, length: int) -> bool:
-    fits = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
-    return fits and mask.dtype is torch.bool and (length == 1 or mask.stride(3) == 1)
+    Args:
+        shape: [B, H, n, D] of the queries.
+        key, value: [B, H / groups, L, D].
+        mask: Bool[B or 1, 1, n, L], True where a query sees a key; None for all.
+        scale: of the products; None for D ** -0.5.
+    """
+    batch, heads, rows, head = shape
+    kv_heads, length = key.shape[1:3]
+    if heads // kv_heads * rows > MOST_ROWS or heads % kv_heads or head % TILE or torch.is_grad_enabled():
+        return None
+    for held in (key, value):
+        if held.dtype is not torch.float32 or held.shape[3] != head or held.stride()[2:] != (head, 1):
+            return None
+    steps = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
+    seen, seen_steps = None, (0, 0)
+    if mask is not None:
+        whole = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
+        if not whole or mask.dtype is not torch.bool or (length > 1 and mask.stride(3) != 1):
+            return None
+        seen, seen_steps = mask.data_ptr(), (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2))
+    sizes = (batch, heads, kv_heads, rows, length, head, *steps, *seen_steps)
+    factor = head**-0.5 if scale is None else scale
+    return Attention(None, key.data_ptr(), value.data_ptr(), seen, None, *sizes, factor)

@@ -1,8 +1,9 @@
-"""Fused layers: decoder layers of the Llama family with all but their attention in two calls of compiled code.
+"""Fused layers: decoder layers of the Llama family in one call of compiled code, or in two around their attention.
 
 Between two operations of PyTorch a pass over few rows reads megabytes of weights, which throw everything else out of
-the caches, the operations' own code as well. So it is their number that costs, forty and more a layer; `layer.cpp`
-leaves the cache's update, the attention and two calls.
+the caches, the operations' own code as well. So it is their number that costs, forty and more a layer. Where heads
+share keys and the cache has room, `layer.cpp` leaves a single one; elsewhere the cache's update and the attention stay
+what they are.
 
 The layers are told by the classes that transformers gives them and their parts. Each part must be as it came: one with
 hooks, with another forward, type of weights or adapter leaves its layer to transformers' own code. Weights are looked
@@ -18,8 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from speculant.targets.cache import InPlaceLayer
+from speculant.targets.grouped import Attention, GroupedAttention, prepared
 from speculant.targets.linears import FastLinear, readable
 
 _NAMES = ("llama", "mistral", "qwen2", "qwen3")
@@ -39,9 +43,15 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("before", "after", "q_norm", "k_norm")),
         *((name, _Linear) for name in LINEARS),
-        *((name, ctypes.c_int64) for name in ("hidden", "heads", "kv_heads", "head", "inner")),
+        *((name, ctypes.c_int64) for name in ("hidden", "inner")),
         *((name, ctypes.c_float) for name in ("before_eps", "after_eps", "q_norm_eps", "k_norm_eps")),
     )
+
+
+class _Positions(ctypes.Structure):
+    """The `Positions` of layer.cpp."""
+
+    _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("shared", ctypes.c_int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,8 @@ class FusedLayer:
         linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
         hidden, head = linears["q_proj"].in_features, attention.head_dim
         wide, narrow, inner = (linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
-        self._layer = _Layer(hidden=hidden, heads=wide // head, kv_heads=narrow // head, head=head, inner=inner)
+        self._layer = _Layer(hidden=hidden, inner=inner)
+        self._heads, self._kv_heads, self._head = wide // head, narrow // head, head
         # What transformers makes of the config; another shape is somebody else's doing.
         shapes: list[tuple[int, ...]] = [(wide, hidden), (narrow, hidden), (narrow, hidden), (hidden, wide)]
         shapes += [(inner, hidden), (inner, hidden), (hidden, inner)]
@@ -130,10 +141,10 @@ class FusedLayer:
         **options: Any,
     ) -> Tensor:
         """Return [B, n, hidden] of [B, n, hidden]."""
-        attention, layer = self._attention, self._layer
+        attention, layer = self._attention, ctypes.byref(self._layer)
         attend = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
         options |= {"position_ids": position_ids, "use_cache": use_cache}
-        if attend is None or not self._fits(hidden_states, position_embeddings):
+        if attend is None or position_embeddings is None or not self._fits(hidden_states, position_embeddings):
             answer: Tensor = type(self.module).forward(
                 self.module,
                 hidden_states,
@@ -143,35 +154,57 @@ class FusedLayer:
                 **options,
             )
             return answer
-        assert position_embeddings is not None
         batch, rows, _ = hidden_states.shape
         x, (cos, sin), threads = hidden_states, position_embeddings, torch.get_num_threads()
-        query = x.new_empty((batch, layer.heads, rows, layer.head))
-        key, value = (x.new_empty((batch, layer.kv_heads, rows, layer.head)) for _ in range(2))
-        turned = (cos.data_ptr(), sin.data_ptr())
-        made = (query.data_ptr(), key.data_ptr(), value.data_ptr())
-        shared = cos.shape[0] == 1
-        self._native.enter(ctypes.byref(layer), x.data_ptr(), *turned, *made, batch, rows, shared, threads)
+        y = torch.empty_like(x)
+        positions = ctypes.byref(_Positions(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1))
+        shape = (batch, self._heads, rows, self._head)
+        if isinstance(attend, GroupedAttention):
+            call = self._whole(shape, past_key_values, attention_mask, options)
+            if call is not None:
+                self._native.layer(layer, x.data_ptr(), positions, ctypes.byref(call), y.data_ptr(), threads)
+                return y
+        query = x.new_empty(shape)
+        key, value = (x.new_empty((batch, self._kv_heads, rows, self._head)) for _ in range(2))
+        heads = (self._heads, self._kv_heads, rows, rows, self._head)
+        pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), None, None)
+        call = Attention(*pointers, batch, *heads, *key.stride()[:2], *value.stride()[:2])
+        self._native.enter(layer, x.data_ptr(), positions, ctypes.byref(call), threads)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, attention.layer_idx)
-        attended, _ = attend(
-            attention, query, key, value, attention_mask, dropout=0.0, scaling=attention.scaling, **options
-        )
-        attended, y = attended.contiguous(), torch.empty_like(x)
-        self._native.leave(ctypes.byref(layer), x.data_ptr(), attended.data_ptr(), y.data_ptr(), batch * rows, threads)
+        scaling = attention.scaling
+        attended, _ = attend(attention, query, key, value, attention_mask, dropout=0.0, scaling=scaling, **options)
+        attended, width = attended.contiguous(), self._heads * self._head
+        self._native.leave(layer, x.data_ptr(), attended.data_ptr(), y.data_ptr(), batch * rows, width, threads)
         return y
 
-    def _fits(self, x: Tensor, turned: tuple[Tensor, Tensor] | None) -> bool:
-        if turned is None or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or self.module.training:
+    def _whole(self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]) -> Any:
+        """Return the attention of a layer that is one call, its rows added to the cache; None where it is not."""
+        index = self._attention.layer_idx
+        held = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
+        if not isinstance(held, InPlaceLayer) or not held.is_initialized or held.keys.shape[0] != shape[0]:
+            return None
+        if not GroupedAttention.grouped(self._attention, shape, held.keys, mask, options):
+            return None
+        before = held.keys.shape[2]
+        rows = held.extend(shape[2])
+        if rows is None:
+            return None
+        call = prepared(shape, *rows, mask, self._attention.scaling)
+        if call is None:
+            held.keep(before, [])
+        return call
+
+    def _fits(self, x: Tensor, turned: tuple[Tensor, Tensor]) -> bool:
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or self.module.training:
             return False
         batch, rows, _ = x.shape
-        layer = self._layer
-        places = (turned[0].shape[0], rows, layer.head)
+        places = (turned[0].shape[0], rows, self._head)
         return (
             batch * rows <= self._native.most_rows()
             and places[0] in (1, batch)
             and all(_usable(each, places) for each in turned)
-            and _usable(x, (batch, rows, layer.hidden))
+            and _usable(x, (batch, rows, self._layer.hidden))
         )
 
 

@@ -23,12 +23,18 @@ from speculant.folders import cache_folder
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear.cpp", "layer.cpp", "attention.cpp"))
-HEADERS = (Path(__file__).with_name("vectors.h"),)
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "attention.h"))
 
 
 # Of what the functions take: pointers, sizes and numbers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int}
-SIGNATURES = {"linear": "pppsssii", "enter": "pppppppssii", "leave": "ppppsi", "attention": "pi"}
+SIGNATURES = {
+    "linear": "pppsssii",
+    "attention": "pi",
+    "enter": "ppppi",
+    "leave": "ppppssi",
+    "layer": "pppppi",
+}
 
 
 class BuildError(Exception):
