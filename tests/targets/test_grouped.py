@@ -109,7 +109,7 @@ def test_a_row_that_sees_nothing_is_zero(attend: GroupedAttention) -> None:
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("case", ["many rows", "bfloat16", "odd head", "keys apart"])
+@pytest.mark.parametrize("case", ["many rows", "bfloat16", "odd head", "keys apart", "shared keys"])
 def test_what_the_code_cannot_do_is_done_by_torch(attend: GroupedAttention, case: str) -> None:
     """Guards, to the last bit, calls that must not reach the compiled code."""
     inputs = given(4, 2, MOST_ROWS if case == "many rows" else 5, head=9 if case == "odd head" else 8)
@@ -117,6 +117,8 @@ def test_what_the_code_cannot_do_is_done_by_torch(attend: GroupedAttention, case
         inputs |= {name: inputs[name].bfloat16() for name in ("query", "key", "value")}
     if case == "keys apart":
         inputs |= {name: inputs[name].mT.contiguous().mT for name in ("key", "value")}
+    if case == "shared keys":
+        inputs["query"] = inputs["query"].expand(2, -1, -1, -1)
     tensors = [inputs[name] for name in ("query", "key", "value", "attention_mask")]
     expected = F.scaled_dot_product_attention(*tensors, scale=0.3, enable_gqa=True).transpose(1, 2)
     assert torch.equal(output(attend(**inputs)), expected)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import tiny_model
 from speculant.targets.cache import usable_cache
 from speculant.targets.fast import Fast, prepare_model
-from speculant.targets.layers import FusedLayer
 from speculant.targets.native import BuildError, load_native
 
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
@@ -99,74 +101,139 @@ def test_large_numbers_stay_what_they_are() -> None:
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
 
-def fused(model: Any, prepared: Fast | None = None) -> int:
+def fused(prepared: Fast) -> int:
     """Return how many layers a pass fuses."""
-    with (prepared or prepare_model(model, True)).active(4):
-        return sum(isinstance(module.__dict__.get("forward"), FusedLayer) for module in model.modules())
+    return sum(layer.ready() is not None for layer in prepared.layers)
+
+
+def agreed(model: Any, prepared: Fast) -> None:
+    """Check that a prepared model says what it says itself."""
+    torch.testing.assert_close(said(model, prepared=prepared), said(model, fast=False), atol=2e-5, rtol=2e-5)
 
 
 def test_hooks_see_what_they_always_saw() -> None:
-    """Guards tools that listen to parts of a model: their layers are not fused."""
+    """Guards tools that listen to parts of a model, or to all modules there are: their layers are not fused."""
     model, seen = model_of("llama"), []
     prepared = prepare_model(model, True)
-    handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
-    assert fused(model) == 2
-    with torch.inference_mode(), prepared.active(4):
-        model(IDS[:1])
-    assert seen == [1]
+
+    def listen(module: nn.Module, *_: Any) -> None:
+        seen.append(type(module).__name__)
+
+    handle = model.model.layers[1].mlp.register_forward_hook(listen)
+    assert fused(prepared) == 2
+    said(model, prepared=prepared)
+    assert seen == 2 * ["LlamaMLP"]
     handle.remove()
-    assert fused(model) == 3
+    assert fused(prepared) == 3
+    seen.clear()
+    handle = nn.modules.module.register_module_forward_hook(listen)
+    said(model, prepared=prepared)
+    handle.remove()
+    assert seen.count("LlamaMLP") == 6
 
 
-CHANGES = ["forward", "linear", "norm", "shape", "dtype", "activation", "class"]
+def test_hidden_states_asked_for_once_change_nothing() -> None:
+    """Guards the hooks that transformers leaves behind: models stay as fast as they were."""
+    model = model_of("llama")
+    prepared = prepare_model(model, True)
+    assert len(model(IDS, output_hidden_states=True).hidden_states) == 4
+    assert fused(prepared) == 3
+    with torch.inference_mode(), prepared.active(8):
+        assert len(model(IDS[:1], output_hidden_states=True).hidden_states) == 4
+
+
+CHANGES = ["forward", "linear", "norm", "shape", "activation", "class", "layer", "sparse", "attribute"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_changed_part_leaves_its_layer_alone(case: str, when: str) -> None:
     """Guards offloading, adapters and surgery, before the model is prepared and after it."""
-    model = model_of("llama")
-    prepared = prepare_model(model, True) if when == "after" else None
+    model = model_of("llama", num_key_value_heads=4)
+    prepared = prepare_model(model, True)
     change(model.model.layers[0], case)
-    assert fused(model, prepared) == 2
+    if when == "before":
+        prepared = prepare_model(model, True)
+    assert fused(prepared) == 2
+    if case != "sparse":  # which layers themselves cannot multiply with
+        agreed(model, prepared)
 
 
 def change(layer: Any, case: str) -> None:
+    weight = layer.self_attn.k_proj.weight
     if case == "forward":
         layer.self_attn.forward = lambda *a, **k: type(layer.self_attn).forward(layer.self_attn, *a, **k)
     elif case == "linear":
         layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)
     elif case == "norm":
         layer.input_layernorm = nn.RMSNorm(32)
-    elif case == "shape":
-        layer.self_attn.k_proj.weight = nn.Parameter(layer.self_attn.k_proj.weight.mT.contiguous().mT)
-    elif case == "dtype":
-        layer.mlp.bfloat16()
+    elif case == "shape":  # at the same address
+        weight.data = weight.data.T
     elif case == "activation":
         layer.mlp.act_fn = nn.GELU()
     elif case == "class":
         layer.self_attn.__class__ = type("Steered", (type(layer.self_attn),), {})
+    elif case == "layer":
+        twice = {"forward": lambda self, x, **options: 2 * type(self).__base__.forward(self, x, **options)}
+        layer.__class__ = type("Doubled", (type(layer),), twice)
+    elif case == "sparse":
+        layer.self_attn.k_proj.weight = nn.Parameter(weight.data.to_sparse())
+    elif case == "attribute":
+        del layer.self_attn.k_proj.weight
+        layer.self_attn.k_proj.weight = weight.data
 
 
-def test_patched_classes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards libraries that put their own forward into transformers' classes; other attention; releases to come."""
-    assert fused(model_of("llama", attention="eager")) == 0
-    model = model_of("llama")
-    model.model.layers[0].self_attn.sink = nn.Identity()
-    assert fused(model) == 2
-    monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", lambda _, x: x)
-    assert fused(model) == 0
+@pytest.mark.parametrize("name", ["mlp", "rotary", "part", "eager"])
+def test_patched_code_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards libraries that put their own code into transformers', other attention, and releases to come."""
+    model = model_of("llama", **({"attention": "eager"} if name == "eager" else {}))
+    earlier, layer = prepare_model(model, True), model.model.layers[0]
+    if name == "mlp":
+        monkeypatch.setattr(type(layer.mlp), "forward", lambda _, x: x)
+    elif name == "rotary":
+        monkeypatch.setattr(sys.modules[type(layer).__module__], "apply_rotary_pos_emb", lambda q, k, *_: (k, q))
+    elif name == "part":
+        for each in model.model.layers:
+            each.self_attn.sink = nn.Identity()
+    assert fused(prepare_model(model, True)) == 0
+    assert name == "part" or fused(earlier) == 0
 
 
-def test_weights_are_looked_up_in_every_pass() -> None:
-    """Guards training between requests: new weights and biases count at once."""
+def test_what_is_looked_up_counts_at_once() -> None:
+    """Guards training and offloading: weights, biases and norms that change between passes, or as one begins."""
     model = model_of("qwen2")
     prepared = prepare_model(model, True)
+    layers = model.model.layers
     with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight = nn.Parameter(model.model.layers[0].mlp.up_proj.weight.flip(0))
-        model.model.layers[1].self_attn.q_proj.bias.data = torch.ones(32)
-        model.model.layers[2].input_layernorm.weight.mul_(0.5)
-    torch.testing.assert_close(said(model, prepared=prepared), said(model, fast=False), atol=2e-5, rtol=2e-5)
+        layers[0].mlp.up_proj.weight = nn.Parameter(layers[0].mlp.up_proj.weight.flip(0))
+        layers[1].self_attn.q_proj.bias.data = torch.ones(32)
+        layers[2].input_layernorm.weight.mul_(0.5)
+        layers[2].post_attention_layernorm.variance_epsilon = 0.3
+    agreed(model, prepared)
+    new = torch.randn(48, 32)
+    hook = model.model.register_forward_pre_hook(lambda *_: setattr(layers[0].mlp.up_proj.weight, "data", new.clone()))
+    agreed(model, prepared)
+    hook.remove()
+    assert fused(prepared) == 3
+
+
+def test_an_attention_of_the_users_gets_what_it_always_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards functions that look at the window, and what they give: never read as what it is not."""
+    model, seen = model_of("mistral"), []
+
+    def own(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        seen.append({name: options[name] for name in ("dropout", "scaling", "sliding_window")})
+        answer, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return answer.to(wanted), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", own)
+    wanted = torch.float32
+    prepared = prepare_model(model, True)
+    agreed(model, prepared)
+    assert len({str(each) for each in seen}) == 1
+    wanted = torch.float64
+    with pytest.raises(RuntimeError, match=r"gave torch\.float64"), torch.inference_mode(), prepared.active(8):
+        model(IDS[:1])
 
 
 def test_training_and_gradients_are_left_alone() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
+from models import tiny_model
+from speculant.targets.fast import prepare_model
 from speculant.targets.native import BuildError, load_native
 
 
@@ -70,3 +75,17 @@ def test_a_broken_file_is_compiled_anew(
     assert "compiling" in capsys.readouterr().err
     load_native()
     assert not capsys.readouterr().err
+
+
+def test_its_functions_call_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
+    """Guards against libraries of the process that export functions of the same names."""
+    source, library = tmp_path / "other.c", tmp_path / "other.so"
+    source.write_text("void linear(void) {}\nvoid attention(void) {}\n", encoding="utf-8")
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    model, ids = tiny_model("llama"), torch.tensor([[5, 9, 14, 3]])
+    with torch.inference_mode():
+        expected = model(ids).logits
+        with prepare_model(model, True).active(4):
+            torch.testing.assert_close(model(ids).logits, expected)
+    assert list(folder.iterdir())

@@ -101,16 +101,18 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
 }
 
 extern "C" void attention(const Attention *a, int threads) {
-  const int64_t rows = a->heads / a->kv_heads * a->n, parts = (rows + MOST * WIDTH - 1) / (MOST * WIDTH);
+  const int64_t rows = a->heads / a->kv_heads * a->n, vectors = (rows + WIDTH - 1) / WIDTH;
+  const int64_t wanted = (threads + a->batch * a->kv_heads - 1) / (a->batch * a->kv_heads);
+  const int64_t parts = std::max((vectors + MOST - 1) / MOST, std::min(vectors, wanted));
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> scratch((2 * a->head + KEYS) * MOST * WIDTH);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < a->batch * a->kv_heads * parts; task++) {
       const int64_t part = task % parts, head = task / parts % a->kv_heads, batch = task / parts / a->kv_heads;
-      const int64_t from = rows * part / parts, to = rows * (part + 1) / parts, vectors = (to - from + WIDTH - 1) / WIDTH;
-      if (vectors == 1) attend<1>(*a, batch, head, from, to, scratch.data());
-      else if (vectors == 2) attend<2>(*a, batch, head, from, to, scratch.data());
+      const int64_t from = rows * part / parts, to = rows * (part + 1) / parts, wide = (to - from + WIDTH - 1) / WIDTH;
+      if (wide == 1) attend<1>(*a, batch, head, from, to, scratch.data());
+      else if (wide == 2) attend<2>(*a, batch, head, from, to, scratch.data());
       else attend<3>(*a, batch, head, from, to, scratch.data());
     }
   }

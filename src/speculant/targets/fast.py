@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 from speculant.targets.captured import CapturedPasses, CaptureError
 from speculant.targets.grouped import GroupedAttention
@@ -56,7 +57,9 @@ class Fast:
         Another thread's pass over the same model may end first; then the rest of this one runs torch's products.
         """
         linears = self.forwards if rows >= LEAST_ROWS else ()
-        forwards = [*linears, *((layer.module, layer) for layer in self.layers if layer.ready())]
+        listened = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
+        layers = [(layer.module, layer) for layer in self.layers] if not listened else []
+        forwards = [*linears, *layers]
         try:
             for module, forward in forwards:
                 module.__dict__.setdefault("forward", forward)

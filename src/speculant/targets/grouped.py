@@ -115,6 +115,8 @@ def prepared(
     kv_heads, length = key.shape[1:3]
     if heads // kv_heads * rows > MOST_ROWS or heads % kv_heads or head % TILE or torch.is_grad_enabled():
         return None
+    if key.shape[0] != batch or value.shape != key.shape:
+        return None
     for held in (key, value):
         if held.dtype is not torch.float32 or held.shape[3] != head or held.stride()[2:] != (head, 1):
             return None

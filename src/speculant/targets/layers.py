@@ -6,14 +6,15 @@ share keys and the cache has room, `layer.cpp` leaves a single one; elsewhere th
 what they are.
 
 The layers are told by the classes that transformers gives them and their parts. Each part must be as it came: one with
-hooks, with another forward, type of weights or adapter leaves its layer to transformers' own code. Weights are looked
-up before every pass, so changed ones count at once.
+hooks, with another forward, type of weights or adapter leaves its layer to transformers' own code. All of this is
+looked up in every call, so changes count at once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,17 +63,20 @@ class _Part:
     name: str
     module: nn.Module
     kind: type
+    forward: Any
 
     def untouched(self) -> bool:
         """Say whether nobody has replaced it, listens to it or has given it another forward."""
-        module = self.module
-        return self.parent._modules.get(self.name) is module and type(module) is self.kind and _own(module, FastLinear)
-
-
-def _own(module: nn.Module, ours: type) -> bool:
-    """Say whether a module does what its class says and nobody listens: no hook, no forward but perhaps ours."""
-    forward = module.__dict__.get("forward")
-    return not (module._forward_hooks or module._forward_pre_hooks) and (forward is None or type(forward) is ours)
+        module, kind = self.module, self.kind
+        own = module.__dict__.get("forward")
+        return (
+            self.parent._modules.get(self.name) is module
+            and type(module) is kind
+            and getattr(kind, "forward", None) is self.forward
+            and (own is None or type(own) is FastLinear)
+            and not module._forward_pre_hooks
+            and (not module._forward_hooks or all(map(_idle, module._forward_hooks.values())))
+        )
 
 
 class FusedLayer:
@@ -82,6 +86,7 @@ class FusedLayer:
         """Take a layer of the family."""
         attention, mlp = module.self_attn, module.mlp
         self.module, self._native, self._attention = module, native, attention
+        self._kind, self._forward = type(module), type(module).forward
         linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
         hidden, head = linears["q_proj"].in_features, attention.head_dim
         wide, narrow, inner = (linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
@@ -94,41 +99,55 @@ class FusedLayer:
         norms = {"before": module.input_layernorm, "after": module.post_attention_layernorm}
         norms |= {name: attention._modules[name] for name in ("q_norm", "k_norm") if name in attention._modules}
         self._norms = [(name, norm, (head if name.endswith("norm") else hidden,)) for name, norm in norms.items()]
-        for name, norm, _ in self._norms:
-            setattr(self._layer, f"{name}_eps", norm.variance_epsilon)
-        owners = (module, attention, mlp)
-        self._parts = [_Part(o, name, part, type(part)) for o in owners for name, part in o._modules.items() if part]
-        self._pointers: list[int] = []
+        self._parts = [
+            _Part(owner, name, part, type(part), type(part).forward)
+            for owner in (module, attention, mlp)
+            for name, part in owner._modules.items()
+            if part is not None
+        ]
+        self._home = sys.modules[self._kind.__module__]
+        self._turning = _turning(self._home)
+        self._taken: list[float] = []
 
     @property
     def weights(self) -> int:
         """How many weights the largest matrix has."""
         return max(math.prod(shape) for _, _, shape in self._linears)
 
-    def ready(self) -> bool:
-        """Look the weights up; say whether the layer and its parts are still what the code does."""
-        if not (_own(self.module, FusedLayer) and all(part.untouched() for part in self._parts)):
-            return False
-        pointers = [norm._parameters["weight"].data_ptr() for _, norm, _ in self._norms]
-        for _, linear, _ in self._linears:
-            held = linear._parameters
-            pointers += (held["weight"].data_ptr(), 0 if held["bias"] is None else held["bias"].data_ptr())
-        return pointers == self._pointers or self._take(pointers)
+    def ready(self) -> list[Tensor] | None:
+        """Look the weights up and return them; None if the layer or a part of it is no longer what the code does."""
+        kind = type(self.module)
+        if kind is not self._kind or kind.forward is not self._forward or _turning(self._home) != self._turning:
+            return None
+        if not all(part.untouched() for part in self._parts):
+            return None
+        weights: list[Tensor] = []
+        taken: list[float] = []
+        for _, norm, shape in self._norms:
+            weight = norm._parameters.get("weight")
+            if weight is None or not _usable(weight, shape):
+                return None
+            weights.append(weight)
+            taken += (weight.data_ptr(), norm.variance_epsilon)
+        for _, linear, outs_and_k in self._linears:
+            weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
+            usable = weight is not None and _usable(weight, outs_and_k)
+            if not usable or not (bias is None or _usable(bias, outs_and_k[:1])):
+                return None
+            weights += (weight,) if bias is None else (weight, bias)
+            taken += (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+        if taken != self._taken:
+            self._take(taken)
+        return weights
 
-    def _take(self, pointers: list[int]) -> bool:
-        """Take weights that were not there before, if they can be read as they lie."""
-        expected: list[tuple[Tensor, tuple[int, ...]]] = [(norm.weight, shape) for _, norm, shape in self._norms]
-        for _, linear, shape in self._linears:
-            expected += [(linear.weight, shape)] + ([] if linear.bias is None else [(linear.bias, shape[:1])])
-        if not all(_usable(weight, shape) for weight, shape in expected):
-            return False
-        left = iter(pointers)
+    def _take(self, taken: list[float]) -> None:
+        left = iter(taken)
         for name, _, _ in self._norms:
             setattr(self._layer, name, next(left))
+            setattr(self._layer, f"{name}_eps", next(left))
         for name, _, _ in self._linears:
             setattr(self._layer, name, _Linear(next(left), next(left) or None))
-        self._pointers = pointers
-        return True
+        self._taken = taken
 
     def __call__(
         self,
@@ -144,7 +163,9 @@ class FusedLayer:
         attention, layer = self._attention, ctypes.byref(self._layer)
         attend = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
         options |= {"position_ids": position_ids, "use_cache": use_cache}
-        if attend is None or position_embeddings is None or not self._fits(hidden_states, position_embeddings):
+        weights = self.ready()  # held until the end, whatever others do to the model meanwhile
+        fits = weights and attend and position_embeddings and self._fits(hidden_states, position_embeddings)
+        if not fits or position_embeddings is None:
             answer: Tensor = type(self.module).forward(
                 self.module,
                 hidden_states,
@@ -172,9 +193,17 @@ class FusedLayer:
         self._native.enter(layer, x.data_ptr(), positions, ctypes.byref(call), threads)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, attention.layer_idx)
-        scaling = attention.scaling
-        attended, _ = attend(attention, query, key, value, attention_mask, dropout=0.0, scaling=scaling, **options)
-        attended, width = attended.contiguous(), self._heads * self._head
+        options |= _window(self._kind, attention)
+        attended, _ = attend(
+            attention, query, key, value, attention_mask, dropout=0.0, scaling=attention.scaling, **options
+        )
+        width = self._heads * self._head
+        attended = attended.reshape(batch, rows, -1).contiguous()
+        if not _usable(attended, (batch, rows, width)):
+            raise RuntimeError(
+                f"the attention function {attention.config._attn_implementation!r} gave {attended.dtype} of the shape "
+                f"{tuple(attended.shape)} where {self._kind.__name__} needs torch.float32 of {(batch, rows, width)}."
+            )
         self._native.leave(layer, x.data_ptr(), attended.data_ptr(), y.data_ptr(), batch * rows, width, threads)
         return y
 
@@ -196,7 +225,9 @@ class FusedLayer:
         return call
 
     def _fits(self, x: Tensor, turned: tuple[Tensor, Tensor]) -> bool:
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or self.module.training:
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        if self.module.training or self._attention.training:
             return False
         batch, rows, _ = x.shape
         places = (turned[0].shape[0], rows, self._head)
@@ -211,7 +242,7 @@ class FusedLayer:
 def fused_layers(model: Any, native: ctypes.CDLL, least: int) -> tuple[FusedLayer, ...]:
     """Return the layers that the code can do, if their largest matrix has at least `least` weights."""
     layers = (FusedLayer(module, native) for module in model.modules() if _known(module))
-    return tuple(layer for layer in layers if layer.weights >= least and layer.ready())
+    return tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
 
 
 def _known(layer: Any) -> bool:
@@ -232,11 +263,30 @@ def _known(layer: Any) -> bool:
         all(type(parts[name]) is nn.Linear for name in LINEARS)
         and {type(part).__name__ for part in theirs.values()} == kinds
         and {type(part).__module__ for part in theirs.values()} == {home}
-        # Forwards that somebody has put into the classes are of other modules.
+        # What somebody has put into the classes or the file is of other modules.
         and {type(part).forward.__module__ for part in (layer, *theirs.values())} == {home}
+        and {function.__module__ for function in _turning(sys.modules[home])} == {home}
         and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
         and attention.config._attn_implementation == "sdpa"
     )
+
+
+def _turning(home: Any) -> tuple[Any, ...]:
+    """Return the functions that turn heads to their positions; patches of long contexts put others there."""
+    return home.apply_rotary_pos_emb, home.rotate_half
+
+
+def _window(kind: type, attention: Any) -> dict[str, Any]:
+    """Return what the families but Llama tell the attention function beside the mask."""
+    if kind.__name__.startswith("Llama"):
+        return {}
+    held = attention if hasattr(attention, "sliding_window") else attention.config
+    return {"sliding_window": getattr(held, "sliding_window", None)}
+
+
+def _idle(hook: Any) -> bool:
+    """Say whether a hook is one that transformers leaves behind wherever hidden states were once asked for."""
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
 
 
 def _usable(weight: Tensor, shape: tuple[int, ...]) -> bool:

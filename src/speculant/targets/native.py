@@ -23,6 +23,7 @@ from speculant.folders import cache_folder
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear.cpp", "layer.cpp", "attention.cpp"))
+LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not others of the same names
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "attention.h"))
 
 
@@ -52,7 +53,7 @@ def load_native() -> ctypes.CDLL:
     try:
         compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
         texts = [source.read_text(encoding="utf-8") for source in (*SOURCES, *HEADERS)]
-        identity = "\n".join([*texts, *compiler, _version(compiler), *FLAGS, processor()])
+        identity = "\n".join([*texts, *compiler, _version(compiler), *FLAGS, *LINKING, processor()])
         library = cache_folder() / f"layers-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
         loaded = _load(library) if library.exists() else None
         if loaded is None:
@@ -100,7 +101,7 @@ def _compile(compiler: list[str], library: Path) -> None:
         parts, whole = [str(Path(folder, f"{source.stem}.o")) for source in SOURCES], str(Path(folder, "layers.so"))
         for source, part in zip(SOURCES, parts, strict=True):
             _run([*compiler, *FLAGS, "-c", str(source), "-o", part])
-        _run([*compiler, "-shared", *parts, "-o", whole])
+        _run([*compiler, *LINKING, *parts, "-o", whole])
         os.replace(whole, library)  # another process may be building the same file
 
 

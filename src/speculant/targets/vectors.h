@@ -22,7 +22,7 @@ typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
 static inline Vector exponential(Vector x) {
   const Vector low = Vector{} - 87, high = Vector{} + 88;
   x = x < low ? low : x > high ? high : x;
-  const Vector n = (x * 1.44269504f + 12582912.f) - 12582912.f;
+  const Vector shifted = x * 1.44269504f + 12582912.f, n = shifted - 12582912.f;  // n: the last bits of the sum
   const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -30,5 +30,5 @@ static inline Vector exponential(Vector x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1;
-  return p * (Vector)((__builtin_convertvector(n, Integers) + 127) << 23);
+  return p * (Vector)(((Integers)shifted - 0x4B400000 + 127) << 23);
 }
