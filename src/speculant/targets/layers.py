@@ -85,7 +85,8 @@ class FusedLayer:
     def __init__(self, module: Any, native: ctypes.CDLL) -> None:
         """Take a layer of the family."""
         attention, mlp = module.self_attn, module.mlp
-        self.module, self._native, self._attention = module, native, attention
+        self.module, self._attention = module, attention
+        self._native, self._most = native, native.most_rows()
         self._kind, self._forward = type(module), type(module).forward
         linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
         hidden, head = linears["q_proj"].in_features, attention.head_dim
@@ -159,7 +160,11 @@ class FusedLayer:
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **options: Any,
     ) -> Tensor:
-        """Return [B, n, hidden] of [B, n, hidden]."""
+        """Return [B, n, hidden] of [B, n, hidden].
+
+        Raises:
+            RuntimeError: an attention function gave something else than the model can go on with.
+        """
         attention, layer = self._attention, ctypes.byref(self._layer)
         attend = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
         options |= {"position_ids": position_ids, "use_cache": use_cache}
@@ -232,7 +237,7 @@ class FusedLayer:
         batch, rows, _ = x.shape
         places = (turned[0].shape[0], rows, self._head)
         return (
-            batch * rows <= self._native.most_rows()
+            batch * rows <= self._most
             and places[0] in (1, batch)
             and all(_usable(each, places) for each in turned)
             and _usable(x, (batch, rows, self._layer.hidden))
