@@ -95,8 +95,8 @@ class Speculator:
                 turn out to cost and nodes to be worth.
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take.
-            fast: whether passes over a draft run the library's own code for linear layers, on CPUs; None: where that
-                pays. Where it cannot be, `stats.notes` says why.
+            fast: whether passes run the library's own code, on CPUs, or recorded graphs, on CUDA; None: on CPUs, where
+                that pays. Where it cannot be, `stats.notes` says why.
             options: further options of the method's drafter, such as `settings=`.
 
         Raises:

@@ -103,7 +103,7 @@ class Own:
 
     @property
     def fast(self) -> bool:
-        """Whether linear layers run the library's own code."""
+        """Whether passes run the library's own code."""
         return bool(self._speculator.fast.forwards)
 
     @property

@@ -78,7 +78,7 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
     if not settings["tasks"]:
         how = f"{where}."
     if settings["fast"]:
-        how += " Passes of Speculant's methods, none included, run its own code for linear layers; those of hf: do not."
+        how += " Passes of Speculant's methods, none included, run its own code for layers; those of hf: do not."
     found = [how]
     if settings["forced"]:
         found.append(

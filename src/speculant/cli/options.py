@@ -61,7 +61,7 @@ def add_loading_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--fast",
         action=argparse.BooleanOptionalAction,
-        help="run linear layers with code of our own, on CPUs; default: where it pays",
+        help="run passes with code of our own, on CPUs, as graphs on CUDA; default: on CPUs, where it pays",
     )
 
 
