@@ -40,7 +40,7 @@ def fast_speculator(model: Any, **options: Any) -> Speculator:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("outs", "k"), [(1, 1), (3, 7), (8, 16), (61, 32), (101, 48), (130, 700), (64, 1931)])
 def test_products_are_right_and_independent_of_the_rows(outs: int, k: int, dtype: torch.dtype) -> None:
-    """Guards every edge of the tiles; and that from three rows on a row's result is the same beside any others."""
+    """Guards every edge of the tiles; and that from two rows on a row's result is the same beside any others."""
     torch.manual_seed(outs)
     layer = nn.Linear(k, outs, dtype=dtype)
     x = torch.randn(1, 64, k, dtype=dtype)
@@ -51,7 +51,7 @@ def test_products_are_right_and_independent_of_the_rows(outs: int, k: int, dtype
         whole = layer(x)
         assert whole.dtype == dtype
         torch.testing.assert_close(whole.double(), exact, atol=tolerance, rtol=tolerance)
-        torch.testing.assert_close(layer(x[:, :2]), whole[:, :2], atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(layer(x[:, :1]), whole[:, :1], atol=tolerance, rtol=tolerance)
         for rows in (LEAST_ROWS, 5, 6, 7, 12, 13, 17, 25, 33):
             assert torch.equal(layer(x[:, :rows]), whole[:, :rows])
 
@@ -111,9 +111,9 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_plain_decoding_makes_no_detour() -> None:
-    """Guards the speed of passes over a row or two, for which the products of single layers gain nothing."""
+    """Guards the speed of passes over one row, for which the products of single layers gain nothing."""
     model = tiny_model("gemma3")
-    with prepare_model(model, True).active(2):
+    with prepare_model(model, True).active(1):
         assert not any("forward" in module.__dict__ for module in model.modules())
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
 
