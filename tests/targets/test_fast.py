@@ -17,18 +17,10 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.targets.fast import prepare_model
 from speculant.targets.linears import LEAST_ROWS
-from speculant.targets.native import BuildError, load_native
+from speculant.targets.native import load_native
 
+pytestmark = pytest.mark.usefixtures("compiled")
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Skip where the code cannot be built."""
-    try:
-        load_native()
-    except BuildError as error:
-        pytest.skip(str(error))
 
 
 def fast_speculator(model: Any, **options: Any) -> Speculator:

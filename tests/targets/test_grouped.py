@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +18,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from models import tiny_model
 from speculant.targets.fast import prepare_model
 from speculant.targets.grouped import MOST_ROWS, GroupedAttention
-from speculant.targets.native import BuildError, load_native
 
 
 @pytest.fixture
-def attend() -> Iterator[GroupedAttention]:
-    """Return the function, where no gradients are wanted; skip where the code cannot be built."""
-    try:
-        function = GroupedAttention(load_native())
-    except BuildError as error:
-        pytest.skip(str(error))
+def attend(compiled: ctypes.CDLL) -> Iterator[GroupedAttention]:
+    """Return the function, where no gradients are wanted."""
     with torch.inference_mode():
-        yield function
+        yield GroupedAttention(compiled)
 
 
 def given(

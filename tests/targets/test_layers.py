@@ -15,18 +15,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from models import tiny_model
 from speculant.targets.cache import usable_cache
 from speculant.targets.fast import Fast, prepare_model
-from speculant.targets.native import BuildError, load_native
 
+pytestmark = pytest.mark.usefixtures("compiled")
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Skip where the code cannot be built."""
-    try:
-        load_native()
-    except BuildError as error:
-        pytest.skip(str(error))
 
 
 def model_of(name: str, **changes: Any) -> Any:
