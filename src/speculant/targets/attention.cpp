@@ -14,12 +14,11 @@
 #include "attention.h"
 #include "vectors.h"
 
-
 constexpr int TILE = WIDTH == 16 ? 8 : 4;
 constexpr int MOST = 3, KEYS = 64;  // vectors of rows at a time; keys in a block
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// sums[t][lanes] (+)= each of `count` pairs: values[i * step + t], a number for all lanes, times lanes[i][lanes].
+// sums[t][lanes] (+)= the sum over i < count of values[i * step + t * across], one for all lanes, * lanes[i][lanes].
 template <int V>
 static inline void tile(const float *values, int64_t step, int64_t across, const float *lanes, int64_t count,
                         float *sums, bool add) {

@@ -26,7 +26,6 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear.cpp", "layer
 LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not others of the same names
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "attention.h"))
 
-
 # Of what the functions take: pointers, sizes and numbers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int}
 SIGNATURES = {
