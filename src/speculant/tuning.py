@@ -42,7 +42,16 @@ def step_cost_file(model: Any, fast: Fast) -> Path:
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else [device.type, processor()]
     attention = getattr(model.config, "_attn_implementation", None)
-    facts = [config, attention, str(model.dtype), name, torch.get_num_threads(), bool(fast.forwards), torch.__version__]
+    facts = [
+        config,
+        attention,
+        str(model.dtype),
+        name,
+        torch.get_num_threads(),
+        bool(fast.forwards),
+        len(fast.layers),
+        torch.__version__,
+    ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 

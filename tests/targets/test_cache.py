@@ -52,6 +52,20 @@ def test_a_full_cache_doubles() -> None:
     assert len(places) <= 4
 
 
+def test_rows_that_the_caller_writes() -> None:
+    """Guards compiled code: it gets the very rows behind those held, and none where there is no room or no buffer."""
+    layer = filled(5).layers[0]
+    keys, values = layer.extend(2)
+    keys[..., 5:, :], values[..., 5:, :] = states(2, 5), -states(2, 5)
+    layer.update(states(1, 7), -states(1, 7))
+    assert layer.keys[0, 1, :, 2].tolist() == (-layer.values)[0, 1, :, 2].tolist() == list(range(8))
+    assert layer.extend(LEAST_ROWS - 7) is None
+    assert layer.keys.shape[-2] == 8
+    layer.keys = layer.keys.clone()
+    assert layer.extend(1) is None
+    assert InPlaceLayer().extend(1) is None
+
+
 @pytest.mark.parametrize(("rows", "expected"), [([], []), ([0, 1], [4, 5]), ([1, 3], [5, 7]), ([2], [6])])
 def test_rows_of_a_path_are_kept(rows: list[int], expected: list[int]) -> None:
     """Guards the move inside the buffer, and that the next rows are written behind it."""

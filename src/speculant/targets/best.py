@@ -1,8 +1,8 @@
 """The best tokens of rows of logits, found by blocks of the vocabulary.
 
-PyTorch's `topk` and `argmax` walk along every logit; of a hundred thousand and more a row, for the rows of a draft,
-that takes as long as several layers. The maxima of blocks are quick to get, and the k best tokens lie in the k blocks
-with the greatest of them.
+PyTorch's `topk` and `argmax` on CPUs walk along every logit; of a hundred thousand and more a row, for the rows of a
+draft, that takes about as long as a layer. The maxima of blocks are quick to get, and the k best tokens lie in the k
+blocks with the greatest of them. Elsewhere, and for small vocabularies, PyTorch's own operations are used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return logits and ids [R, k] of each row's k best tokens, best first, as `torch.topk` of [R, V] does."""
     rows, vocabulary = logits.shape
     blocks = vocabulary // BLOCK
-    if blocks <= max(FEW, 2 * k):
+    if blocks <= max(FEW, 2 * k) or not logits.is_cpu:
         values, ids = logits.topk(k, dim=-1)
         return values, ids
     apart = logits[:, : blocks * BLOCK].reshape(rows, blocks, BLOCK)
@@ -35,10 +35,10 @@ def best_token(logits: Tensor) -> Tensor:
     """Return the first id [R] of each row's greatest logit, as `torch.argmax` of [R, V] does on CPUs."""
     rows, vocabulary = logits.shape
     blocks = vocabulary // BLOCK
-    if blocks <= FEW:
+    if blocks <= FEW or not logits.is_cpu:
         return logits.argmax(-1)
     apart = logits[:, : blocks * BLOCK].reshape(rows, blocks, BLOCK)
     which = apart.amax(-1).argmax(-1)
-    inside = apart[torch.arange(rows, device=logits.device), which]
+    inside = apart[torch.arange(rows), which]
     places = torch.cat((inside, logits[:, blocks * BLOCK :]), dim=1).argmax(-1)
     return torch.where(places < BLOCK, which * BLOCK + places, (blocks - 1) * BLOCK + places)

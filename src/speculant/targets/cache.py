@@ -54,15 +54,15 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
     def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room."""
-        buffers = (self._key_rows, self._value_rows)
-        if not self.is_initialized or any(buffer is None for buffer in buffers):
+        keys, values = self._key_rows, self._value_rows
+        if not self.is_initialized or keys is None or values is None:
             return None
         length = self.keys.shape[-2]
-        for buffer, held in zip(buffers, (self.keys, self.values), strict=True):
-            assert buffer is not None
-            if length + count > buffer.shape[-2] or not _is_view(held, buffer, held, length):
+        end = length + count
+        for buffer, held in ((keys, self.keys), (values, self.values)):
+            if end > buffer.shape[-2] or not _is_view(held, buffer, held, length):
                 return None
-        self.keys, self.values = (buffer[..., : length + count, :] for buffer in buffers if buffer is not None)
+        self.keys, self.values = keys[..., :end, :], values[..., :end, :]
         return self.keys, self.values
 
     def reset(self) -> None:

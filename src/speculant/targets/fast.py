@@ -1,12 +1,12 @@
-"""The fast pass: a model's own forward, with its linear layers done by code that is made for the rows of a draft.
+"""The fast pass: a model's own forward, with what it can be spared done by code that is made for the rows of a draft.
 
 A pass over a few dozen rows should cost little more than one over a single row, since reading the weights is most of
 either; PyTorch's matrix products on CPUs are far from that. `linear.cpp` comes closer, and reads the weights where
 they lie, so nothing is packed, memory stays what it was, and adapters or changed weights need no second preparation.
 
-Only for the length of a pass do the `torch.nn.Linear` modules answer with it, and does attention skip the copies that
-`grouped.py` tells of; the model itself is not changed. Other modules (experts of a mixture, GPT-2's Conv1D, quantised
-ones) run as they are.
+Only for the length of a pass do modules answer with it: decoder layers that `layers.py` knows as wholes, other
+`torch.nn.Linear` modules one by one (`linears.py`), and attention as `grouped.py` tells; the model itself is not
+changed. Other modules (experts of a mixture, GPT-2's Conv1D, quantised ones) run as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.modules import module as module_hooks
 from speculant.targets.captured import CapturedPasses, CaptureError
 from speculant.targets.grouped import GroupedAttention
 from speculant.targets.layers import FusedLayer, fused_layers
-from speculant.targets.linears import LEAST_ROWS, FastLinear, fits
+from speculant.targets.linears import LEAST_ROWS, FastLinear, is_ordinary
 from speculant.targets.native import BuildError, load_native, processor
 
 LEAST_WEIGHTS = 1 << 18  # smaller layers are left alone by default: the call costs what it saves
@@ -82,7 +82,7 @@ def prepare_model(model: Any, fast: bool | None) -> Fast:
             return Fast(notes=(f"not prepared for fast passes: {error}.",))
     reason = _reason(model)
     least = 0 if fast else LEAST_WEIGHTS
-    modules = [] if reason else [module for module in model.modules() if fits(module, least)]
+    modules = [] if reason else [module for module in model.modules() if is_ordinary(module, least)]
     if not reason and not modules:
         reason = "it has no linear layer that its code can do"
     elif not reason and not fast and not _pays(modules[0]):

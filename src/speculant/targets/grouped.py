@@ -25,8 +25,6 @@ TILE = 8  # a head's length must be a multiple of it
 # With any of these the attention is another one, or the call is to be refused.
 OTHERS = ("softcap", "output_attentions", "position_bias", "cache", "s_aux")
 
-_STEPS = tuple(f"{name}_{step}" for name in ("k", "v") for step in ("batch_step", "head_step"))
-
 
 class Attention(ctypes.Structure):
     """The `Attention` of attention.h."""
@@ -34,7 +32,10 @@ class Attention(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "mask", "y")),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "n", "length", "head")),
-        *((name, ctypes.c_int64) for name in (*_STEPS, "mask_batch_step", "mask_step")),
+        *(
+            (f"{name}_step", ctypes.c_int64)
+            for name in ("k_batch", "k_head", "v_batch", "v_head", "mask_batch", "mask")
+        ),
         ("scale", ctypes.c_float),
     )
 

@@ -5,9 +5,9 @@ the caches, the operations' own code as well. So it is their number that costs, 
 share keys and the cache has room, `layer.cpp` leaves a single one; elsewhere the cache's update and the attention stay
 what they are.
 
-The layers are told by the classes that transformers gives them and their parts. Each part must be as it came: one with
-hooks, with another forward, type of weights or adapter leaves its layer to transformers' own code. All of this is
-looked up in every call, so changes count at once.
+Which layers these are says `known_layers.py`. Each part must be as it came: one with hooks, with another forward, type
+of weights or adapter leaves its layer to transformers' own code. All of this is looked up in every call, so changes
+count at once.
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speculant.targets.cache import InPlaceLayer
 from speculant.targets.grouped import Attention, GroupedAttention, prepared
-from speculant.targets.linears import FastLinear, readable
-
-_NAMES = ("llama", "mistral", "qwen2", "qwen3")
-FAMILIES = {f"transformers.models.{name}.modeling_{name}": name.title() for name in _NAMES}
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-PARTS = ("self_attn", "mlp", "act_fn", "input_layernorm", "post_attention_layernorm")
+from speculant.targets.known_layers import LINEARS, Part, is_known, turning_functions, window_option
+from speculant.targets.linears import readable
 
 
 class _Linear(ctypes.Structure):
@@ -53,30 +47,6 @@ class _Positions(ctypes.Structure):
     """The `Positions` of layer.cpp."""
 
     _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("shared", ctypes.c_int))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A module where it was found: the code knows it as long as it is there, unchanged."""
-
-    parent: nn.Module
-    name: str
-    module: nn.Module
-    kind: type
-    forward: Any
-
-    def untouched(self) -> bool:
-        """Say whether nobody has replaced it, listens to it or has given it another forward."""
-        module, kind = self.module, self.kind
-        own = module.__dict__.get("forward")
-        return (
-            self.parent._modules.get(self.name) is module
-            and type(module) is kind
-            and getattr(kind, "forward", None) is self.forward
-            and (own is None or type(own) is FastLinear)
-            and not module._forward_pre_hooks
-            and (not module._forward_hooks or all(map(_idle, module._forward_hooks.values())))
-        )
 
 
 class FusedLayer:
@@ -101,13 +71,13 @@ class FusedLayer:
         norms |= {name: attention._modules[name] for name in ("q_norm", "k_norm") if name in attention._modules}
         self._norms = [(name, norm, (head if name.endswith("norm") else hidden,)) for name, norm in norms.items()]
         self._parts = [
-            _Part(owner, name, part, type(part), type(part).forward)
+            Part(owner, name, part, type(part), type(part).forward)
             for owner in (module, attention, mlp)
             for name, part in owner._modules.items()
             if part is not None
         ]
         self._home = sys.modules[self._kind.__module__]
-        self._turning = _turning(self._home)
+        self._turning = turning_functions(self._home)
         self._taken: list[float] = []
 
     @property
@@ -118,7 +88,11 @@ class FusedLayer:
     def ready(self) -> list[Tensor] | None:
         """Look the weights up and return them; None if the layer or a part of it is no longer what the code does."""
         kind = type(self.module)
-        if kind is not self._kind or kind.forward is not self._forward or _turning(self._home) != self._turning:
+        if (
+            kind is not self._kind
+            or kind.forward is not self._forward
+            or turning_functions(self._home) != self._turning
+        ):
             return None
         if not all(part.untouched() for part in self._parts):
             return None
@@ -198,7 +172,7 @@ class FusedLayer:
         self._native.enter(layer, x.data_ptr(), positions, ctypes.byref(call), threads)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, attention.layer_idx)
-        options |= _window(self._kind, attention)
+        options |= window_option(attention)
         attended, _ = attend(
             attention, query, key, value, attention_mask, dropout=0.0, scaling=attention.scaling, **options
         )
@@ -246,52 +220,8 @@ class FusedLayer:
 
 def fused_layers(model: Any, native: ctypes.CDLL, least: int) -> tuple[FusedLayer, ...]:
     """Return the layers that the code can do, if their largest matrix has at least `least` weights."""
-    layers = (FusedLayer(module, native) for module in model.modules() if _known(module))
+    layers = (FusedLayer(module, native) for module in model.modules() if is_known(module))
     return tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
-
-
-def _known(layer: Any) -> bool:
-    """Say whether a module is a decoder layer of the family with nothing but what the family has."""
-    home = type(layer).__module__
-    if home not in FAMILIES or type(layer).__name__ != f"{FAMILIES[home]}DecoderLayer":
-        return False
-    attention, mlp, kinds = (
-        layer.self_attn,
-        layer.mlp,
-        {FAMILIES[home] + kind for kind in ("Attention", "MLP", "RMSNorm")},
-    )
-    parts = {name: part for owner in (layer, attention, mlp) for name, part in owner._modules.items()}
-    if set(parts) - {"q_norm", "k_norm"} != {*LINEARS, *PARTS} or not all(parts.values()):
-        return False
-    theirs = {name: part for name, part in parts.items() if name not in (*LINEARS, "act_fn")}
-    return (
-        all(type(parts[name]) is nn.Linear for name in LINEARS)
-        and {type(part).__name__ for part in theirs.values()} == kinds
-        and {type(part).__module__ for part in theirs.values()} == {home}
-        # What somebody has put into the classes or the file is of other modules.
-        and {type(part).forward.__module__ for part in (layer, *theirs.values())} == {home}
-        and {function.__module__ for function in _turning(sys.modules[home])} == {home}
-        and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
-        and attention.config._attn_implementation == "sdpa"
-    )
-
-
-def _turning(home: Any) -> tuple[Any, ...]:
-    """Return the functions that turn heads to their positions; patches of long contexts put others there."""
-    return home.apply_rotary_pos_emb, home.rotate_half
-
-
-def _window(kind: type, attention: Any) -> dict[str, Any]:
-    """Return what the families but Llama tell the attention function beside the mask."""
-    if kind.__name__.startswith("Llama"):
-        return {}
-    held = attention if hasattr(attention, "sliding_window") else attention.config
-    return {"sliding_window": getattr(held, "sliding_window", None)}
-
-
-def _idle(hook: Any) -> bool:
-    """Say whether a hook is one that transformers leaves behind wherever hidden states were once asked for."""
-    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
 
 
 def _usable(weight: Tensor, shape: tuple[int, ...]) -> bool:

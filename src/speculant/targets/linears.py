@@ -44,7 +44,7 @@ class FastLinear:
         return y.to(input.dtype)
 
 
-def fits(module: nn.Module, least: int) -> bool:
+def is_ordinary(module: nn.Module, least: int) -> bool:
     """Say whether a module is an ordinary linear layer of `least` weights. One with its own forward is not."""
     if type(module) is not nn.Linear or not isinstance(module.__dict__.get("forward"), FastLinear | None):
         return False
