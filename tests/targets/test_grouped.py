@@ -81,9 +81,32 @@ def test_blocks_of_keys_come_out_even_or_not(attend: GroupedAttention, cached: i
     assert (output(attend(**inputs)) - exact).abs().mean() <= 2 * torchs
 
 
-def test_a_row_does_not_depend_on_those_beside_it(attend: GroupedAttention) -> None:
+@pytest.mark.parametrize("cached", [3, 57, 300])
+def test_bfloat16_is_rounded_once(attend: GroupedAttention, cached: int) -> None:
+    """Guards keys, values and answers in bfloat16: what floats of the same numbers give, rounded as torch rounds."""
+    inputs = given(6, 3, 7, cached=cached, head=24, batch=2)
+    narrow = {name: inputs[name].bfloat16() for name in ("query", "key", "value")}
+    exact = output(attend(**inputs | {name: held.float() for name, held in narrow.items()}))
+    assert torch.equal(output(attend(**inputs | narrow)), exact.bfloat16())
+
+
+def test_numbers_halfway_between_two_are_rounded_to_even(attend: GroupedAttention) -> None:
+    """Guards ties, infinity and what is no number, against torch's own rounding."""
+    inputs = given(4, 2, 1, cached=1, masked=False)
+    key = torch.zeros(1, 2, 2, 8, dtype=torch.bfloat16)
+    low = torch.tensor([1.0, 1.0078125, -1.0, 3.0, float("inf"), float("nan"), 3.3e38, 0.0])
+    step = torch.tensor([0.0078125, 0.0078125, -0.0078125, 0.015625, 0, 0, 0, 1e-40])
+    value = torch.stack((low, low + step)).bfloat16().expand(1, 2, 2, 8).contiguous()
+    found = output(attend(**inputs | {"query": torch.ones(1, 4, 1, 8).bfloat16(), "key": key, "value": value}))
+    expected = ((value[0, 0, 0].float() + value[0, 0, 1].float() * 1.0) * 0.5).bfloat16()
+    torch.testing.assert_close(found, expected.expand(1, 1, 4, 8), atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_those_beside_it(attend: GroupedAttention, dtype: torch.dtype) -> None:
     """Guards that a draft changes nothing, to the last bit, of what is said where it hangs."""
     inputs = given(14, 7, 20, cached=300)
+    inputs |= {name: inputs[name].to(dtype) for name in ("query", "key", "value")}
     whole = output(attend(**inputs))
     for rows in (1, 2, 5, 19):
         fewer = {"query": inputs["query"][:, :, :rows], "attention_mask": inputs["attention_mask"][:, :, :rows]}
@@ -105,12 +128,12 @@ def test_a_row_that_sees_nothing_is_zero(attend: GroupedAttention) -> None:
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("case", ["many rows", "bfloat16", "odd head", "keys apart", "shared keys"])
+@pytest.mark.parametrize("case", ["many rows", "halves", "odd head", "keys apart", "shared keys"])
 def test_what_the_code_cannot_do_is_done_by_torch(attend: GroupedAttention, case: str) -> None:
     """Guards, to the last bit, calls that must not reach the compiled code."""
     inputs = given(4, 2, MOST_ROWS if case == "many rows" else 5, head=9 if case == "odd head" else 8)
-    if case == "bfloat16":
-        inputs |= {name: inputs[name].bfloat16() for name in ("query", "key", "value")}
+    if case == "halves":
+        inputs |= {name: inputs[name].half() for name in ("query", "key", "value")}
     if case == "keys apart":
         inputs |= {name: inputs[name].mT.contiguous().mT for name in ("key", "value")}
     if case == "shared keys":

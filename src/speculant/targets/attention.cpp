@@ -37,34 +37,36 @@ static inline void tile(const float *values, int64_t step, int64_t across, const
 }
 
 // Rows from..to of the group around one head of keys and values, V vectors of them.
-template <int V>
+template <int V, class T>
 static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t from, int64_t to, float *scratch) {
   constexpr int LANES = V * WIDTH;
   const int64_t group = a.heads / a.kv_heads, first = (batch * a.heads + kv_head * group) * a.n;
-  const float *keys = a.k + batch * a.k_batch_step + kv_head * a.k_head_step;
-  const float *values = a.v + batch * a.v_batch_step + kv_head * a.v_head_step;
+  const T *keys = (const T *)a.k + batch * a.k_batch_step + kv_head * a.k_head_step;
+  const T *values = (const T *)a.v + batch * a.v_batch_step + kv_head * a.v_head_step;
+  const T *queries = (const T *)a.q + first * a.head;
   const bool *mask = a.mask ? a.mask + batch * a.mask_batch_step : nullptr;
-  float *q = scratch, *sums = q + a.head * LANES, *scores = sums + a.head * LANES;
+  float *q = scratch, *sums = q + a.head * LANES, *scores = sums + a.head * LANES, *block = scores + KEYS * LANES;
   Vector best[V], whole[V] = {};
   for (int j = 0; j < V; j++) best[j] = Vector{} + NEVER;
   std::fill_n(sums, a.head * LANES, 0.f);
   std::fill_n(q, a.head * LANES, 0.f);
   for (int64_t r = from; r < to; r++)
-    for (int64_t d = 0; d < a.head; d++) q[d * LANES + r - from] = a.q[(first + r) * a.head + d] * a.scale;
+    for (int64_t d = 0; d < a.head; d++) q[d * LANES + r - from] = wide(queries[r * a.head + d]) * a.scale;
   for (int64_t start = 0; start < a.length; start += KEYS) {
-    const int64_t count = std::min<int64_t>(KEYS, a.length - start);
+    const int64_t count = std::min<int64_t>(KEYS, a.length - start), size = sizeof(T);
+    const float *held = floats(keys + start * a.head, block, count * a.head);
     int64_t l = 0;
     for (; l + TILE <= count; l += TILE) {
       const char *soon = (const char *)(values + (start + l) * a.head);  // read in columns, which no hardware foresees
-      for (int64_t line = 0; line < TILE * a.head * 4; line += 64) __builtin_prefetch(soon + line, 0, 2);
-      tile<V>(keys + (start + l) * a.head, 1, a.head, q, a.head, scores + l * LANES, false);
+      for (int64_t line = 0; line < TILE * a.head * size; line += 64) __builtin_prefetch(soon + line, 0, 2);
+      tile<V>(held + l * a.head, 1, a.head, q, a.head, scores + l * LANES, false);
     }
     for (; l < count; l++) {  // the few of the last block
       float *s = scores + l * LANES;
       std::fill_n(s, LANES, 0.f);
       for (int64_t d = 0; d < a.head; d++)
 #pragma omp simd
-        for (int i = 0; i < LANES; i++) s[i] += q[d * LANES + i] * keys[(start + l) * a.head + d];
+        for (int i = 0; i < LANES; i++) s[i] += q[d * LANES + i] * held[l * a.head + d];
     }
     for (int64_t r = from; mask && r < to; r++) {
       const bool *sees = mask + r % a.n * a.mask_step + start;
@@ -88,31 +90,38 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
       whole[j] = whole[j] * factor + sum;
       for (int64_t d = 0; d < a.head; d++) *(Vector *)(sums + (d * V + j) * WIDTH) *= factor;
     }
+    held = floats(values + start * a.head, block, count * a.head);
     for (int64_t d = 0; d < a.head; d += TILE)
-      tile<V>(values + start * a.head + d, a.head, 1, scores, count, sums + d * LANES, true);
+      tile<V>(held + d, a.head, 1, scores, count, sums + d * LANES, true);
   }
   for (int64_t r = from; r < to; r++) {
     const float sum = ((const float *)whole)[r - from], scale = sum > 0 ? 1 / sum : 0;  // a row that sees nothing
     const int64_t head = kv_head * group + r / a.n;
-    float *y = a.y + ((batch * a.n + r % a.n) * a.heads + head) * a.head;
-    for (int64_t d = 0; d < a.head; d++) y[d] = sums[d * LANES + r - from] * scale;
+    T *y = (T *)a.y + ((batch * a.n + r % a.n) * a.heads + head) * a.head;
+    for (int64_t d = 0; d < a.head; d++) y[d] = as<T>(sums[d * LANES + r - from] * scale);
   }
 }
 
-extern "C" void attention(const Attention *a, int threads) {
+template <class T>
+static void attend_all(const Attention *a, int threads) {
   const int64_t rows = a->heads / a->kv_heads * a->n, vectors = (rows + WIDTH - 1) / WIDTH;
   const int64_t wanted = (threads + a->batch * a->kv_heads - 1) / (a->batch * a->kv_heads);
   const int64_t parts = std::max((vectors + MOST - 1) / MOST, std::min(vectors, wanted));
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> scratch((2 * a->head + KEYS) * MOST * WIDTH);
+    std::vector<float> scratch((2 * a->head + KEYS) * MOST * WIDTH + KEYS * a->head);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < a->batch * a->kv_heads * parts; task++) {
       const int64_t part = task % parts, head = task / parts % a->kv_heads, batch = task / parts / a->kv_heads;
       const int64_t from = rows * part / parts, to = rows * (part + 1) / parts, wide = (to - from + WIDTH - 1) / WIDTH;
-      if (wide == 1) attend<1>(*a, batch, head, from, to, scratch.data());
-      else if (wide == 2) attend<2>(*a, batch, head, from, to, scratch.data());
-      else attend<3>(*a, batch, head, from, to, scratch.data());
+      if (wide == 1) attend<1, T>(*a, batch, head, from, to, scratch.data());
+      else if (wide == 2) attend<2, T>(*a, batch, head, from, to, scratch.data());
+      else attend<3, T>(*a, batch, head, from, to, scratch.data());
     }
   }
+}
+
+extern "C" void attention(const Attention *a, int threads) {
+  if (a->narrow) attend_all<Brain>(a, threads);
+  else attend_all<float>(a, threads);
 }

@@ -23,7 +23,7 @@ from torch.nn.modules import module as module_hooks
 from speculant.targets.captured import CapturedPasses, CaptureError
 from speculant.targets.grouped import GroupedAttention
 from speculant.targets.layers import FusedLayer, fused_layers
-from speculant.targets.linears import LEAST_ROWS, FastLinear, is_ordinary
+from speculant.targets.linears import FastLinear, is_ordinary
 from speculant.targets.native import BuildError, load_native, processor
 
 LEAST_WEIGHTS = 1 << 18  # smaller layers are left alone by default: the call costs what it saves
@@ -41,7 +41,7 @@ class Fast:
         notes: what the user should know.
     """
 
-    forwards: tuple[tuple[nn.Module, Callable[[Tensor], Tensor]], ...] = ()
+    forwards: tuple[tuple[nn.Module, FastLinear], ...] = ()
     layers: tuple[FusedLayer, ...] = ()
     attention: GroupedAttention | None = None
     captured: CapturedPasses | None = None
@@ -56,10 +56,10 @@ class Fast:
 
         Another thread's pass over the same model may end first; then the rest of this one runs torch's products.
         """
-        linears = self.forwards if rows >= LEAST_ROWS else ()
+        linears = [(module, forward) for module, forward in self.forwards if rows >= forward.least]
         listened = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
         layers = [(layer.module, layer) for layer in self.layers] if not listened else []
-        forwards = [*linears, *layers]
+        forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [*linears, *layers]
         try:
             for module, forward in forwards:
                 module.__dict__.setdefault("forward", forward)
@@ -85,12 +85,13 @@ def prepare_model(model: Any, fast: bool | None) -> Fast:
     modules = [] if reason else [module for module in model.modules() if is_ordinary(module, least)]
     if not reason and not modules:
         reason = "it has no linear layer that its code can do"
-    elif not reason and not fast and not _pays(modules[0]):
+    elif not reason and not fast and modules[0].weight.dtype is torch.bfloat16 and _multiplies_bfloat16():
         reason = "the processor multiplies bfloat16 itself; fast=True prepares it all the same"
     if not reason:
         try:
             native = load_native()
-            forwards = tuple((module, FastLinear(module, native)) for module in modules)
+            widens = not _multiplies_bfloat16()
+            forwards = tuple((module, FastLinear(module, native, widens=widens)) for module in modules)
             layers = fused_layers(model, native, least)
             return Fast(forwards=forwards, layers=layers, attention=GroupedAttention(native))
         except BuildError as error:
@@ -108,5 +109,6 @@ def _reason(model: Any) -> str | None:
     return None
 
 
-def _pays(module: nn.Module) -> bool:
-    return module.weight.dtype == torch.float32 or "avx512_bf16" not in processor()
+def _multiplies_bfloat16() -> bool:
+    """Say whether the processor has instructions for it: AVX-512's, AMX's or ARM's."""
+    return "bf16" in processor()

@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from speculant.targets.linears import DTYPES
+
 MOST_ROWS = 192  # queries on one head of keys; with more, PyTorch's operation is as fast
 TILE = 8  # a head's length must be a multiple of it
 # With any of these the attention is another one, or the call is to be refused.
@@ -37,6 +39,7 @@ class Attention(ctypes.Structure):
             for name in ("k_batch", "k_head", "v_batch", "v_head", "mask_batch", "mask")
         ),
         ("scale", ctypes.c_float),
+        ("narrow", ctypes.c_int),
     )
 
 
@@ -79,7 +82,7 @@ class GroupedAttention:
             answer: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
             return answer
         call = prepared(query.shape, key, value, attention_mask, scaling)
-        if call is None or query.dtype is not torch.float32:
+        if call is None or query.dtype is not key.dtype:
             output = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
             return output.transpose(1, 2).contiguous(), None
         batch, heads, rows, head = query.shape
@@ -116,10 +119,10 @@ def prepared(
     kv_heads, length = key.shape[1:3]
     if heads // kv_heads * rows > MOST_ROWS or heads % kv_heads or head % TILE or torch.is_grad_enabled():
         return None
-    if key.shape[0] != batch or value.shape != key.shape:
+    if key.shape[0] != batch or value.shape != key.shape or value.dtype is not key.dtype:
         return None
     for held in (key, value):
-        if held.dtype is not torch.float32 or held.shape[3] != head or held.stride()[2:] != (head, 1):
+        if held.dtype not in DTYPES or held.shape[3] != head or held.stride()[2:] != (head, 1):
             return None
     steps = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
     seen, seen_steps = None, (0, 0)
@@ -130,4 +133,5 @@ def prepared(
         seen, seen_steps = mask.data_ptr(), (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2))
     sizes = (batch, heads, kv_heads, rows, length, head, *steps, *seen_steps)
     factor = head**-0.5 if scale is None else scale
-    return Attention(None, key.data_ptr(), value.data_ptr(), seen, None, *sizes, factor)
+    narrow = key.dtype is torch.bfloat16
+    return Attention(None, key.data_ptr(), value.data_ptr(), seen, None, *sizes, factor, narrow)

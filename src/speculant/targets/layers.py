@@ -40,6 +40,7 @@ class _Layer(ctypes.Structure):
         *((name, _Linear) for name in LINEARS),
         *((name, ctypes.c_int64) for name in ("hidden", "inner")),
         *((name, ctypes.c_float) for name in ("before_eps", "after_eps", "q_norm_eps", "k_norm_eps")),
+        ("narrow", ctypes.c_int),
     )
 
 
@@ -78,7 +79,8 @@ class FusedLayer:
         ]
         self._home = sys.modules[self._kind.__module__]
         self._turning = turning_functions(self._home)
-        self._taken: list[float] = []
+        self._taken: list[Any] = []
+        self._dtype = torch.float32
 
     @property
     def weights(self) -> int:
@@ -97,31 +99,36 @@ class FusedLayer:
         if not all(part.untouched() for part in self._parts):
             return None
         weights: list[Tensor] = []
-        taken: list[float] = []
+        dtype: torch.dtype | None = None
+        taken: list[Any] = []
         for _, norm, shape in self._norms:
             weight = norm._parameters.get("weight")
-            if weight is None or not _usable(weight, shape):
+            if weight is None or not _usable(weight, shape, dtype or weight.dtype):
                 return None
+            dtype = weight.dtype
             weights.append(weight)
             taken += (weight.data_ptr(), norm.variance_epsilon)
         for _, linear, outs_and_k in self._linears:
             weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
-            usable = weight is not None and _usable(weight, outs_and_k)
-            if not usable or not (bias is None or _usable(bias, outs_and_k[:1])):
+            usable = weight is not None and _usable(weight, outs_and_k, dtype)
+            if not usable or not (bias is None or _usable(bias, outs_and_k[:1], dtype)):
                 return None
             weights += (weight,) if bias is None else (weight, bias)
             taken += (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+        taken.append(dtype)
         if taken != self._taken:
             self._take(taken)
         return weights
 
-    def _take(self, taken: list[float]) -> None:
+    def _take(self, taken: list[Any]) -> None:
         left = iter(taken)
         for name, _, _ in self._norms:
             setattr(self._layer, name, next(left))
             setattr(self._layer, f"{name}_eps", next(left))
         for name, _, _ in self._linears:
             setattr(self._layer, name, _Linear(next(left), next(left) or None))
+        self._dtype = next(left)
+        self._layer.narrow = self._dtype is torch.bfloat16
         self._taken = taken
 
     def __call__(
@@ -178,10 +185,10 @@ class FusedLayer:
         )
         width = self._heads * self._head
         attended = attended.reshape(batch, rows, -1).contiguous()
-        if not _usable(attended, (batch, rows, width)):
+        if not _usable(attended, (batch, rows, width), x.dtype):
             raise RuntimeError(
                 f"the attention function {attention.config._attn_implementation!r} gave {attended.dtype} of the shape "
-                f"{tuple(attended.shape)} where {self._kind.__name__} needs torch.float32 of {(batch, rows, width)}."
+                f"{tuple(attended.shape)} where {self._kind.__name__} needs {x.dtype} of {(batch, rows, width)}."
             )
         self._native.leave(layer, x.data_ptr(), attended.data_ptr(), y.data_ptr(), batch * rows, width, threads)
         return y
@@ -193,6 +200,8 @@ class FusedLayer:
         if not isinstance(held, InPlaceLayer) or not held.is_initialized or held.keys.shape[0] != shape[0]:
             return None
         if not GroupedAttention.grouped(self._attention, shape, held.keys, mask, options):
+            return None
+        if held.keys.dtype is not self._dtype:
             return None
         before = held.keys.shape[2]
         rows = held.extend(shape[2])
@@ -213,8 +222,8 @@ class FusedLayer:
         return (
             batch * rows <= self._most
             and places[0] in (1, batch)
-            and all(_usable(each, places) for each in turned)
-            and _usable(x, (batch, rows, self._layer.hidden))
+            and all(_usable(each, places, self._dtype) for each in turned)
+            and _usable(x, (batch, rows, self._layer.hidden), self._dtype)
         )
 
 
@@ -224,5 +233,5 @@ def fused_layers(model: Any, native: ctypes.CDLL, least: int) -> tuple[FusedLaye
     return tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
 
 
-def _usable(weight: Tensor, shape: tuple[int, ...]) -> bool:
-    return weight.dtype is torch.float32 and weight.shape == shape and readable(weight)
+def _usable(weight: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
+    return weight.dtype is dtype and weight.shape == shape and readable(weight)

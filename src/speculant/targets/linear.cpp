@@ -5,10 +5,10 @@
 // weights is used for all rows the next one is fetched. Every sum is formed in the same order however many rows there
 // are, so a row's result does not depend, to the last bit, on the others.
 //
-// w is float or, if `narrow`, bfloat16, which is widened a block at a time; x and y are float.
+// w is float or, if `narrow`, bfloat16, which is widened as it is read, or a block at a time if more rows want it; x and
+// y are float.
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "vectors.h"
@@ -38,28 +38,29 @@ static inline Four totals(Vector a, Vector b, Vector c, Vector d) {
 #endif
 }
 
+template <class W>
 struct Tile {
   const float *x;     // R rows of `k`, `x_step` apart
-  const float *w;     // `count` rows of `k`, `w_step` apart
-  const char *next;   // what to fetch meanwhile: FETCHED rows, `next_step` bytes apart
+  const W *w;         // `count` rows of `k`, `w_step` apart
+  const char *next;   // what to fetch meanwhile: FETCHED rows, `next_step` bytes apart, numbers of `next_size`
   float *y;           // R rows of `count`, `y_step` apart
-  int64_t x_step, w_step, next_step, y_step, k;
+  int64_t x_step, w_step, next_step, next_size, y_step, k;
   int count;
   bool add;
 };
 
-template <int R, int FETCHED>
-static void multiply(const Tile &t) {
-  const float *w[OUTS];
+template <int R, int FETCHED, class W>
+static void multiply(const Tile<W> &t) {
+  const W *w[OUTS];
   for (int o = 0; o < OUTS; o++) w[o] = t.w + std::min(o, t.count - 1) * t.w_step;
   Vector sums[R][OUTS] = {};
   const float *x = t.x;
   const int64_t whole = t.k / WIDTH * WIDTH, x_step = t.x_step;
   for (int64_t i = 0; i < whole; i += WIDTH) {
     Vector b[OUTS];
-    for (int o = 0; o < OUTS; o++) b[o] = *(const Vector *)(w[o] + i);
+    for (int o = 0; o < OUTS; o++) b[o] = wide(w[o] + i);
 #pragma GCC unroll 8
-    for (int f = 0; f < FETCHED; f++) __builtin_prefetch(t.next + f * t.next_step + i * 4, 0, 2);
+    for (int f = 0; f < FETCHED; f++) __builtin_prefetch(t.next + f * t.next_step + i * t.next_size, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       Vector a = *(const Vector *)(x + r * x_step + i);
@@ -69,7 +70,8 @@ static void multiply(const Tile &t) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
     Four sum = totals(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
-    for (int64_t i = whole; i < t.k; i++) sum += x[r * x_step + i] * Four{w[0][i], w[1][i], w[2][i], w[3][i]};
+    for (int64_t i = whole; i < t.k; i++)
+      sum += x[r * x_step + i] * Four{wide(w[0][i]), wide(w[1][i]), wide(w[2][i]), wide(w[3][i])};
     float *y = t.y + r * t.y_step;
     if (t.count == OUTS) {
       *(Four *)y = t.add ? *(Four *)y + sum : sum;
@@ -79,51 +81,48 @@ static void multiply(const Tile &t) {
   }
 }
 
-template <int FETCHED, int R = ROWS>
-static inline void multiply_rows(int rows, const Tile &t) {
+template <int FETCHED, int R = ROWS, class W>
+static inline void multiply_rows(int rows, const Tile<W> &t) {
   if constexpr (R > 1) {
     if (rows < R) return multiply_rows<FETCHED, R - 1>(rows, t);
   }
   multiply<R, FETCHED>(t);
 }
 
-static void widen(const uint16_t *from, float *to, int64_t k) {
-  for (int64_t i = 0; i < k; i++) {
-    uint32_t bits = (uint32_t)from[i] << 16;
-    std::memcpy(to + i, &bits, 4);
-  }
-}
-
 // The most rows for which this beats PyTorch's product; measured with AVX-512 and AVX2 code, not with any other.
 extern "C" int most_rows() { return WIDTH == 16 ? 96 : WIDTH == 8 ? 20 : 4; }
 
-extern "C" void linear(const float *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k, int narrow,
-                       int threads) {
+// Rows of T in memory that are multiplied as rows of W.
+template <class T, class W>
+static void product(const float *x, const T *weights, float *y, int64_t n, int64_t outs, int64_t k, int threads) {
+  constexpr bool widened = !std::is_same_v<T, W>;
   const int64_t blocks = (n + ROWS - 1) / ROWS, pieces = (k + KEPT - 1) / KEPT;
-  const int64_t kept = ((k + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH, size = narrow ? 2 : 4;
+  const int64_t kept = ((k + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
   const int64_t fetched = blocks == 1 ? OUTS : blocks < OUTS ? 2 : 1;
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> wide(narrow ? BLOCK * kept : 0);
+    std::vector<W> block(widened ? BLOCK * kept : 0);
 #pragma omp for schedule(dynamic, SHARE)
     for (int64_t from = 0; from < outs; from += BLOCK) {
       const int64_t to = std::min<int64_t>(outs, from + BLOCK);
       for (int64_t start = 0; start < k; start += kept) {
-        const int64_t part = std::min(kept, k - start);
-        const char *w = (const char *)weights + (from * k + start) * size;
-        const char *next = w + (start + kept < k ? kept : BLOCK * k - start) * size;
-        for (int64_t o = from; narrow && o < to; o++) {
-          const uint16_t *row = (const uint16_t *)(w + (o - from) * k * size);
-          widen(row, &wide[(o - from) * kept], part);
+        const int64_t part = std::min(kept, k - start), w_step = widened ? kept : k;
+        const T *here = weights + from * k + start;
+        const T *next = here + (start + kept < k ? kept : BLOCK * k - start);
+        const W *w;
+        if constexpr (widened) {
+          w = block.data();
+          for (int64_t o = 0; o < to - from; o++) floats(here + o * k, &block[o * kept], part);
+        } else {
+          w = here;
         }
         for (int64_t b = 0; b < blocks; b++) {
           const int64_t row = n * b / blocks, rows = n * (b + 1) / blocks - row;
           for (int64_t o = from; o < to; o += OUTS) {
-            const float *here = narrow ? &wide[(o - from) * kept] : (const float *)w + (o - from) * k;
-            const char *ahead = next + (o - from + b * fetched) * k * size;
-            Tile t{x + row * k + start, here, ahead, y + row * outs + o, k, narrow ? kept : k, k * size, outs, part,
-                   (int)std::min<int64_t>(OUTS, to - o), start > 0};
-            if (narrow || b * fetched >= OUTS) multiply_rows<0>(rows, t);
+            const char *ahead = (const char *)(next + (o - from + b * fetched) * k);
+            Tile<W> t{x + row * k + start, w + (o - from) * w_step, ahead, y + row * outs + o, k, w_step,
+                      k * (int64_t)sizeof(T), sizeof(T), outs, part, (int)std::min<int64_t>(OUTS, to - o), start > 0};
+            if (b * fetched >= OUTS) multiply_rows<0>(rows, t);
             else if (fetched == OUTS) multiply_rows<OUTS>(rows, t);
             else if (fetched == 2) multiply_rows<2>(rows, t);
             else multiply_rows<1>(rows, t);
@@ -132,4 +131,11 @@ extern "C" void linear(const float *x, const void *weights, float *y, int64_t n,
       }
     }
   }
+}
+
+extern "C" void linear(const float *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k, int narrow,
+                       int threads) {
+  if (!narrow) product<float, float>(x, (const float *)weights, y, n, outs, k, threads);
+  else if (n <= 3 * ROWS) product<Brain, Brain>(x, (const Brain *)weights, y, n, outs, k, threads);
+  else product<Brain, float>(x, (const Brain *)weights, y, n, outs, k, threads);
 }

@@ -1,8 +1,13 @@
-// What all of the compiled code means by a vector: as many floats as the processor takes at once.
+// What all of the compiled code means by a vector, as many floats as the processor takes at once, and by bfloat16.
+//
+// Numbers that lie in memory as bfloat16 are computed with as floats; `rounded` is where a model's own operations would
+// have put them back.
 
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -17,6 +22,65 @@ constexpr int WIDTH = 4;
 
 typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t Bits __attribute__((vector_size(WIDTH * 4)));
+typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2), aligned(2), may_alias));
+
+// The upper half of a float.
+struct Brain {
+  uint16_t bits;
+};
+
+static inline float wide(float x) { return x; }
+static inline float wide(Brain x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+static inline Vector wide(const float *x) { return *(const Vector *)x; }
+static inline Vector wide(const Brain *x) {
+  return (Vector)(__builtin_convertvector(*(const Halves *)x, Bits) << 16);
+}
+
+// The nearest number of T; halfway between two, that with an even last bit.
+template <class T>
+static inline float rounded(float x) {
+  if constexpr (std::is_same_v<T, Brain>) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = x == x ? (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000 : 0x7FC00000;
+    std::memcpy(&x, &bits, 4);
+  }
+  return x;
+}
+template <class T>
+static inline Vector rounded(Vector x) {
+  if constexpr (std::is_same_v<T, Brain>) {
+    const Bits bits = (Bits)x, near = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000;
+    x = x == x ? (Vector)near : (Vector)(Bits{} + 0x7FC00000);
+  }
+  return x;
+}
+template <class T>
+static inline T as(float x) {
+  if constexpr (std::is_same_v<T, Brain>) {
+    x = rounded<T>(x);
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return {(uint16_t)(bits >> 16)};
+  } else {
+    return x;
+  }
+}
+
+// x as floats: itself, or written to `to`.
+static inline const float *floats(const float *x, float *, int64_t) { return x; }
+static inline const float *floats(const Brain *x, float *to, int64_t count) {
+  int64_t i = 0;
+  for (; i + WIDTH <= count; i += WIDTH) *(Vector *)(to + i) = wide(x + i);
+  for (; i < count; i++) to[i] = wide(x[i]);
+  return to;
+}
 
 // e^x by 2^n and a polynomial (Cephes' expf, 2 units in the last place).
 static inline Vector exponential(Vector x) {
