@@ -5,16 +5,14 @@
 // weights is used for all rows the next one is fetched. Every sum is formed in the same order however many rows there
 // are, so a row's result does not depend, to the last bit, on the others.
 //
-// w is float or, if `narrow`, bfloat16, which is widened as it is read, or a block at a time if more rows want it; x and
-// y are float.
+// w is float or, if `narrow`, bfloat16, which is widened as it is read; x and y are float.
 
 #include <algorithm>
-#include <vector>
 
 #include "vectors.h"
 
 constexpr int ROWS = WIDTH == 16 ? 6 : WIDTH == 8 ? 2 : 4;
-constexpr int OUTS = 4, BLOCK = 32, KEPT = 640, SHARE = 4;
+constexpr int OUTS = 4, BLOCK = 32, KEPT = 1024, SHARE = 4;
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -40,11 +38,11 @@ static inline Four totals(Vector a, Vector b, Vector c, Vector d) {
 
 template <class W>
 struct Tile {
-  const float *x;     // R rows of `k`, `x_step` apart
-  const W *w;         // `count` rows of `k`, `w_step` apart
-  const char *next;   // what to fetch meanwhile: FETCHED rows, `next_step` bytes apart, numbers of `next_size`
-  float *y;           // R rows of `count`, `y_step` apart
-  int64_t x_step, w_step, next_step, next_size, y_step, k;
+  const float *x;  // R rows, `step` apart
+  const W *w;      // `count` rows, `step` apart
+  const W *next;   // what to fetch meanwhile: FETCHED rows, `step` apart
+  float *y;        // R rows of `count`, `y_step` apart
+  int64_t step, y_step, k;  // k: of each row
   int count;
   bool add;
 };
@@ -52,18 +50,18 @@ struct Tile {
 template <int R, int FETCHED, class W>
 static void multiply(const Tile<W> &t) {
   const W *w[OUTS];
-  for (int o = 0; o < OUTS; o++) w[o] = t.w + std::min(o, t.count - 1) * t.w_step;
+  for (int o = 0; o < OUTS; o++) w[o] = t.w + std::min(o, t.count - 1) * t.step;
   Vector sums[R][OUTS] = {};
   const float *x = t.x;
-  const int64_t whole = t.k / WIDTH * WIDTH, x_step = t.x_step;
+  const int64_t whole = t.k / WIDTH * WIDTH, step = t.step;
   for (int64_t i = 0; i < whole; i += WIDTH) {
     Vector b[OUTS];
     for (int o = 0; o < OUTS; o++) b[o] = wide(w[o] + i);
 #pragma GCC unroll 8
-    for (int f = 0; f < FETCHED; f++) __builtin_prefetch(t.next + f * t.next_step + i * t.next_size, 0, 2);
+    for (int f = 0; f < FETCHED; f++) __builtin_prefetch(t.next + f * step + i, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      Vector a = *(const Vector *)(x + r * x_step + i);
+      Vector a = *(const Vector *)(x + r * step + i);
       for (int o = 0; o < OUTS; o++) sums[r][o] += a * b[o];
     }
   }
@@ -71,7 +69,7 @@ static void multiply(const Tile<W> &t) {
   for (int r = 0; r < R; r++) {
     Four sum = totals(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
     for (int64_t i = whole; i < t.k; i++)
-      sum += x[r * x_step + i] * Four{wide(w[0][i]), wide(w[1][i]), wide(w[2][i]), wide(w[3][i])};
+      sum += x[r * step + i] * Four{wide(w[0][i]), wide(w[1][i]), wide(w[2][i]), wide(w[3][i])};
     float *y = t.y + r * t.y_step;
     if (t.count == OUTS) {
       *(Four *)y = t.add ? *(Four *)y + sum : sum;
@@ -92,41 +90,27 @@ static inline void multiply_rows(int rows, const Tile<W> &t) {
 // The most rows for which this beats PyTorch's product; measured with AVX-512 and AVX2 code, not with any other.
 extern "C" int most_rows() { return WIDTH == 16 ? 96 : WIDTH == 8 ? 20 : 4; }
 
-// Rows of T in memory that are multiplied as rows of W.
-template <class T, class W>
-static void product(const float *x, const T *weights, float *y, int64_t n, int64_t outs, int64_t k, int threads) {
-  constexpr bool widened = !std::is_same_v<T, W>;
+template <class W>
+static void product(const float *x, const W *weights, float *y, int64_t n, int64_t outs, int64_t k, int threads) {
   const int64_t blocks = (n + ROWS - 1) / ROWS, pieces = (k + KEPT - 1) / KEPT;
   const int64_t kept = ((k + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
   const int64_t fetched = blocks == 1 ? OUTS : blocks < OUTS ? 2 : 1;
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<W> block(widened ? BLOCK * kept : 0);
-#pragma omp for schedule(dynamic, SHARE)
-    for (int64_t from = 0; from < outs; from += BLOCK) {
-      const int64_t to = std::min<int64_t>(outs, from + BLOCK);
-      for (int64_t start = 0; start < k; start += kept) {
-        const int64_t part = std::min(kept, k - start), w_step = widened ? kept : k;
-        const T *here = weights + from * k + start;
-        const T *next = here + (start + kept < k ? kept : BLOCK * k - start);
-        const W *w;
-        if constexpr (widened) {
-          w = block.data();
-          for (int64_t o = 0; o < to - from; o++) floats(here + o * k, &block[o * kept], part);
-        } else {
-          w = here;
-        }
-        for (int64_t b = 0; b < blocks; b++) {
-          const int64_t row = n * b / blocks, rows = n * (b + 1) / blocks - row;
-          for (int64_t o = from; o < to; o += OUTS) {
-            const char *ahead = (const char *)(next + (o - from + b * fetched) * k);
-            Tile<W> t{x + row * k + start, w + (o - from) * w_step, ahead, y + row * outs + o, k, w_step,
-                      k * (int64_t)sizeof(T), sizeof(T), outs, part, (int)std::min<int64_t>(OUTS, to - o), start > 0};
-            if (b * fetched >= OUTS) multiply_rows<0>(rows, t);
-            else if (fetched == OUTS) multiply_rows<OUTS>(rows, t);
-            else if (fetched == 2) multiply_rows<2>(rows, t);
-            else multiply_rows<1>(rows, t);
-          }
+#pragma omp parallel for schedule(dynamic, SHARE) num_threads(threads)
+  for (int64_t from = 0; from < outs; from += BLOCK) {
+    const int64_t to = std::min<int64_t>(outs, from + BLOCK);
+    for (int64_t start = 0; start < k; start += kept) {
+      const int64_t part = std::min(kept, k - start);
+      const W *w = weights + from * k + start, *next = w + (start + kept < k ? kept : BLOCK * k - start);
+      for (int64_t b = 0; b < blocks; b++) {
+        const int64_t row = n * b / blocks, rows = n * (b + 1) / blocks - row;
+        for (int64_t o = from; o < to; o += OUTS) {
+          const int64_t done = (o - from) * k, count = std::min<int64_t>(OUTS, to - o);
+          Tile<W> t{x + row * k + start, w + done, next + done + b * fetched * k, y + row * outs + o,
+                    k, outs, part, (int)count, start > 0};
+          if (b * fetched >= OUTS) multiply_rows<0>(rows, t);
+          else if (fetched == OUTS) multiply_rows<OUTS>(rows, t);
+          else if (fetched == 2) multiply_rows<2>(rows, t);
+          else multiply_rows<1>(rows, t);
         }
       }
     }
@@ -135,7 +119,6 @@ static void product(const float *x, const T *weights, float *y, int64_t n, int64
 
 extern "C" void linear(const float *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k, int narrow,
                        int threads) {
-  if (!narrow) product<float, float>(x, (const float *)weights, y, n, outs, k, threads);
-  else if (n <= 3 * ROWS) product<Brain, Brain>(x, (const Brain *)weights, y, n, outs, k, threads);
-  else product<Brain, float>(x, (const Brain *)weights, y, n, outs, k, threads);
+  if (narrow) product(x, (const Brain *)weights, y, n, outs, k, threads);
+  else product(x, (const float *)weights, y, n, outs, k, threads);
 }

@@ -39,7 +39,13 @@ static inline float wide(Brain x) {
 }
 static inline Vector wide(const float *x) { return *(const Vector *)x; }
 static inline Vector wide(const Brain *x) {
+#if defined(__AVX512F__)  // GCC would convert the halves of a vector apart
+  return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16);
+#elif defined(__AVX2__)
+  return (Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
+#else
   return (Vector)(__builtin_convertvector(*(const Halves *)x, Bits) << 16);
+#endif
 }
 
 // The nearest number of T; halfway between two, that with an even last bit.
