@@ -84,6 +84,17 @@ def test_bfloat16_text_is_that_of_plain_decoding() -> None:
     assert drafted.ids == plain.ids
 
 
+def test_bfloat16_texts_of_a_batch_are_those_of_requests_alone() -> None:
+    """Guards that no row of a batch depends, to the last bit, on the others beside it."""
+    model = tiny_model("qwen2").to(torch.bfloat16)
+    options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 0.8, "eos_token_id": None}
+    prompts = [IDS[0, :length].tolist() for length in (12, 1, 7, 3)]
+    plain = fast_speculator(model, method="none")
+    expected = [plain.generate(prompt, seed=3 + i, **options).ids for i, prompt in enumerate(prompts)]
+    found = fast_speculator(model, nodes=8).generate_batch(prompts, seed=3, **options)
+    assert [each.ids for each in found] == expected
+
+
 @pytest.mark.parametrize("able", [True, False])
 def test_many_rows_of_bfloat16_are_multiplied_as_floats(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards prompts where the processor has no bfloat16, in slabs of the weights; elsewhere torch's own product."""
