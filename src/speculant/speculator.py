@@ -26,7 +26,7 @@ from speculant.requests import Message, Prompt, Requests
 from speculant.round_cost import RoundCost
 from speculant.sizing import BestSize, FixedSize, Sizing, warm_up
 from speculant.stats import Stats
-from speculant.targets.fast import prepare_model
+from speculant.targets.fast import Fast, prepare_model
 from speculant.targets.preparation import Call
 from speculant.targets.ragged import RaggedPass
 from speculant.targets.support import check_model
@@ -48,7 +48,7 @@ class Speculator:
         *,
         method: str,
         nodes: int | str | None = None,
-        fast: bool | None = None,
+        fast: bool | Fast | None = None,
     ) -> None:
         """Put the parts together; `from_transformers` and `from_pretrained` are the usual ways in.
 
@@ -82,7 +82,7 @@ class Speculator:
         nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int = MEMORY_LIMIT,
-        fast: bool | None = None,
+        fast: bool | Fast | None = None,
         **options: Any,
     ) -> Speculator:
         """Wrap a loaded model.
@@ -96,7 +96,8 @@ class Speculator:
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take.
             fast: whether passes run the library's own code, on CPUs, or recorded graphs, on CUDA; None: on CPUs, where
-                that pays. Where it cannot be, `stats.notes` says why.
+                that pays. Where it cannot be, `stats.notes` says why. Speculators of one model may share what was
+                prepared: `fast=other.fast`.
             options: further options of the method's drafter, such as `settings=`.
 
         Raises:

@@ -11,6 +11,7 @@ import pytest
 
 from speculant import Speculator
 from speculant.batch import Batch
+from speculant.cli.baselines import Baselines
 from speculant.cli.generate import shortened
 from speculant.cli.main import main
 from speculant.decoding import Decoding
@@ -82,6 +83,13 @@ def test_compare_finds_the_same_tokens(sampling: list[str], record: Callable[...
     assert found["identical_to_hf"] is True
     assert found["speedup"] == pytest.approx(found["tokens_per_second"] / found["baseline_tokens_per_second"])
     assert found["hf_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_baseline_runs_the_same_passes(fast: bool) -> None:
+    """A speed-up is that of drafts, whatever --fast and --no-fast make of a pass."""
+    speculator = Speculator.from_pretrained(fast=fast)
+    assert Baselines(speculator, {})._plain.fast is speculator.fast
 
 
 def test_compare_without_a_seed_takes_one_and_says_so(capsys: CaptureFixture) -> None:

@@ -35,7 +35,9 @@ class Baselines:
     def __init__(self, speculator: Speculator, options: dict[str, Any]) -> None:
         """Prepare both, with the options of `Speculator.stream`."""
         self._speculator, self._options = speculator, options
-        self._plain = type(speculator).from_transformers(speculator.model, speculator.tokenizer, method="none")
+        self._plain = type(speculator).from_transformers(
+            speculator.model, speculator.tokenizer, method="none", fast=speculator.fast
+        )
 
     def warm_up(self, memory: str | None = None) -> None:
         """Decode a few tokens each way, the method with a memory of its own, so that nothing is learned.
@@ -51,6 +53,7 @@ class Baselines:
             nodes=WARM_UP_NODES,
             memory=memory,
             memory_limit=sys.maxsize,
+            fast=speculator.fast,
         )
         warm = Baselines(speculator, short)
         warm.plain(WARM_UP)

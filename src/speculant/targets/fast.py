@@ -71,8 +71,10 @@ class Fast:
                     module.__dict__.pop("forward", None)
 
 
-def prepare_model(model: Any, fast: bool | None) -> Fast:
-    """Prepare a model where it pays (None), wherever it is possible (True) or not at all (False)."""
+def prepare_model(model: Any, fast: bool | Fast | None) -> Fast:
+    """Prepare a model where it pays (None), wherever it is possible (True), not at all (False), or as it was before."""
+    if isinstance(fast, Fast):
+        return fast
     if fast is False:
         return Fast()
     if fast and model.device.type == "cuda":
