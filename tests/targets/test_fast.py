@@ -108,6 +108,35 @@ def test_many_rows_of_bfloat16_are_multiplied_as_floats(able: bool, monkeypatch:
             assert torch.equal(layer(x), torchs if able else rounded_once)
 
 
+@pytest.mark.parametrize("case", ["class", "patched", "patched before"])
+def test_a_changed_layer_is_left_alone(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards linear layers that have got another class or forward, before the model is prepared or after it."""
+    layer = nn.Linear(32, 61, dtype=torch.bfloat16)
+    if case == "patched before":
+        monkeypatch.setattr(nn.Linear, "forward", lambda _, x: x)
+    fast = prepare_model(holding(layer), True)
+    if case == "class":
+        layer.__class__ = type("Steered", (nn.Linear,), {"forward": lambda _, x: x})
+    elif case == "patched":
+        monkeypatch.setattr(nn.Linear, "forward", lambda _, x: x)
+    with fast.active(9):
+        assert "forward" not in layer.__dict__
+
+
+@pytest.mark.parametrize("rows", [1, 9, 200])
+@pytest.mark.parametrize("case", ["bias", "weight"])
+def test_what_torch_refuses_is_refused(case: str, rows: int) -> None:
+    """Guards errors: a bias of another type and a weight that is gone are no layer."""
+    layer = nn.Linear(32, 61, dtype=torch.bfloat16)
+    fast = prepare_model(holding(layer), True)
+    if case == "bias":
+        layer.bias = nn.Parameter(torch.zeros(61))
+    else:
+        layer.register_parameter("weight", None)
+    with torch.no_grad(), fast.active(rows), pytest.raises((RuntimeError, TypeError)):
+        layer(torch.randn(1, rows, 32, dtype=torch.bfloat16))
+
+
 def test_tied_embeddings_stay_tied() -> None:
     """Guards the head that shares its weight with the embedding: nothing is copied."""
     model = tiny_model("llama", tie_word_embeddings=True)

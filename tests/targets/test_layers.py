@@ -208,13 +208,15 @@ def change(layer: Any, case: str) -> None:
         layer.self_attn.k_proj.weight = weight.data
 
 
-@pytest.mark.parametrize("name", ["mlp", "rotary", "part", "eager"])
+@pytest.mark.parametrize("name", ["mlp", "linear", "rotary", "part", "eager"])
 def test_patched_code_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards libraries that put their own code into transformers', other attention, and releases to come."""
     model = model_of("llama", **({"attention": "eager"} if name == "eager" else {}))
     earlier, layer = prepare_model(model, True), model.model.layers[0]
     if name == "mlp":
         monkeypatch.setattr(type(layer.mlp), "forward", lambda _, x: x)
+    elif name == "linear":
+        monkeypatch.setattr(nn.Linear, "forward", lambda _, x: x)
     elif name == "rotary":
         monkeypatch.setattr(sys.modules[type(layer).__module__], "apply_rotary_pos_emb", lambda q, k, *_: (k, q))
     elif name == "part":

@@ -56,7 +56,7 @@ class Fast:
 
         Another thread's pass over the same model may end first; then the rest of this one runs torch's products.
         """
-        linears = [(module, forward) for module, forward in self.forwards if rows >= forward.least]
+        linears = [(module, forward) for module, forward in self.forwards if forward.suits(rows)]
         listened = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
         layers = [(layer.module, layer) for layer in self.layers] if not listened else []
         forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [*linears, *layers]

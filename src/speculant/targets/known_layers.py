@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from speculant.targets.linears import FastLinear
+from speculant.targets.linears import FastLinear, is_torchs
 
 _NAMES = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = {f"transformers.models.{name}.modeling_{name}": name.title() for name in _NAMES}
@@ -32,7 +32,7 @@ def is_known(layer: Any) -> bool:
         return False
     theirs = {name: part for name, part in parts.items() if name not in (*LINEARS, "act_fn")}
     return (
-        all(type(parts[name]) is nn.Linear for name in LINEARS)
+        all(is_torchs(parts[name]) for name in LINEARS)
         and {type(part).__name__ for part in theirs.values()} == kinds
         and {type(part).__module__ for part in theirs.values()} == {home}
         # What somebody has put into the classes or the file is of other modules.

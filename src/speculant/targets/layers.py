@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from speculant.targets.cache import InPlaceLayer
 from speculant.targets.grouped import Attention, GroupedAttention, prepared
 from speculant.targets.known_layers import LINEARS, Part, is_known, turning_functions, window_option
-from speculant.targets.linears import readable
+from speculant.targets.linears import DTYPES, readable
 
 
 class _Linear(ctypes.Structure):
@@ -57,7 +57,8 @@ class FusedLayer:
         """Take a layer of the family."""
         attention, mlp = module.self_attn, module.mlp
         self.module, self._attention = module, attention
-        self._native, self._most = native, native.most_rows()
+        self._native = native
+        self._most = {dtype: native.most_rows(dtype is torch.bfloat16) for dtype in DTYPES}
         self._kind, self._forward = type(module), type(module).forward
         linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
         hidden, head = linears["q_proj"].in_features, attention.head_dim
@@ -149,7 +150,7 @@ class FusedLayer:
         attention, layer = self._attention, ctypes.byref(self._layer)
         attend = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
         options |= {"position_ids": position_ids, "use_cache": use_cache}
-        weights = self.ready()  # held until the end, whatever others do to the model meanwhile
+        weights = self.ready()  # held until the end, if others exchange them meanwhile
         fits = weights and attend and position_embeddings and self._fits(hidden_states, position_embeddings)
         if not fits or position_embeddings is None:
             answer: Tensor = type(self.module).forward(
@@ -220,7 +221,7 @@ class FusedLayer:
         batch, rows, _ = x.shape
         places = (turned[0].shape[0], rows, self._head)
         return (
-            batch * rows <= self._most
+            batch * rows <= self._most[self._dtype]
             and places[0] in (1, batch)
             and all(_usable(each, places, self._dtype) for each in turned)
             and _usable(x, (batch, rows, self._layer.hidden), self._dtype)

@@ -88,7 +88,7 @@ static inline void multiply_rows(int rows, const Tile<W> &t) {
 }
 
 // The most rows for which this beats PyTorch's product; measured with AVX-512 and AVX2 code, not with any other.
-extern "C" int most_rows() { return WIDTH == 16 ? 96 : WIDTH == 8 ? 20 : 4; }
+extern "C" int most_rows(int narrow) { return WIDTH == 16 || (WIDTH == 8 && narrow) ? 96 : WIDTH == 8 ? 20 : 4; }
 
 template <class W>
 static void product(const float *x, const W *weights, float *y, int64_t n, int64_t outs, int64_t k, int threads) {

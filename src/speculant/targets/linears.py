@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,24 +21,29 @@ class FastLinear:
 
     def __init__(self, module: nn.Linear, native: ctypes.CDLL, *, widens: bool) -> None:
         """Take a layer, and whether the processor must widen bfloat16 before it multiplies."""
-        self._module, self._linear, self._most, self._widens = module, native.linear, native.most_rows(), widens
+        self._module, self._linear, self._widens = module, native.linear, widens
+        self._most = {dtype: native.most_rows(dtype is torch.bfloat16) for dtype in DTYPES}
 
-    @property
-    def least(self) -> int:
-        """The fewest rows for which this beats torch's own product."""
-        return 1 if getattr(self._module, "weight", None) is not None and _is_narrow(self._module) else LEAST_ROWS
+    def suits(self, rows: int) -> bool:
+        """Say whether the layer is still torch's own, and its own product slower for at least so many rows."""
+        weight = self._module._parameters.get("weight")
+        narrow = weight is not None and weight.dtype is torch.bfloat16
+        return is_torchs(self._module) and (rows >= LEAST_ROWS or narrow)
 
     def __call__(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
         """Return [..., outs] of [..., k]."""
         weight, bias = self._module.weight, self._module.bias
         *shape, k = input.shape
-        rows, narrow = input.numel() // max(k, 1), _is_narrow(self._module)
+        rows, most = input.numel() // max(k, 1), self._most.get(input.dtype, 0)
+        narrow = input.dtype is torch.bfloat16
         fits = (
-            rows >= self.least
-            and (rows <= self._most or (narrow and self._widens))
+            weight is not None
+            and rows >= (1 if narrow else LEAST_ROWS)
+            and (rows <= most or (narrow and self._widens))
             and tuple(weight.shape[1:]) == (k,)
             and not torch.is_autocast_enabled("cpu")
             and input.dtype == weight.dtype
+            and (bias is None or bias.dtype == weight.dtype)
             and input.device.type == "cpu"
             and readable(weight)
         )
@@ -45,23 +51,25 @@ class FastLinear:
             return F.linear(input, weight, bias)
         # In float whatever the weights are, so that sums are rounded once.
         x, outs = input.float().contiguous(), weight.shape[0]
-        if rows > self._most:
-            y = torch.cat([F.linear(x, slab.float()) for slab in torch.split(weight, max(SLAB // k, 1))], dim=-1)
+        y = torch.empty((*shape, outs), dtype=torch.float32)
+        if rows > most:
+            for start in range(0, outs, step := max(SLAB // k, 1)):
+                y[..., start : start + step] = F.linear(x, weight[start : start + step].float())
         else:
-            y = torch.empty((*shape, outs), dtype=torch.float32)
             self._linear(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, outs, k, narrow, torch.get_num_threads())
         if bias is not None:
             y += bias
         return y.to(input.dtype)
 
 
-def _is_narrow(module: nn.Linear) -> bool:
-    return module.weight.dtype is torch.bfloat16
+def is_torchs(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Say whether a module is a linear layer by torch's own class, into which nobody has put another forward."""
+    return type(module) is nn.Linear and nn.Linear.forward.__module__ == nn.Linear.__module__
 
 
 def is_ordinary(module: nn.Module, least: int) -> bool:
     """Say whether a module is an ordinary linear layer of `least` weights. One with its own forward is not."""
-    if type(module) is not nn.Linear or not isinstance(module.__dict__.get("forward"), FastLinear | None):
+    if not is_torchs(module) or not isinstance(module.__dict__.get("forward"), FastLinear | None):
         return False
     return readable(module.weight) and module.weight.numel() >= least
 
