@@ -94,6 +94,19 @@ def test_a_model_may_change_its_type() -> None:
     agreed(model, prepared)
 
 
+@torch.inference_mode()
+def test_a_cache_of_another_type_is_taken_over() -> None:
+    """Guards conversations that go on after `model.to(...)`: rows are never read as what they are not."""
+    answers = []
+    for fast in (True, False):
+        model, cache = model_of("qwen2"), usable_cache(None)
+        model(IDS[:1, :4], past_key_values=cache)
+        prepared = prepare_model(model.bfloat16(), fast)
+        with prepared.active(8):
+            answers.append(model.model(IDS[:1], past_key_values=cache).last_hidden_state)
+    torch.testing.assert_close(*answers, atol=0.05, rtol=0.05)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("own", [True, False])
 def test_a_row_does_not_depend_on_those_beside_it(own: bool, dtype: torch.dtype) -> None:
