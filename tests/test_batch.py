@@ -56,7 +56,7 @@ def test_texts_are_those_of_requests_alone(name: str, attention: str, nodes: int
     assert [pieces[id(ticket)] for ticket in tickets] == texts
     assert all(ticket.done and ticket.result.finish_reason in ("stop", "length") for ticket in tickets)
     assert batch.stats.tokens == sum(map(len, texts))
-    assert batch.stats.rounds < sum(map(len, texts)) / 3
+    assert batch.stats.rounds < sum(map(len, texts)) / (3 if nodes == 12 else 2)  # "auto" may find that nothing pays
     assert speculator.drafter.opened == speculator.drafter.closed == len(LENGTHS)
     if nodes == 12:
         assert batch.stats.tokens > 1.3 * batch.stats.seats

@@ -187,12 +187,12 @@ def test_unknown_methods_suggest_the_nearest() -> None:
 def test_memory_is_kept_and_tied_to_the_tokenizer(stories: Speculator, tmp_path: Path) -> None:
     """Guards saving and loading through the front door."""
     path = tmp_path / "memory"
-    taught = Speculator.from_transformers(stories.model, stories.tokenizer, memory=path)
+    taught = Speculator.from_transformers(stories.model, stories.tokenizer, memory=path, nodes=8)
     taught.generate("Once upon a time", max_new_tokens=60, temperature=0)
     taught.save(path)
-    again = Speculator.from_transformers(stories.model, stories.tokenizer, memory=path)
+    again = Speculator.from_transformers(stories.model, stories.tokenizer, memory=path, nodes=8)
     knowing = again.generate("Once upon a time", max_new_tokens=60, temperature=0).stats
-    fresh = Speculator.from_transformers(stories.model, stories.tokenizer)
+    fresh = Speculator.from_transformers(stories.model, stories.tokenizer, nodes=8)
     assert knowing.rounds < fresh.generate("Once upon a time", max_new_tokens=60, temperature=0).stats.rounds
     with pytest.raises(ForeignMemoryError, match="another tokenizer"):
         Speculator.from_transformers(tiny_model("llama"), memory=path)

@@ -33,7 +33,7 @@ def test_the_recording_is_said_and_every_pass_is_run(method: str, model: Any, mo
     """What the model would say does not matter, and it is run once per round and once for the prompt."""
     passes, forward = [], model.forward
     monkeypatch.setattr(model, "forward", lambda *args, **options: passes.append(1) or forward(*args, **options))
-    speculator = Speculator.from_transformers(model, method=method)
+    speculator = Speculator.from_transformers(model, method=method, nodes=8)
     ids, stats = force(speculator, PROMPT, ForcedSampler(OUTPUT))
     assert ids == OUTPUT
     assert len(passes) == stats.rounds + 1

@@ -135,7 +135,7 @@ def test_chat_goes_through_the_template(record: Callable[..., Any]) -> None:
 def test_many_prompts_share_memory_and_a_block(tmp_path: Path, capsys: CaptureFixture) -> None:
     """Texts go to stdout, headers and totals to stderr, a list to the JSON file."""
     (tmp_path / "p.json").write_text('["Tom and Sue", {"prompt": "Tom and Sue"}]')
-    argv = ["--prompts", str(tmp_path / "p.json"), "--json", str(tmp_path / "out.json"), "--compare"]
+    argv = ["--prompts", str(tmp_path / "p.json"), "--json", str(tmp_path / "out.json"), "--compare", "--nodes", "8"]
     assert main(["generate", *argv, *SHORT]) == 0
     out, err = capsys.readouterr()
     first, second = json.loads((tmp_path / "out.json").read_text())
@@ -161,7 +161,7 @@ def test_many_prompts_stop_at_a_bad_one_and_keep_the_others(
 
 def test_memory_is_kept_between_runs(tmp_path: Path, record: Callable[..., Any]) -> None:
     """A second process begins with what the first one learned."""
-    memory = ["--memory", str(tmp_path / "memory")]
+    memory = ["--memory", str(tmp_path / "memory"), "--nodes", "8"]
     first = record("Once upon a time", *SHORT, *memory)
     second = record("Once upon a time", *SHORT, *memory)
     assert second["ids"] == first["ids"]

@@ -71,7 +71,7 @@ def test_a_broken_file_is_compiled_anew(
     broken.write_bytes(b"\x7fELF")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     capsys.readouterr()
-    assert load_native().most_rows(0) > 0
+    assert load_native().most_rows(1) >= load_native().most_rows(0) > 0  # bfloat16 has no faster way
     assert "compiling" in capsys.readouterr().err
     load_native()
     assert not capsys.readouterr().err

@@ -95,16 +95,16 @@ template <class T>
 static void enter(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
   const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head, size = rows * l->hidden;
   float *normed = scratch<0>(2 * size + rows * std::max(a->heads, a->kv_heads) * head);
-  float *wide = normed + size, *given = wide + rows * std::max(a->heads, a->kv_heads) * head;
+  float *projected = normed + size, *given = projected + rows * std::max(a->heads, a->kv_heads) * head;
   rms_norm<T>(floats((const T *)x, given, size), l->before, l->before_eps, normed, rows, l->hidden);
-  project<T>(l->q, normed, wide, rows, a->heads * head, l->hidden, threads);
-  by_heads<T>(wide, a->q, a->heads * a->n * head, a->n * head, l->q_norm, l->q_norm_eps, p, a->batch, a->n, a->heads,
-              head);
-  project<T>(l->k, normed, wide, rows, a->kv_heads * head, l->hidden, threads);
-  by_heads<T>(wide, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_norm_eps, p, a->batch, a->n,
+  project<T>(l->q, normed, projected, rows, a->heads * head, l->hidden, threads);
+  by_heads<T>(projected, a->q, a->heads * a->n * head, a->n * head, l->q_norm, l->q_norm_eps, p, a->batch, a->n,
+              a->heads, head);
+  project<T>(l->k, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
+  by_heads<T>(projected, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_norm_eps, p, a->batch, a->n,
               a->kv_heads, head);
-  project<T>(l->v, normed, wide, rows, a->kv_heads * head, l->hidden, threads);
-  by_heads<T>(wide, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, a->batch, a->n,
+  project<T>(l->v, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
+  by_heads<T>(projected, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, a->batch, a->n,
               a->kv_heads, head);
 }
 

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from speculant.targets.cache import InPlaceLayer
 from speculant.targets.grouped import Attention, GroupedAttention, prepared
 from speculant.targets.known_layers import LINEARS, Part, is_known, turning_functions, window_option
-from speculant.targets.linears import DTYPES, readable
+from speculant.targets.linears import most_rows, readable
 
 
 class _Linear(ctypes.Structure):
@@ -58,7 +58,7 @@ class FusedLayer:
         attention, mlp = module.self_attn, module.mlp
         self.module, self._attention = module, attention
         self._native = native
-        self._most = {dtype: native.most_rows(dtype is torch.bfloat16) for dtype in DTYPES}
+        self._most = most_rows(native)
         self._kind, self._forward = type(module), type(module).forward
         linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
         hidden, head = linears["q_proj"].in_features, attention.head_dim

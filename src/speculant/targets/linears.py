@@ -22,7 +22,7 @@ class FastLinear:
     def __init__(self, module: nn.Linear, native: ctypes.CDLL, *, widens: bool) -> None:
         """Take a layer, and whether the processor must widen bfloat16 before it multiplies."""
         self._module, self._linear, self._widens = module, native.linear, widens
-        self._most = {dtype: native.most_rows(dtype is torch.bfloat16) for dtype in DTYPES}
+        self._most = most_rows(native)
 
     def suits(self, rows: int) -> bool:
         """Say whether the layer is still torch's own, and its own product slower for at least so many rows."""
@@ -60,6 +60,11 @@ class FastLinear:
         if bias is not None:
             y += bias
         return y.to(input.dtype)
+
+
+def most_rows(native: ctypes.CDLL) -> dict[torch.dtype, int]:
+    """Return the most rows that the compiled product is made for, by the type of the weights."""
+    return {dtype: native.most_rows(dtype is torch.bfloat16) for dtype in DTYPES}
 
 
 def is_torchs(module: nn.Module) -> TypeGuard[nn.Linear]:

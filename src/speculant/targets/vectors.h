@@ -48,13 +48,14 @@ static inline Vector wide(const Brain *x) {
 #endif
 }
 
-// The nearest number of T; halfway between two, that with an even last bit.
+// The nearest number of T; halfway between two, that with an even last bit. NaN stays NaN, since what makes it leaves
+// the lower half empty.
 template <class T>
 static inline float rounded(float x) {
   if constexpr (std::is_same_v<T, Brain>) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
-    bits = x == x ? (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000 : 0x7FC00000;
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000;
     std::memcpy(&x, &bits, 4);
   }
   return x;
@@ -62,8 +63,8 @@ static inline float rounded(float x) {
 template <class T>
 static inline Vector rounded(Vector x) {
   if constexpr (std::is_same_v<T, Brain>) {
-    const Bits bits = (Bits)x, near = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000;
-    x = x == x ? (Vector)near : (Vector)(Bits{} + 0x7FC00000);
+    const Bits bits = (Bits)x;
+    x = (Vector)((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000);
   }
   return x;
 }
