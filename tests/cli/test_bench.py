@@ -33,7 +33,7 @@ def forced(tmp_path: Path) -> list[str]:
 
 def test_a_forced_run(forced: list[str], tmp_path: Path, capsys: CaptureFixture) -> None:
     """All methods follow the recording, and the promised files say how; none holds a path."""
-    assert main([*forced, "--methods", METHODS]) == 0
+    assert main([*forced, "--methods", METHODS, "--nodes", "8"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert [line.split()[:2] for line in out.splitlines()[1:6]] == [["model-task", name] for name in METHODS.split(",")]
