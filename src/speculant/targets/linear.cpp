@@ -2,8 +2,9 @@
 //
 // PyTorch's matrix products are made for many rows; for 2 to 64 they run at a third of what memory allows. Here a tile
 // of ROWS x OUTS sums stays in registers, a slice of k (KEPT) keeps x's part in the first cache, and while a block of
-// weights is used for all rows the next one is fetched. Every sum is formed in the same order however many rows there
-// are, so a row's result does not depend, to the last bit, on the others.
+// weights is used for all rows the next one is fetched. Of its weights a tile takes rows that lie APART bytes from each
+// other, since processors too fetch ahead, but one run of addresses in each page. Every sum is formed in the same order
+// however many rows there are, so a row's result does not depend, to the last bit, on the others.
 //
 // w is float or, if `narrow`, bfloat16, which is widened as it is read; x and y are float.
 
@@ -12,7 +13,7 @@
 #include "vectors.h"
 
 constexpr int ROWS = WIDTH == 16 ? 6 : WIDTH == 8 ? 2 : 4;
-constexpr int OUTS = 4, BLOCK = 32, KEPT = 1024, SHARE = 4;
+constexpr int OUTS = 4, BLOCK = 32, KEPT = 1024, SHARE = 4, APART = 8192;
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -39,10 +40,10 @@ static inline Four totals(Vector a, Vector b, Vector c, Vector d) {
 template <class W>
 struct Tile {
   const float *x;  // R rows, `step` apart
-  const W *w;      // `count` rows, `step` apart
-  const W *next;   // what to fetch meanwhile: FETCHED rows, `step` apart
-  float *y;        // R rows of `count`, `y_step` apart
-  int64_t step, y_step, k;  // k: of each row
+  const W *w;      // OUTS rows, `w_step` apart; all behind the first `count` are the last of these again
+  const W *next;   // what to fetch meanwhile: FETCHED rows, `w_step` apart
+  float *y;        // R rows, `y_step` apart, of OUTS sums, `spread` apart
+  int64_t step, w_step, y_step, spread, k;  // k: of each row
   int count;
   bool add;
 };
@@ -50,15 +51,15 @@ struct Tile {
 template <int R, int FETCHED, class W>
 static void multiply(const Tile<W> &t) {
   const W *w[OUTS];
-  for (int o = 0; o < OUTS; o++) w[o] = t.w + std::min(o, t.count - 1) * t.step;
+  for (int o = 0; o < OUTS; o++) w[o] = t.w + std::min(o, t.count - 1) * t.w_step;
   Vector sums[R][OUTS] = {};
   const float *x = t.x;
-  const int64_t whole = t.k / WIDTH * WIDTH, step = t.step;
+  const int64_t whole = t.k / WIDTH * WIDTH, step = t.step, w_step = t.w_step, spread = t.spread;
   for (int64_t i = 0; i < whole; i += WIDTH) {
     Vector b[OUTS];
     for (int o = 0; o < OUTS; o++) b[o] = wide(w[o] + i);
 #pragma GCC unroll 8
-    for (int f = 0; f < FETCHED; f++) __builtin_prefetch(t.next + f * step + i, 0, 2);
+    for (int f = 0; f < FETCHED; f++) __builtin_prefetch(t.next + f * w_step + i, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       Vector a = *(const Vector *)(x + r * step + i);
@@ -71,11 +72,8 @@ static void multiply(const Tile<W> &t) {
     for (int64_t i = whole; i < t.k; i++)
       sum += x[r * step + i] * Four{wide(w[0][i]), wide(w[1][i]), wide(w[2][i]), wide(w[3][i])};
     float *y = t.y + r * t.y_step;
-    if (t.count == OUTS) {
-      *(Four *)y = t.add ? *(Four *)y + sum : sum;
-    } else {
-      for (int o = 0; o < t.count; o++) y[o] = t.add ? y[o] + sum[o] : sum[o];
-    }
+    if (t.add) sum += Four{y[0], y[spread], y[2 * spread], y[3 * spread]};
+    y[0] = sum[0], y[spread] = sum[1], y[2 * spread] = sum[2], y[3 * spread] = sum[3];
   }
 }
 
@@ -86,6 +84,25 @@ static inline void multiply_rows(int rows, const Tile<W> &t) {
   }
   multiply<R, FETCHED>(t);
 }
+template <class W>
+static inline void multiply_rows(int rows, int fetched, const Tile<W> &t) {
+  if (fetched == OUTS) multiply_rows<OUTS>(rows, t);
+  else if (fetched == 2) multiply_rows<2>(rows, t);
+  else if (fetched == 1) multiply_rows<1>(rows, t);
+  else multiply_rows<0>(rows, t);
+}
+
+// A tile with fewer weights than OUTS, and no more sums.
+template <class W>
+static void multiply_last(int rows, Tile<W> t) {
+  float sums[ROWS * OUTS], *y = t.y;
+  const int64_t step = t.y_step;
+  const bool add = t.add;
+  t.y = sums, t.y_step = OUTS, t.add = false;
+  multiply_rows<0>(rows, t);
+  for (int r = 0; r < rows; r++, y += step)
+    for (int o = 0; o < t.count; o++) y[o] = add ? y[o] + sums[r * OUTS + o] : sums[r * OUTS + o];
+}
 
 // The most rows for which this beats PyTorch's product; measured with AVX-512 and AVX2 code, not with any other.
 extern "C" int most_rows(int narrow) { return WIDTH == 16 || (WIDTH == 8 && narrow) ? 96 : WIDTH == 8 ? 20 : 4; }
@@ -94,23 +111,25 @@ template <class W>
 static void product(const float *x, const W *weights, float *y, int64_t n, int64_t outs, int64_t k, int threads) {
   const int64_t blocks = (n + ROWS - 1) / ROWS, pieces = (k + KEPT - 1) / KEPT;
   const int64_t kept = ((k + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
+  int64_t widest = 1;  // how many rows apart
+  while (widest < BLOCK / OUTS && widest * k * (int64_t)sizeof(W) < APART) widest *= 2;
   const int64_t fetched = blocks == 1 ? OUTS : blocks < OUTS ? 2 : 1;
 #pragma omp parallel for schedule(dynamic, SHARE) num_threads(threads)
   for (int64_t from = 0; from < outs; from += BLOCK) {
-    const int64_t to = std::min<int64_t>(outs, from + BLOCK);
+    const int64_t to = std::min<int64_t>(outs, from + BLOCK), spread = to - from == BLOCK ? widest : 1;
     for (int64_t start = 0; start < k; start += kept) {
       const int64_t part = std::min(kept, k - start);
       const W *w = weights + from * k + start, *next = w + (start + kept < k ? kept : BLOCK * k - start);
       for (int64_t b = 0; b < blocks; b++) {
         const int64_t row = n * b / blocks, rows = n * (b + 1) / blocks - row;
-        for (int64_t o = from; o < to; o += OUTS) {
-          const int64_t done = (o - from) * k, count = std::min<int64_t>(OUTS, to - o);
-          Tile<W> t{x + row * k + start, w + done, next + done + b * fetched * k, y + row * outs + o,
-                    k, outs, part, (int)count, start > 0};
-          if (b * fetched >= OUTS) multiply_rows<0>(rows, t);
-          else if (fetched == OUTS) multiply_rows<OUTS>(rows, t);
-          else if (fetched == 2) multiply_rows<2>(rows, t);
-          else multiply_rows<1>(rows, t);
+        for (int64_t tiles = from; tiles < to; tiles += OUTS * spread) {
+          for (int64_t o = tiles; o < std::min(to, tiles + spread); o++) {
+            const int64_t done = (o - from) * k, count = std::min<int64_t>(OUTS, to - o);
+            const Tile<W> t{x + row * k + start, w + done, next + done + b * fetched * spread * k, y + row * outs + o,
+                            k, spread * k, outs, spread, part, (int)count, start > 0};
+            if (count == OUTS) multiply_rows(rows, b * fetched < OUTS ? fetched : 0, t);
+            else multiply_last(rows, t);
+          }
         }
       }
     }
