@@ -77,6 +77,20 @@ def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
     assert play(held, text).mat > 10
 
 
+def test_growing_is_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for a compiler because it is the first to fill a table."""
+    grew: list[bool] = []
+
+    def noting(cells: Cells, limit: int) -> Cells:
+        larger = grown(cells, limit)
+        grew.append(larger is not cells)
+        return larger
+
+    monkeypatch.setattr(mix_module, "grown", noting)
+    drafter()
+    assert grew == [True]
+
+
 def test_a_memory_larger_than_the_limit(tmp_path: Path) -> None:
     """It is refused with a way out, and the drafter goes on with what it has."""
     large, small = drafter(memory_limit=8 << 20), drafter(memory_limit=1 << 20)

@@ -30,7 +30,7 @@ def fast_speculator(model: Any, **options: Any) -> Speculator:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("outs", "k"), [(1, 1), (3, 7), (8, 16), (61, 32), (101, 48), (130, 700), (64, 1931), (33, 1031)])
+@pytest.mark.parametrize(("outs", "k"), [(1, 1), (3, 7), (8, 16), (61, 32), (130, 700), (64, 1931), (33, 1031)])
 def test_products_are_right_and_independent_of_the_rows(outs: int, k: int, dtype: torch.dtype) -> None:
     """Guards every edge of the tiles; and that a row's result is the same beside any others; of floats from two on."""
     torch.manual_seed(outs)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
-from speculant.drafters.cells import CHECK_BITS, MAX_TOKENS, UNIT, Cells, grown, new_cells, room
+from speculant.drafters.cells import CHECK_BITS, MAX_TOKENS, PLACES, UNIT, USED, Cells, grown, new_cells, room
 from speculant.drafters.evidence import LONGEST_ROW
 from speculant.drafters.memory_file import read_memory, write_memory
 from speculant.drafters.mix_kernels import (
@@ -237,6 +237,9 @@ def _warm_up() -> None:
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
     learn_echoes(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
     most_probable(empty, request, text, 2, 1, 1.0)
+    crowded = new_cells(NARROW_ROW, 0, first_bits=0)
+    crowded.facts[USED] = PLACES
+    grown(crowded, 2 * crowded.entries.nbytes)
 
 
 class MixSession:
