@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speculant.drafters import puct, trigram_table
 from speculant.drafters.aded import (
     AdedDrafter,
     AdedPaperDrafter,
@@ -50,6 +51,16 @@ def columns(rows: dict[tuple[int, int], dict[int, int]]) -> list[np.ndarray]:
     """Return rows as the columns that `freeze` takes."""
     entries = [(a, b, c, weight) for (a, b), row in rows.items() for c, weight in row.items()]
     return list(np.array(entries, np.int64).reshape(-1, 4).T)
+
+
+def test_kernels_are_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for a compiler because it is the first to fill a table, or to search as published."""
+    used: list[str] = []
+    monkeypatch.setattr(trigram_table, "copy_rows", lambda *_: used.append("grow"))
+    monkeypatch.setattr(puct, "puct", lambda *_: used.append("search"))
+    drafter()
+    AdedPaperDrafter(vocabulary=VOCABULARY, tokenizer="t")
+    assert used == ["grow", "grow", "search"]
 
 
 def test_the_whole_prompt_is_learned() -> None:

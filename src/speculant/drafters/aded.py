@@ -114,6 +114,7 @@ class AdedDrafter:
     def _warm_up(self) -> None:
         """Load the compiled kernels now, so that the first request does not wait for them."""
         scratch = TrigramTable(rule=self._rule(), limit=0, base=empty_frozen())
+        scratch.make_room()
         scratch.learn(np.zeros(3, np.int32))
         scratch.learn_rows(np.zeros((1, 2), np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
         best_first(scratch.young, scratch.old, scratch.base, 0, 0, 1, scratch.rule, 0.5, 0.0, 1.0)
@@ -240,6 +241,11 @@ class AdedSession:
 
 class AdedPaperDrafter(AdedDrafter):
     """The published setting: PUCT search, and +0.04 per drafting step for the last 14 tri-grams."""
+
+    def _warm_up(self) -> None:
+        super()._warm_up()
+        levels = self._table.young, self._table.old, self._table.base
+        puct.puct(*levels, 0, 0, self._table.rule, np.ones(1, np.uint64))
 
     def _rule(self) -> Rule:
         return PAPER_RULE
