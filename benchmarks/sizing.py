@@ -3,7 +3,7 @@
 The answers are played as in `speculant replay`, and every round is charged what the curve says for its nodes, with
 noise; drafting is charged 250 microseconds. Throughput is in plain decoding's.
 
-    python benchmarks/sizing.py --step-cost benchmarks/results/sizing-step-cost.json -o benchmarks/results/sizing.json
+    python benchmarks/sizing.py --step-cost benchmarks/results/step-cost-bf16.json -o benchmarks/results/sizing.json
 """
 
 from __future__ import annotations
