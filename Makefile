@@ -40,7 +40,7 @@ typecheck: setup
 	@touch $@
 
 test-oldest: .venv-oldest/.ready
-	.venv-oldest/bin/pytest tests/targets tests/test_equality.py tests/test_speculator.py tests/test_stories.py
+	.venv-oldest/bin/pytest tests/engines tests/decoding tests/api/test_speculator.py tests/test_stories.py
 
 # Against the official ADED drafter and Arctic's suffix tree. The latter is built from source with the torch that is
 # here; left to itself, its build would fetch another one.

@@ -22,9 +22,9 @@ import sentencepiece
 from tqdm import tqdm
 
 from speculant.cli.env import environment
-from speculant.drafters.aded import AdedDrafter, save_table
-from speculant.drafters.corpus import TrigramCounter
-from speculant.tree import Int32
+from speculant.core.tree import Int32
+from speculant.drafters.aded.corpus import TrigramCounter
+from speculant.drafters.aded.drafter import AdedDrafter, save_table
 
 TRIGRAMS = 4_610_831
 VOCABULARY = 32000

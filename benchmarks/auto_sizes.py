@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from speculant import Speculator
-from speculant.loading import load_model
-from speculant.speculator import AUTO
-from speculant.stats import Stats
+from speculant.api.loading import load_model
+from speculant.api.speculator import AUTO
+from speculant.core.stats import Stats
 from stories import TOKENS, cut_prompts
 
 SIZES = (0, 4, 8, 16, 32, 64, AUTO)

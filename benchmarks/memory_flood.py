@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from speculant.cli.env import environment
-from speculant.drafters.base import EMPTY_PATH, Drafter, Verified
+from speculant.core.drafter import EMPTY_PATH, Drafter, Verified
+from speculant.core.tree import DraftTree
 from speculant.registry import METHODS, find_method
-from speculant.tree import DraftTree
 
 VOCABULARY = 128_256
 PROMPT, ANSWER = 1000, 1000

@@ -19,10 +19,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from speculant.bench.replay import replay
-from speculant.bench.traces import read_recordings
+from speculant.bench.replay.player import replay
+from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
-from speculant.drafters.mix import MixDrafter
+from speculant.drafters.mix.drafter import MixDrafter
 
 VOCABULARY = 128_256
 BYTES_PER_TOKEN = 24

@@ -24,16 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.replay import replay
-from speculant.bench.traces import read_recordings
+from speculant.api.loading import load_tokenizer
+from speculant.bench.replay.player import replay
+from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
 from speculant.cli.options import quieten
-from speculant.drafters.base import EMPTY_PATH, Verified
-from speculant.drafters.memory_file import read_header
-from speculant.drafters.rest import RestDrafter, save_corpus
-from speculant.drafters.suffix_array import SuffixArrayBuilder
-from speculant.loading import load_tokenizer
-from speculant.tree import DraftTree
+from speculant.core.drafter import EMPTY_PATH, Verified
+from speculant.core.tree import DraftTree
+from speculant.drafters.suffix.array import SuffixArrayBuilder
+from speculant.drafters.suffix.rest import RestDrafter, save_corpus
+from speculant.memory.file import read_header
 
 NODES = 64
 SAID = 5000  # tokens of the held-out text

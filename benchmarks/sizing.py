@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.replay import Playback
-from speculant.bench.traces import Recording, read_recordings
-from speculant.drafters.base import Verified
+from speculant.api.speculator import MOST_NODES
+from speculant.bench.replay.player import Playback
+from speculant.bench.replay.traces import Recording, read_recordings
+from speculant.core.drafter import Verified
+from speculant.core.tree import DraftTree
 from speculant.registry import find_method
-from speculant.round_cost import RoundCost
-from speculant.sizing import BestSize, FixedSize, Sizing
-from speculant.speculator import MOST_NODES
-from speculant.step_cost import StepCost, read_step_cost
-from speculant.tree import DraftTree
-from speculant.values import Values
+from speculant.sizing.acceptance import Values
+from speculant.sizing.latency import RoundCost
+from speculant.sizing.policy import BestSize, FixedSize, Sizing
+from speculant.sizing.step_cost import StepCost, read_step_cost
 from speculant.verifiers.sample_then_follow import sample_then_follow
 
 VOCABULARY = 128_256

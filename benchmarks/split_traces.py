@@ -12,8 +12,8 @@ import json
 import os
 from pathlib import Path
 
-from speculant.bench.replay import replay
-from speculant.bench.traces import read_recordings
+from speculant.bench.replay.player import replay
+from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
 from speculant.registry import METHODS
 

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from speculant.bench.llamacpp import Engine
+from speculant.bench.systems.llamacpp import Engine
 from speculant.cli.env import environment
-from speculant.errors import UnsupportedError
-from speculant.targets.fast import Fast, prepare_model
-from speculant.targets.support import check_model
-from speculant.targets.transformers import TransformersTarget
-from speculant.tree import DraftTree
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import DraftTree
+from speculant.engines.hf.capabilities import check_model
+from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.target import TransformersTarget
 
 READ_BYTES = 1 << 29
 SIZE = 1024

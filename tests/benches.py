@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculant.bench.rows import Row
+from speculant.bench.suite.rows import Row
 
 
 def row(method: str, **changes: Any) -> Row:

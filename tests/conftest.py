@@ -16,7 +16,7 @@ def kernel_cache() -> Path:
     assert spec is not None
     assert spec.origin is not None
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(spec.origin).parent.glob("drafters/*.py")):
+    for path in sorted(Path(spec.origin).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return Path(__file__).parent.parent / ".pytest_cache" / f"kernels-{digest.hexdigest()}"
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from models import VOCABULARY
 from speculant import Speculator
-from speculant.drafters.base import Needs, Verified
-from speculant.tree import DraftTree
+from speculant.core.drafter import Needs, Verified
+from speculant.core.tree import DraftTree
 
 LENGTHS = (9, 1, 30, 4, 17, 9)
 

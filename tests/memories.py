@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from speculant.drafters.base import EMPTY_PATH, Drafter, Verified
-from speculant.drafters.memory_file import Memory, read_any_memory
+from speculant.core.drafter import EMPTY_PATH, Drafter, Verified
+from speculant.core.tree import DraftTree
+from speculant.memory.file import Memory, read_any_memory
 from speculant.registry import METHODS
-from speculant.tree import DraftTree
 from tables import ids
 
 VOCABULARY = 60

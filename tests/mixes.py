@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from speculant.bench.replay import Played, replay
-from speculant.bench.traces import Recording
-from speculant.drafters.base import EMPTY_PATH, Session, Verified
-from speculant.drafters.mix import MixDrafter
-from speculant.tree import DraftTree
+from speculant.bench.replay.player import Played, replay
+from speculant.bench.replay.traces import Recording
+from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from speculant.core.tree import DraftTree
+from speculant.drafters.mix.drafter import MixDrafter
 from tables import ids
 from trees import paths_of
 

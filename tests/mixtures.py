@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from speculant.drafters.cells import UNIT, Cells, new_cells, observe
-from speculant.drafters.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
-from speculant.drafters.copying import NOWHERE
-from speculant.drafters.evidence import LONGEST_ROW, Evidence, gather, new_evidence
-from speculant.drafters.mixing import combine, correct, new_mixer, remember, squash
+from speculant.drafters.mix.cells import UNIT, Cells, new_cells, observe
+from speculant.drafters.mix.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
+from speculant.drafters.mix.features import LONGEST_ROW, Evidence, gather, new_evidence
+from speculant.drafters.mix.mixer import combine, correct, new_mixer, remember, squash
+from speculant.drafters.mix.repetition import NOWHERE
 from tables import ids
 
 VOCABULARY = 100

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.traces import Recording
-from speculant.drafters.base import Needs, Verified
-from speculant.tree import DraftTree
+from speculant.bench.replay.traces import Recording
+from speculant.core.drafter import Needs, Verified
+from speculant.core.tree import DraftTree
 
 
 def recording(output: Sequence[int], category: str = "a", prompt: Sequence[int] = (1,), **recorded: Any) -> Recording:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from speculant.drafters.frozen import Frozen, empty_frozen
-from speculant.drafters.trigram_table import Rule, TrigramTable, lookup
-from speculant.drafters.trigrams import LONGEST_ROW, NONE, UNIT, export, new_level
+from speculant.drafters.aded.frozen import Frozen, empty_frozen
+from speculant.drafters.aded.rows import LONGEST_ROW, NONE, UNIT, export, new_level
+from speculant.drafters.aded.table import Rule, TrigramTable, lookup
 
 Row = list[tuple[int, int]]
 COUNTS = Rule(gain=UNIT, ceiling=8191, memory=8 * UNIT, prior=16 * UNIT, longest=16, bigrams=True)

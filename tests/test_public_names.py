@@ -36,9 +36,12 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("statement", "loaded"),
     [
-        ("import speculant, speculant.registry, speculant.errors, speculant.text, speculant.stats", set()),
-        ("import speculant.drafters.base, speculant.verifiers.sample_then_follow", set()),
-        ("import speculant.drafters.aded, speculant.drafters.memory_file", {"numba"}),
+        (
+            "import speculant, speculant.registry, speculant.core.errors, speculant.api.detokenizer",
+            set(),
+        ),
+        ("import speculant.core.drafter, speculant.verifiers.sample_then_follow", set()),
+        ("import speculant.drafters.aded.drafter, speculant.memory.file", {"numba"}),
     ],
 )
 def test_imports_are_light(statement: str, loaded: set[str]) -> None:

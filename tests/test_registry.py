@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant.errors import UnknownMethodError, UnsupportedError
+from speculant.core.errors import UnknownMethodError, UnsupportedError
 from speculant.registry import METHODS, find_method
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from hypothesis import strategies as st
 
-from speculant.tree import ROOT, DraftTree
+from speculant.core.tree import ROOT, DraftTree
 
 
 @st.composite

@@ -6,28 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speculant.batch import Batch as Batch
-    from speculant.batch import Ticket as Ticket
-    from speculant.decoding import Source as Source
-    from speculant.errors import SpeculantError as SpeculantError
-    from speculant.generation import Piece as Piece
-    from speculant.generation import Result as Result
-    from speculant.speculator import Speculator as Speculator
-    from speculant.stats import Stats as Stats
-    from speculant.tree import DraftTree as DraftTree
+    from speculant.api.batch import Batch as Batch
+    from speculant.api.batch import Ticket as Ticket
+    from speculant.api.result import Piece as Piece
+    from speculant.api.result import Result as Result
+    from speculant.api.speculator import Speculator as Speculator
+    from speculant.core.errors import SpeculantError as SpeculantError
+    from speculant.core.stats import Stats as Stats
+    from speculant.core.tree import DraftTree as DraftTree
+    from speculant.decoding.step import Source as Source
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Batch": "batch",
-    "DraftTree": "tree",
-    "Piece": "generation",
-    "Result": "generation",
-    "Source": "decoding",
-    "SpeculantError": "errors",
-    "Speculator": "speculator",
-    "Stats": "stats",
-    "Ticket": "batch",
+    "Batch": "api.batch",
+    "DraftTree": "core.tree",
+    "Piece": "api.result",
+    "Result": "api.result",
+    "Source": "decoding.step",
+    "SpeculantError": "core.errors",
+    "Speculator": "api.speculator",
+    "Stats": "core.stats",
+    "Ticket": "api.batch",
 }
 
 __all__ = [

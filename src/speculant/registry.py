@@ -9,10 +9,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from speculant.errors import UnknownMethodError
+from speculant.core.errors import UnknownMethodError
 
 if TYPE_CHECKING:
-    from speculant.drafters.base import Drafter
+    from speculant.core.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="none",
                 family="plain decoding",
                 summary="no drafts: the same loop, one token a pass; the baseline",
-                drafter="speculant.drafters.base:NoDrafter",
+                drafter="speculant.core.drafter:NoDrafter",
                 memory=False,
                 replayable=True,
                 corpus=None,
@@ -67,7 +67,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="mix",
                 family="training-free, adaptive n-gram memory",
                 summary="many contexts at once, mixed by what each has been worth; calibrated; the default",
-                drafter="speculant.drafters.mix:MixDrafter",
+                drafter="speculant.drafters.mix.drafter:MixDrafter",
                 memory=True,
                 replayable=True,
                 corpus="mix",
@@ -78,7 +78,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="aded",
                 family="training-free, adaptive n-gram memory",
                 summary="tri-gram table that adapts to the target, best-first tree; cheaper than mix",
-                drafter="speculant.drafters.aded:AdedDrafter",
+                drafter="speculant.drafters.aded.drafter:AdedDrafter",
                 memory=True,
                 replayable=True,
                 corpus="trigram",
@@ -89,7 +89,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="aded-paper",
                 family="training-free, adaptive n-gram memory",
                 summary="ADED as published, constant by constant, for comparison",
-                drafter="speculant.drafters.aded:AdedPaperDrafter",
+                drafter="speculant.drafters.aded.drafter:AdedPaperDrafter",
                 memory=False,
                 replayable=True,
                 corpus="trigram",
@@ -100,7 +100,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="lookup",
                 family="training-free, retrieval from the context",
                 summary="copies what followed the longest, most recent match of the last tokens",
-                drafter="speculant.drafters.lookup:LookupDrafter",
+                drafter="speculant.drafters.copying.lookup:LookupDrafter",
                 memory=False,
                 replayable=True,
                 corpus=None,
@@ -111,7 +111,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="sad",
                 family="training-free, retrieval from the context",
                 summary="repeats the prompt from where the output stands in it; for corrections",
-                drafter="speculant.drafters.sad:SadDrafter",
+                drafter="speculant.drafters.copying.sad:SadDrafter",
                 memory=False,
                 replayable=True,
                 corpus=None,
@@ -122,7 +122,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="maxgram",
                 family="training-free, retrieval from the context",
                 summary="copies behind the longest match, else follows learned bi-grams",
-                drafter="speculant.drafters.maxgram:MaxGramDrafter",
+                drafter="speculant.drafters.copying.maxgram:MaxGramDrafter",
                 memory=True,
                 replayable=True,
                 corpus=None,
@@ -144,7 +144,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="logitspec",
                 family="training-free, recycled logits",
                 summary="the root's runners-up as guesses, each continued from the text",
-                drafter="speculant.drafters.logitspec:LogitSpecDrafter",
+                drafter="speculant.drafters.copying.logitspec:LogitSpecDrafter",
                 memory=False,
                 replayable=False,
                 corpus=None,
@@ -155,7 +155,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="suffix",
                 family="training-free, suffix index",
                 summary="suffix trees over the request and past outputs, the most frequent continuations as a tree",
-                drafter="speculant.drafters.suffix:SuffixDrafter",
+                drafter="speculant.drafters.suffix.drafter:SuffixDrafter",
                 memory=True,
                 replayable=True,
                 corpus=None,
@@ -166,7 +166,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="sam",
                 family="training-free, suffix index",
                 summary="suffix automata over the request and past text, the continuation of the longest match",
-                drafter="speculant.drafters.sam:SamDrafter",
+                drafter="speculant.drafters.suffix.sam:SamDrafter",
                 memory=True,
                 replayable=True,
                 corpus=None,
@@ -177,7 +177,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="rest",
                 family="training-free, retrieval from a datastore",
                 summary="what followed the longest match in a corpus or in past requests, as a tree",
-                drafter="speculant.drafters.rest:RestDrafter",
+                drafter="speculant.drafters.suffix.rest:RestDrafter",
                 memory=True,
                 replayable=True,
                 corpus="suffix",

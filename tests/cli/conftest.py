@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models import tiny_model
-from speculant.loading import load_tokenizer
+from speculant.api.loading import load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from models import SHAPE
-from speculant.bench.contest import Contest
+from speculant.bench.suite.runner import Contest
 from speculant.cli.main import main
-from speculant.errors import SpeculantError
+from speculant.core.errors import SpeculantError
 
 CaptureFixture = pytest.CaptureFixture[str]
 METHODS = "none,aded,mix,hf:generate,hf:prompt-lookup"

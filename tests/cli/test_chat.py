@@ -13,7 +13,7 @@ from speculant import Speculator
 from speculant.cli import chat
 from speculant.cli.chat import Conversation
 from speculant.cli.main import main
-from speculant.drafters.mix import MixSession
+from speculant.drafters.mix.drafter import MixSession
 
 OPTIONS = {"max_new_tokens": 12, "temperature": 0.0}
 CaptureFixture = pytest.CaptureFixture[str]

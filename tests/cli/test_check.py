@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from speculant.bench import margins as judged
-from speculant.bench.margins import Margin
+from speculant.bench.suite import margins as judged
+from speculant.bench.suite.margins import Margin
 from speculant.cli.main import main
 
 CaptureFixture = pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benches import row
-from speculant.bench.summary import summary
+from speculant.bench.report.summary import summary
 from speculant.cli.main import main
 
 CaptureFixture = pytest.CaptureFixture[str]

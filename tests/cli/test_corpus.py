@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from speculant import Speculator
+from speculant.api.loading import bundled_model, load_tokenizer
 from speculant.cli import corpus
 from speculant.cli.main import main
-from speculant.drafters.aded import AdedDrafter, load_table
-from speculant.drafters.frozen import thaw
-from speculant.drafters.rest import RestDrafter
-from speculant.fingerprint import tokenizer_fingerprint
-from speculant.loading import bundled_model, load_tokenizer
+from speculant.drafters.aded.drafter import AdedDrafter, load_table
+from speculant.drafters.aded.frozen import thaw
+from speculant.drafters.suffix.rest import RestDrafter
+from speculant.memory.fingerprint import tokenizer_fingerprint
 
 CaptureFixture = pytest.CaptureFixture[str]
 

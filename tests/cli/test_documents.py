@@ -10,7 +10,7 @@ import pytest
 
 from speculant.cli import documents
 from speculant.cli.documents import Document, parse_row, read_documents
-from speculant.errors import FileError
+from speculant.core.errors import FileError
 
 
 def read(path: Path) -> tuple[list[Document], int, list[str]]:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from speculant import Speculator
-from speculant.batch import Batch
+from speculant.api.batch import Batch
 from speculant.cli.baselines import Baselines
 from speculant.cli.generate import shortened
 from speculant.cli.main import main
-from speculant.decoding import Decoding
-from speculant.drafters.mix import MixSession
-from speculant.targets.ragged import RaggedPass
+from speculant.decoding.step import Decoding
+from speculant.drafters.mix.drafter import MixSession
+from speculant.engines.hf.batch_pass import RaggedPass
 
 KEYS = [
     *("prompt", "text", "ids", "finish_reason", "method", "tokens", "rounds", "mat", "tokens_per_second"),
@@ -198,7 +198,7 @@ def test_places_that_cannot_be_written_fail_first(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """Nobody should wait for a text that is lost in the end."""
-    monkeypatch.setattr("speculant.speculator.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("speculant.api.speculator.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert main(["generate", "Tom", option, str(tmp_path / "none" / "file")]) == 1
     assert "there is no folder" in capsys.readouterr().err
 

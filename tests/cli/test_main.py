@@ -12,7 +12,7 @@ import pytest
 from speculant import __version__
 from speculant.cli import methods
 from speculant.cli.main import main
-from speculant.errors import FileError, UsageError
+from speculant.core.errors import FileError, UsageError
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from memories import KEPT, drafted, saved
+from speculant.api.loading import bundled_model
 from speculant.cli.main import main
 from speculant.cli.memory import ago
-from speculant.drafters import memory_file
-from speculant.drafters.memory_file import read_any_memory
-from speculant.loading import bundled_model
+from speculant.memory import file as memory_file
+from speculant.memory.file import read_any_memory
 
 CaptureFixture = pytest.CaptureFixture[str]
 TEXT = [*range(10, 20)] * 3

@@ -69,6 +69,6 @@ def test_a_misspelled_method_fails_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Loading may take minutes."""
-    monkeypatch.setattr("speculant.speculator.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("speculant.api.speculator.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert main(["generate", "x", "--method", "adde"]) == 2
     assert "Did you mean 'aded'?" in capsys.readouterr().err

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from speculant.api.result import Piece
 from speculant.cli.output import GREEN, RESET, YELLOW, check_writable, painted, write_json
-from speculant.decoding import Source
-from speculant.errors import FileError
-from speculant.generation import Piece
+from speculant.core.errors import FileError
+from speculant.decoding.step import Source
 
 
 def test_tokens_are_painted_by_source() -> None:

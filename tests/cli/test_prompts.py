@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from speculant.cli.prompts import given_prompt, read_prompts
-from speculant.errors import FileError, UsageError
+from speculant.core.errors import FileError, UsageError
 
 
 @pytest.mark.parametrize(

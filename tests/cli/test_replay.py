@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from speculant.api.loading import bundled_model
 from speculant.cli.main import main
-from speculant.drafters.base import NoDrafter
-from speculant.loading import bundled_model
+from speculant.core.drafter import NoDrafter
 
 CaptureFixture = pytest.CaptureFixture[str]
 ROW = {"prompt_ids": [1, 2], "output_ids": [4, 5, 6] * 10, "category": "x", "recorded": {"eagle": [2] * 40}}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from speculant.api.result import Result
 from speculant.cli.baselines import Timed
 from speculant.cli.report import Outcome, totals
-from speculant.generation import Result
-from speculant.stats import Stats
+from speculant.core.stats import Stats
 
 
 def outcome(

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from speculant import Speculator
-from speculant.drafters.base import EMPTY_PATH, Needs, Session, Verified
+from speculant.core.drafter import EMPTY_PATH, Needs, Session, Verified
+from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError, UsageError
+from speculant.core.tree import DraftTree
 from speculant.drafters.recycling import UNKNOWN, RecyclingDrafter, RecyclingSettings, expected_shares, tree_shape
-from speculant.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError, UsageError
-from speculant.tree import DraftTree
 from tables import ids
 from trees import make_tree, paths_of
 

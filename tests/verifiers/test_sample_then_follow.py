@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from speculant.tree import DraftTree
+from speculant.core.tree import DraftTree
 from speculant.verifiers.sample_then_follow import sample_then_follow
 from trees import make_tree, random_draft
 

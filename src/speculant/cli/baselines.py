@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speculant.requests import Message
-    from speculant.speculator import Speculator
+    from speculant.api.requests import Message
+    from speculant.api.speculator import Speculator
 
 WARM_UP = "one two one two one two"
 WARM_UP_TOKENS, WARM_UP_NODES = 8, 8  # so few tokens would end before sizes of their own choice have grown
@@ -69,7 +69,7 @@ class Baselines:
         """Decode by `model.generate`, with the random stream that the seed gives."""
         import torch
 
-        from speculant.targets.preparation import sampling_options
+        from speculant.engines.hf.generate_capture import sampling_options
 
         speculator, options = self._speculator, self._options
         model, tokenizer = speculator.model, speculator.tokenizer

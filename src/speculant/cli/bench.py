@@ -12,10 +12,10 @@ from speculant.cli.env import environment
 from speculant.cli.options import Subparsers, add_loading_options, node_count, quieten, whole
 from speculant.cli.output import say
 from speculant.cli.replay import bar
-from speculant.errors import FileError, UsageError
+from speculant.core.errors import FileError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.bench.tasks import Task
+    from speculant.bench.suite.tasks import Task
 
 DESCRIPTION = """\
 Time methods against plain decoding in the same process. With --forced the model runs every pass, but the next tokens
@@ -78,20 +78,20 @@ def run(args: argparse.Namespace) -> int:
     quieten()
     from tqdm import tqdm
 
-    from speculant.bench.contest import Contest
-    from speculant.bench.contestants import PLAIN
-    from speculant.bench.growth import lengths_of
-    from speculant.bench.growth_sheet import growth_table, verdict
-    from speculant.bench.lineup import line_up, named_methods
-    from speculant.bench.llamacpp import LLAMACPP
-    from speculant.bench.records import write_records
-    from speculant.bench.rows import RowFile
-    from speculant.bench.scores import scores
-    from speculant.bench.summary import summary
-    from speculant.bench.table import aligned
-    from speculant.bench.tasks import Sampling
-    from speculant.loading import load_model
-    from speculant.speculator import Speculator
+    from speculant.api.loading import load_model
+    from speculant.api.speculator import Speculator
+    from speculant.bench.report.summary import summary
+    from speculant.bench.report.table import aligned
+    from speculant.bench.scaling.measure import lengths_of
+    from speculant.bench.scaling.report import growth_table, verdict
+    from speculant.bench.suite.records import write_records
+    from speculant.bench.suite.rows import RowFile
+    from speculant.bench.suite.runner import Contest
+    from speculant.bench.suite.scores import scores
+    from speculant.bench.suite.tasks import Sampling
+    from speculant.bench.systems.llamacpp import LLAMACPP
+    from speculant.bench.systems.select import line_up, named_methods
+    from speculant.bench.systems.system import PLAIN
 
     methods = named_methods(
         args.methods,
@@ -154,9 +154,9 @@ def measured_growth(args: argparse.Namespace, model: Any, methods: Sequence[str]
     """Measure how cost grows, with the first of our own methods that drafts, or `mix`."""
     from tqdm import tqdm
 
-    from speculant.bench.growth import measure_growth
+    from speculant.api.speculator import Speculator
+    from speculant.bench.scaling.measure import measure_growth
     from speculant.registry import METHODS
-    from speculant.speculator import Speculator
 
     drafting = next((name for name in methods if name in METHODS and name != "none"), "mix")
     options = {"method": drafting, "memory_limit": args.memory_limit << 20, "fast": args.fast}
@@ -224,9 +224,9 @@ def batches(text: str) -> list[int]:
 
 def target(args: argparse.Namespace) -> tuple[Any, Any]:
     """Load or make the model that is asked for, and its tokenizer or None."""
-    from speculant.bench.inflate import inflate
-    from speculant.bench.shapes import random_model
-    from speculant.loading import load_model
+    from speculant.api.loading import load_model
+    from speculant.bench.systems.inflate import inflate
+    from speculant.bench.systems.shapes import random_model
 
     options = {"dtype": args.dtype, "device": args.device, "attention": args.attn}
     if args.config is not None:
@@ -249,9 +249,9 @@ def positions_of(model: Any) -> int | None:
 
 def forced_tasks(args: argparse.Namespace, model: Any) -> tuple[list[Task], bool]:
     """Return a task per file of recorded outputs, and whether ids were mapped."""
-    from speculant.bench.forced import fit_vocabulary
-    from speculant.bench.tasks import recorded_task
-    from speculant.bench.traces import read_recordings
+    from speculant.bench.replay.traces import read_recordings
+    from speculant.bench.suite.tasks import recorded_task
+    from speculant.bench.systems.forced import fit_vocabulary
 
     paths = [Path(path) for path in dict.fromkeys(args.forced)]
     files = [list(read_recordings(path))[: args.limit] for path in paths]
@@ -269,8 +269,8 @@ def forced_tasks(args: argparse.Namespace, model: Any) -> tuple[list[Task], bool
 
 def asked_tasks(args: argparse.Namespace, model: Any, tokenizer: Any) -> list[Task]:
     """Return a task per suite."""
-    from speculant.bench.suites import read_suite
-    from speculant.bench.tasks import asked_task
+    from speculant.bench.suite.suites import read_suite
+    from speculant.bench.suite.tasks import asked_task
 
     folder = None if args.data is None else Path(args.data)
     return [

@@ -19,11 +19,11 @@ from speculant.cli.options import (
     text_options,
 )
 from speculant.cli.output import check_writable, say, write_stream
-from speculant.errors import PromptError
+from speculant.core.errors import PromptError
 
 if TYPE_CHECKING:
-    from speculant.requests import Message
-    from speculant.speculator import Speculator
+    from speculant.api.requests import Message
+    from speculant.api.speculator import Speculator
 
 HELP = """\
 /reset  forget the conversation and begin a new one
@@ -136,7 +136,7 @@ class Conversation:
 
         Templates render earlier turns in their own ways and text tokenises anew, so nothing is taken for granted.
         """
-        from speculant.targets.cache import crop_cache
+        from speculant.engines.hf.cache import crop_cache
 
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

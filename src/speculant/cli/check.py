@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     speculator = build_speculator(args)
     import numpy as np
 
-    from speculant.bench.margins import margins
-    from speculant.bench.proof import Proof
-    from speculant.errors import PromptError, TokenizerError
+    from speculant.bench.suite.margins import margins
+    from speculant.bench.suite.proof import Proof
+    from speculant.core.errors import PromptError, TokenizerError
 
     if speculator.tokenizer is None:
         raise TokenizerError("the prompts are text, and this model has no tokenizer.")

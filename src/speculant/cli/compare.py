@@ -25,9 +25,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the ratios."""
-    from speculant.bench.comparison import compare, differing, lines
-    from speculant.bench.records import read_result
-    from speculant.bench.table import aligned
+    from speculant.bench.report.comparison import compare, differing, lines
+    from speculant.bench.report.table import aligned
+    from speculant.bench.suite.records import read_result
 
     before, after = read_result(Path(args.before)), read_result(Path(args.after))
     rows, different = compare(before, after), differing(before, after)

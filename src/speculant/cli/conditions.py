@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speculant.bench.contest import Contest
+    from speculant.bench.suite.runner import Contest
 
 LABELS = ("forced", "random weights", "inflated")
 
@@ -26,7 +26,7 @@ def conditions(args: argparse.Namespace, contest: Contest) -> dict[str, Any]:
     """Return how it is run: what must be the same for a run to go on."""
     import torch
 
-    from speculant.bench.contestants import Own
+    from speculant.bench.systems.system import Own
 
     return {
         "model": model_name(args),
@@ -59,7 +59,7 @@ def labels(settings: dict[str, Any]) -> list[str]:
 
 def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
     """Return the same for people."""
-    from speculant.bench.contest import GROUP
+    from speculant.bench.suite.runner import GROUP
 
     where = (
         f"Model {settings['model']}, {settings['dtype']} on {settings['device']}, {settings['attention']} attention, "

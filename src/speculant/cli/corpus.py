@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from speculant.cli.documents import Document, read_documents
 from speculant.cli.options import Subparsers, quieten
 from speculant.cli.output import check_writable
-from speculant.errors import FileError, ModelNotFoundError, UsageError
+from speculant.core.errors import FileError, ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.drafters.base import Drafter
+    from speculant.core.drafter import Drafter
 
 DESCRIPTION = """\
 Learn texts as prompts (for the method mix), count their tri-grams (for aded), or sort their suffixes (for rest), and
@@ -94,9 +94,9 @@ def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, voc
         UsageError: the texts hold none.
         FileError: the table cannot be written.
     """
-    from speculant.drafters.aded import save_table
-    from speculant.drafters.corpus import TrigramCounter, count_trigrams
-    from speculant.fingerprint import tokenizer_fingerprint
+    from speculant.drafters.aded.corpus import TrigramCounter, count_trigrams
+    from speculant.drafters.aded.drafter import save_table
+    from speculant.memory.fingerprint import tokenizer_fingerprint
 
     counter = TrigramCounter(vocabulary)
     read(counter)
@@ -136,8 +136,8 @@ def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
         UsageError: the texts hold none.
         FileError: the memory cannot be written.
     """
-    from speculant.drafters.mix import MixDrafter
-    from speculant.fingerprint import tokenizer_fingerprint
+    from speculant.drafters.mix.drafter import MixDrafter
+    from speculant.memory.fingerprint import tokenizer_fingerprint
 
     drafter = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
     prompts = Prompts(drafter)
@@ -155,9 +155,9 @@ def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
         UsageError: the texts hold none.
         FileError: the disk is full.
     """
-    from speculant.drafters.rest import save_corpus
-    from speculant.drafters.suffix_array import SuffixArrayBuilder
-    from speculant.fingerprint import tokenizer_fingerprint
+    from speculant.drafters.suffix.array import SuffixArrayBuilder
+    from speculant.drafters.suffix.rest import save_corpus
+    from speculant.memory.fingerprint import tokenizer_fingerprint
 
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -200,7 +200,7 @@ def load_vocabulary(args: argparse.Namespace) -> tuple[Any, int]:
     Raises:
         ModelNotFoundError, TokenizerError: there is no such model or tokenizer.
     """
-    from speculant.loading import bundled_model, load_tokenizer
+    from speculant.api.loading import bundled_model, load_tokenizer
 
     if args.tokenizer is not None:
         tokenizer = load_tokenizer(args.tokenizer)

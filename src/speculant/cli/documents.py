@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from speculant.cli.prompts import is_text
-from speculant.errors import FileError
+from speculant.core.errors import FileError
 
 Document = str | list[int]
 

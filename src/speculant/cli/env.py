@@ -48,7 +48,7 @@ def environment(model: Any = None) -> dict[str, Any]:
     """
     import torch
 
-    from speculant.loading import default_device
+    from speculant.api.loading import default_device
 
     device = default_device() if model is None else str(model.device)
     default_dtype = "float32" if device == "cpu" else "the checkpoint's own"

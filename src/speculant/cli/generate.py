@@ -22,12 +22,12 @@ from speculant.cli.options import (
 from speculant.cli.output import LEGEND, check_writable, say, write_json, write_stream
 from speculant.cli.prompts import given_prompt, read_prompts
 from speculant.cli.report import Outcome, totals
-from speculant.errors import PromptError, SpeculantError, UsageError
+from speculant.core.errors import PromptError, SpeculantError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.batch import Batch, Ticket
-    from speculant.requests import Message
-    from speculant.speculator import Speculator
+    from speculant.api.batch import Batch, Ticket
+    from speculant.api.requests import Message
+    from speculant.api.speculator import Speculator
 
 DESCRIPTION = """\
 Continue a prompt. The text goes to standard output as it comes, what there is to say about it to standard

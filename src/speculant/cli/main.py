@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from speculant import __version__
 from speculant.cli import bench, chat, check, compare, corpus, env, generate, memory, methods, replay, tune
-from speculant.errors import SpeculantError
+from speculant.core.errors import SpeculantError
 
 COMMANDS = (generate, chat, methods, bench, compare, check, corpus, memory, replay, tune, env)
 INTERRUPTED = 130

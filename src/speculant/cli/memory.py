@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.cli.options import Subparsers, whole
 from speculant.cli.output import check_writable, say
-from speculant.errors import FileError, ForeignMemoryError, UsageError
+from speculant.core.errors import FileError, ForeignMemoryError, UsageError
 from speculant.registry import METHODS
 
 if TYPE_CHECKING:
-    from speculant.drafters.memory_file import Memory
+    from speculant.memory.file import Memory
 
 MERGE = """\
 Make one memory of several of one kind and tokenizer. Name the latest last: where two cannot stay, later files and what
@@ -59,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def info(args: argparse.Namespace) -> int:
     """Print what a file holds."""
-    from speculant.drafters.memory_file import read_any_memory
+    from speculant.memory.file import read_any_memory
 
     path = Path(args.file)
     found = described(path, read_any_memory(path))
@@ -85,8 +85,8 @@ def merge(args: argparse.Namespace) -> int:
         UsageError: fewer than two files, one named twice, or an output that would be lost.
         ForeignMemoryError: the files are of different kinds or tokenizers.
     """
-    from speculant.drafters.kinds import kind_of
-    from speculant.drafters.memory_file import read_any_memory, write_memory
+    from speculant.memory.file import read_any_memory, write_memory
+    from speculant.memory.kinds import kind_of
 
     paths, output = [Path(file) for file in args.files], Path(args.output)
     check_writable(args.output)
@@ -115,8 +115,8 @@ def clear(args: argparse.Namespace) -> int:
     Raises:
         UsageError: nobody can be asked, and --yes was not given.
     """
-    from speculant.drafters.kinds import kind_of
-    from speculant.drafters.memory_file import read_any_memory, write_memory
+    from speculant.memory.file import read_any_memory, write_memory
+    from speculant.memory.kinds import kind_of
 
     path = Path(args.file).resolve()  # a link's own file is what holds the text
     memory = read_any_memory(path)
@@ -175,8 +175,8 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
     Raises:
         FileError: the file is gone.
     """
-    from speculant.drafters.kinds import kind_of
-    from speculant.drafters.memory_file import VERSION
+    from speculant.memory.file import VERSION
+    from speculant.memory.kinds import kind_of
 
     kind = kind_of(memory)
     try:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from speculant.cli.compiling import compiling_said
 from speculant.cli.output import say
-from speculant.errors import FileError, MemoryFileError, UnsupportedError
+from speculant.core.errors import FileError, MemoryFileError, UnsupportedError
 from speculant.registry import find_method
 
 if TYPE_CHECKING:
-    from speculant.speculator import Speculator
+    from speculant.api.speculator import Speculator
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -111,7 +111,7 @@ def build_speculator(args: argparse.Namespace) -> Speculator:
     quieten()
     if args.model is not None and not Path(args.model).exists():
         say(f"there is no folder {args.model} here; the hub is asked for it, which may take a while.")
-    from speculant.speculator import Speculator
+    from speculant.api.speculator import Speculator
 
     with compiling_said():
         speculator = Speculator.from_pretrained(

@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.errors import FileError
+from speculant.core.errors import FileError
 
 if TYPE_CHECKING:
-    from speculant.generation import Piece, Stream
+    from speculant.api.result import Piece, Stream
 
 GREEN, YELLOW, RESET = "\033[32m", "\033[33m", "\033[0m"
 COLORS = {"plain": "", "accepted": GREEN, "bonus": YELLOW}

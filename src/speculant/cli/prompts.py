@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from speculant.errors import FileError, UsageError
+from speculant.core.errors import FileError, UsageError
 
 
 def given_prompt(text: str) -> str:

@@ -13,14 +13,14 @@ from speculant.cli.corpus import Rejected, file_size
 from speculant.cli.env import environment, usable_cores
 from speculant.cli.options import Subparsers, quieten, whole
 from speculant.cli.output import check_writable, say, write_json
-from speculant.errors import FileError, UsageError
+from speculant.core.errors import FileError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.bench.corpora import Corpus
-    from speculant.bench.replay import Played
-    from speculant.bench.runs import Run
-    from speculant.bench.traces import Recording
-    from speculant.step_cost import StepCost
+    from speculant.bench.replay.corpora import Corpus
+    from speculant.bench.replay.player import Played
+    from speculant.bench.replay.runs import Run
+    from speculant.bench.replay.traces import Recording
+    from speculant.sizing.step_cost import StepCost
 
 DESCRIPTION = """\
 Play recorded answers as if the model were giving them now, and say what each method would have got accepted.
@@ -81,9 +81,9 @@ class Trace:
 
 def run(args: argparse.Namespace) -> int:
     """Read, play, and show what came of it."""
-    from speculant.bench.corpora import assign, read_corpus
-    from speculant.bench.runs import check_method
-    from speculant.step_cost import read_step_cost
+    from speculant.bench.replay.corpora import assign, read_corpus
+    from speculant.bench.replay.runs import check_method
+    from speculant.sizing.step_cost import read_step_cost
 
     for path in (args.json, args.html):
         if path not in (None, "-"):
@@ -114,7 +114,7 @@ def named_tokenizer(source: str | None) -> Any:
     if source is None:
         return None
     quieten()
-    from speculant.loading import load_tokenizer
+    from speculant.api.loading import load_tokenizer
 
     return load_tokenizer(source)
 
@@ -127,8 +127,8 @@ def read_traces(args: argparse.Namespace, tokenizer: Any, rejected: Rejected) ->
     """
     from tqdm import tqdm
 
-    from speculant.bench.runs import in_order
-    from speculant.bench.traces import read_recordings
+    from speculant.bench.replay.runs import in_order
+    from speculant.bench.replay.traces import read_recordings
 
     paths = [Path(path) for path in dict.fromkeys(args.traces)]
     names = [path.stem for path in paths]
@@ -151,7 +151,7 @@ def plan(
     tokenizer: Any,
 ) -> list[Run]:
     """Return the runs: every method on every file."""
-    from speculant.bench.runs import Run, vocabulary_of
+    from speculant.bench.replay.runs import Run, vocabulary_of
 
     known = 0 if tokenizer is None else len(tokenizer)
     return [
@@ -174,7 +174,7 @@ def play(runs: Sequence[Run], jobs: int) -> list[Played]:
     """Play the runs behind a progress bar."""
     from tqdm import tqdm
 
-    from speculant.bench.workers import play_runs
+    from speculant.bench.replay.workers import play_runs
 
     with tqdm(total=sum(run.tokens for run in runs), unit="tokens", unit_scale=True, **bar("playing")) as progress:
         return play_runs(runs, jobs=jobs, advance=progress.update)
@@ -191,8 +191,8 @@ class Results:
     def __init__(
         self, traces: Sequence[Trace], runs: Sequence[Run], played: Sequence[Played], cost: StepCost | None
     ) -> None:
-        from speculant.bench.figures import run_figures
-        from speculant.bench.recorded import DRAFTS, play_recorded, recorded_names
+        from speculant.bench.replay.figures import run_figures
+        from speculant.bench.replay.recorded import DRAFTS, play_recorded, recorded_names
 
         self.traces = traces
         self.played = {(run.file, run.method): each for run, each in zip(runs, played, strict=True)}
@@ -208,8 +208,8 @@ class Results:
 
     def page(self, notes: Sequence[str], tokenizer: Any) -> str:
         """Return the page, with an excerpt of each file's last request."""
-        from speculant.bench.excerpts import last_excerpt
-        from speculant.bench.page import page
+        from speculant.bench.report.excerpts import last_excerpt
+        from speculant.bench.report.page import page
 
         recordings = {trace.name: trace.recordings for trace in self.traces}
         excerpts = {key: last_excerpt(each, recordings[key[0]], tokenizer) for key, each in self.played.items()}
@@ -249,7 +249,7 @@ def sentences(settings: dict[str, Any]) -> list[str]:
 
 def show(args: argparse.Namespace, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
     """Print the table and write what was asked for."""
-    from speculant.bench.table import aligned, table
+    from speculant.bench.report.table import aligned, table
 
     notes = sentences(settings)
     if args.json == "-":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.cli.baselines import Timed
 
 if TYPE_CHECKING:
-    from speculant.generation import Result
+    from speculant.api.result import Result
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from speculant.cli.env import environment
 from speculant.cli.options import Subparsers, add_loading_options, quieten, whole
 from speculant.cli.output import check_writable, say, write_json
-from speculant.errors import FileError
+from speculant.core.errors import FileError
 
 DESCRIPTION = """\
 Measure what a pass of the model over 0 to N drafted tokens costs on this machine, at a few lengths of text, and keep
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     quieten()
     from tqdm import tqdm
 
-    from speculant.speculator import Speculator
-    from speculant.tuning import PREFIXES, measure_step_cost, step_cost_file
+    from speculant.api.speculator import Speculator
+    from speculant.sizing.tuning import PREFIXES, measure_step_cost, step_cost_file
 
     speculator = Speculator.from_pretrained(
         args.model, dtype=args.dtype, device=args.device, attention=args.attn, fast=args.fast, method="none"

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.drafters.base import MEMORY_LIMIT, Needs, Session, Verified
-from speculant.drafters.context import heaviest_first, warm_up
-from speculant.drafters.memory_file import read_memory, write_memory
-from speculant.errors import UnsupportedError, UsageError
-from speculant.tree import ROOT, DraftTree, Int32
+from speculant.core.drafter import MEMORY_LIMIT, Needs, Session, Verified
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.drafters.copying.context import heaviest_first, warm_up
+from speculant.memory.file import read_memory, write_memory
 
 Array = npt.NDArray[Any]
 

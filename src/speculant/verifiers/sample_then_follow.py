@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from speculant.tree import ROOT, DraftTree
+from speculant.core.tree import ROOT, DraftTree
 
 
 def sample_then_follow(tree: DraftTree, draw: Callable[[int], tuple[int, bool]]) -> tuple[list[int], list[int], bool]:

@@ -1,0 +1,1 @@
+"""What users import: models with drafters, results, batches."""

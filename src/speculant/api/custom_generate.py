@@ -1,0 +1,210 @@
+"""A speculator as a decoding method of transformers: `model.generate(..., custom_generate=speculator)`.
+
+One row is decoded by itself. Several are requests of a `Batch`: `generate` prepared them as one, so they are taken
+apart into calls of one row each, decoded together, and put side by side again as `generate` would return them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.generation import GenerateDecoderOnlyOutput, logits_process, stopping_criteria
+
+from speculant.api.batch import Batch, finish
+from speculant.api.result import Run
+from speculant.core.errors import BatchError, UnsupportedError
+from speculant.engines.hf.cache import usable_cache
+from speculant.engines.hf.generate_capture import Call, check
+from speculant.sizing.policy import Sizing
+
+PARTS = (logits_process.LogitsProcessor, stopping_criteria.StoppingCriteria)
+OWN = {logits_process.__name__, stopping_criteria.__name__}
+STATEFUL = logits_process.SynthIDTextWatermarkLogitsProcessor
+OF_A_BATCH = (
+    logits_process.EncoderNoRepeatNGramLogitsProcessor,
+    logits_process.EncoderRepetitionPenaltyLogitsProcessor,
+    logits_process.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bound:
+    """A speculator's decoding method; `Speculator.bind` makes it.
+
+    Attributes:
+        begin: returns the request that a call of one row makes.
+        sizing: returns what says how many nodes a request spends by itself.
+        batch: returns an empty batch of a size.
+        streamer, stop, seed, tokenizer: see `Speculator.bind`.
+    """
+
+    begin: Callable[..., Run]
+    sizing: Callable[[], Sizing]
+    batch: Callable[[int], Batch]
+    streamer: Any
+    stop: str | Sequence[str] | None
+    seed: int | None
+    tokenizer: Any
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode and return what `generate` returns: ids Int64[B, T], or an output object if it was asked for.
+
+        Each of several rows says what it would say as a call of its own, in which processors and criteria see
+        its ids Int64[1, T], padding in front included, as they do in `generate`. They are copied for every row, so the
+        originals stay as they were; plain functions cannot be copied and are shared. Sampled rows have random
+        streams of their own; where `bind` was given no seed, theirs are drawn from torch's default stream.
+
+        Rows that end before the longest are filled up with pad tokens. At those, scores and logits [B, V] of the output
+        object are 0 for the pad token and -inf for all others. Its cache is None for several rows, since no cache of
+        transformers holds rows of different lengths.
+
+        Raises:
+            UnsupportedError: something that was asked for cannot be honoured; nothing was decoded.
+            BatchError: some of several rows failed; it holds what all of them said.
+        """
+        call = Call()
+        call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        runs = [self._alone(call)] if input_ids.shape[0] == 1 else self._together(call)
+        return _output(runs, generation_config)
+
+    def _alone(self, call: Call) -> Run:
+        if self.streamer is not None:
+            self.streamer.put(call.ids.cpu())
+        run = self._begin(call, self.seed)
+        for _ in run.rounds(self.sizing()):
+            pass
+        return run
+
+    def _together(self, call: Call) -> list[Run]:
+        check(call)
+        if self.streamer is not None:
+            raise UnsupportedError(
+                f"a streamer takes one sequence, not {call.ids.shape[0]}. Leave it out, or use `Speculator.batch`, "
+                "which gives every text piece by piece."
+            )
+        runs = [self._begin(row, self._seed(row, place)) for place, row in enumerate(split(call))]
+        if any(run.request.other_criteria and not run.request.ending for run in runs):
+            raise UnsupportedError(
+                "without an end of text transformers pads nothing: rows that a criterion or stop string ended go on "
+                "until all have ended. Set eos_token_id, or call once for each row."
+            )
+        batch = self.batch(len(runs))
+        try:
+            finish(batch, [batch.take(run) for run in runs])
+        except BatchError as error:
+            raise error from next(iter(error.errors.values()))
+        return runs
+
+    def _begin(self, call: Call, seed: int | None) -> Run:
+        streamer = self.streamer
+        return self.begin(call, streamer=streamer, stop=self.stop, seed=seed, tokenizer=self.tokenizer)
+
+    def _seed(self, row: Call, place: int) -> int | None:
+        if self.seed is not None:
+            return self.seed + place
+        return int(torch.randint(1 << 62, (1,))) if row.config.do_sample else None
+
+
+def split(call: Call) -> list[Call]:
+    """Return a call for each of the rows, [1, T] each, with processors and criteria of its own.
+
+    Raises:
+        UnsupportedError: the cache is filled or of another kind, or a processor or criterion is bound to the batch.
+    """
+    if usable_cache(call.cache).get_seq_length():
+        raise UnsupportedError(
+            "a filled cache of several sequences is not taken apart. Leave out `past_key_values`, or call once for "
+            "each row."
+        )
+    bound = [type(part).__name__ for part in call.processors if isinstance(part, OF_A_BATCH)]
+    if bound:
+        raise UnsupportedError(
+            f"{bound[0]} is made for all sequences at once, which advance by different amounts here. Leave out its "
+            "option, or call once for each row."
+        )
+    return [_row(call, place) for place in range(call.ids.shape[0])]
+
+
+def _row(call: Call, place: int) -> Call:
+    row = copy.copy(call)
+    row.cache = None
+    row.ids = call.ids[place : place + 1]
+    row.padding, row.positions = (
+        given if given is None or given.shape[0] == 1 else given[place : place + 1]
+        for given in (call.padding, call.positions)
+    )
+    row.start = 0 if row.padding is None else int(row.padding[0].bool().int().argmax())
+    row.processors, row.criteria = _parts(call, place)
+    return row
+
+
+def _parts(call: Call, place: int) -> tuple[list[Any], list[Any]]:
+    """Return a row's processors and criteria, whose state no other row touches."""
+    parts = [*call.processors, *call.criteria]
+    held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+    kept = [part for part in parts if _stateless(part)]
+    kept += [value for value in held if isinstance(value, torch.nn.Module | PreTrainedTokenizerBase)]
+    try:
+        # Copied together: a processor and a criterion may share what they know of the text.
+        processors, criteria = copy.deepcopy((call.processors, call.criteria), {id(part): part for part in kept})
+    except Exception as error:
+        raise UnsupportedError(
+            f"every row needs processors and criteria of its own, and these cannot be copied: {error} "
+            "Give them a __deepcopy__, or call once for each row."
+        ) from error
+    return [_told(processor, place) for processor in processors], criteria
+
+
+def _stateless(part: Any) -> bool:
+    return isinstance(part, PARTS) and type(part).__module__ in OWN and not isinstance(part, STATEFUL)
+
+
+def _told(processor: Any, place: int) -> Any:
+    """Return a processor that knows its row's place in the batch, which a call of one row does not show."""
+    told = processor
+    if isinstance(processor, logits_process.PrefixConstrainedLogitsProcessor):
+        told, allowed = copy.copy(processor), processor._prefix_allowed_tokens_fn
+        told._prefix_allowed_tokens_fn = lambda _, ids: allowed(place, ids)
+    elif isinstance(processor, logits_process.RepetitionPenaltyLogitsProcessor):
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor):
+            told = copy.copy(processor)
+            told.prompt_ignore_length = ignored[place : place + 1]
+    return told
+
+
+def _output(runs: Sequence[Run], config: Any) -> Any:
+    requests = [run.request for run in runs]
+    pad = -1 if config._pad_token_tensor is None else int(config._pad_token_tensor)  # without one no row ends early
+    rows = [request.true_ids()[0] for request in requests]
+    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    if not config.return_dict_in_generate:
+        return sequences
+    return GenerateDecoderOnlyOutput(
+        sequences=sequences,
+        scores=_steps([request.scores for request in requests], pad) if requests[0].keep_scores else None,
+        logits=_steps([request.raw for request in requests], pad) if requests[0].keep_raw else None,
+        past_key_values=runs[0].target.cache if len(runs) == 1 else None,
+    )
+
+
+def _steps(rows: Sequence[Sequence[Tensor]], pad: int) -> tuple[Tensor, ...]:
+    """Return [B, V] per step of what each row [1, V] has per step; behind its end only padding is possible."""
+    ids = torch.arange(rows[0][0].shape[1], device=rows[0][0].device)
+    ended = torch.where(ids == pad, 0.0, -torch.inf)[None]
+    return tuple(torch.cat(step) for step in zip_longest(*rows, fillvalue=ended))

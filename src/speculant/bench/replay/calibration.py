@@ -1,0 +1,76 @@
+"""How well a drafter knows how good it is: the probabilities of its nodes against what was accepted.
+
+A tree's weights are joint probabilities, so a node's weight over its parent's is the probability that it is right
+given that its parent was. It can be checked wherever the parent was accepted, the root included: there the target's
+token is known. The table of 20 equal bins is a reliability diagram; the expected calibration error is the mean
+distance between predicted and observed over the bins, weighted by their counts (Guo et al., "On Calibration of Modern
+Neural Networks", ICML 2017, arXiv 1706.04599, equation 3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from speculant.core.drafter import Verified
+
+BINS = 20
+
+
+class Reliability:
+    """Counts per bin: how many nodes could be checked, what was predicted of them, how many were right."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BINS, np.int64)
+        self.predicted = np.zeros(BINS)
+        self.hits = np.zeros(BINS, np.int64)
+        self._estimates = False
+        self._pending: list[tuple[npt.NDArray[Any], ...]] = []
+
+    def add(self, verified: Verified) -> None:
+        """Take a round; cheap, since the work is put off to `fold`."""
+        tree = verified.tree
+        nodes = len(tree)
+        if not nodes:
+            return
+        reached = np.full(nodes + 1, -1)  # which of the committed tokens stood below a node; the last place: the root
+        reached[nodes] = 0
+        reached[verified.path] = np.arange(1, len(verified.path) + 1)
+        at = reached[tree.parents]
+        checked = at >= 0
+        above = np.append(tree.weights, np.float32(1))[tree.parents[checked]]
+        hits = tree.tokens[checked] == verified.tokens[at[checked]]
+        self._pending.append((tree.weights[checked], above, hits))
+
+    def fold(self) -> None:
+        """Count what was added."""
+        if not self._pending:
+            return
+        weights, above, hits = (np.concatenate(column) for column in zip(*self._pending, strict=True))
+        self._pending.clear()
+        shares = np.divide(weights, above, out=np.zeros(len(weights)), where=above > 0)
+        bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)
+        self.counts += np.bincount(bins, minlength=BINS)
+        self.predicted += np.bincount(bins, weights=shares, minlength=BINS)
+        self.hits += np.bincount(bins, weights=hits, minlength=BINS).astype(np.int64)
+        self._estimates |= bool((shares < 1).any())
+
+    @property
+    def ece(self) -> float | None:
+        """Expected calibration error; None if no node was checked or every one claimed to be certain.
+
+        A drafter without probabilities weighs every node 1; that is no estimate which could be wrong.
+        """
+        if not self._estimates:
+            return None
+        return float(np.abs(self.predicted - self.hits).sum() / self.counts.sum())
+
+    def to_json(self) -> list[dict[str, float]]:
+        """Return the bins that hold something: count, mean prediction, share that was right."""
+        return [
+            {"count": int(count), "predicted": float(predicted / count), "observed": float(hits / count)}
+            for count, predicted, hits in zip(self.counts, self.predicted, self.hits, strict=True)
+            if count and self._estimates
+        ]

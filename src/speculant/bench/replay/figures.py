@@ -1,0 +1,101 @@
+"""Figures of a run, as plain numbers: what the tables, the JSON and the page are made of.
+
+Times are microseconds. What cannot be known is None: the cost of a recorded drafter, the bytes of one that does not
+say. The speed-up to expect compares the seconds of plain decoding, a pass without nodes per token, with those of the
+rounds: a pass over the nodes of each draft, proposing, learning, and learning the prompts. Prefill is in neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speculant.bench.replay.player import Drafting, Float64, Played
+from speculant.sizing.step_cost import StepCost
+
+SLICES = 20
+
+
+def run_figures(file: str, method: str, nodes: int, played: Played, cost: StepCost | None = None) -> dict[str, Any]:
+    """Return the row of a file and a method."""
+    everything = np.arange(len(played.categories))
+    return {
+        "file": file,
+        "method": method,
+        "nodes": nodes,
+        "requests": len(played.categories),
+        **figures(played, everything, cost),
+        "memory_bytes": played.drafting and played.drafting.memory_bytes,
+        "ece": played.drafting and played.drafting.reliability.ece,
+        "categories": by_category(played, cost),
+        "by_depth": by_depth(played),
+        "over_time": over_time(played),
+        "reliability": played.drafting.reliability.to_json() if played.drafting else [],
+    }
+
+
+def figures(played: Played, requests: Any, cost: StepCost | None = None) -> dict[str, Any]:
+    """Return the figures over some requests, given by their numbers."""
+    chosen = np.isin(played.request, requests)
+    rounds = int(chosen.sum())
+    tokens = int(played.accepted[chosen].sum()) + rounds
+    found: dict[str, Any] = {"tokens": tokens, "rounds": rounds, "mat": tokens / rounds if rounds else 0.0}
+    drafting = played.drafting
+    if drafting is None or not rounds:
+        unknown = {"mean": None, "p50": None, "p99": None}
+        return found | {"nodes_per_round": None, "draft_us": unknown, "learn_us": None, "speedup": None}
+    opened, learned = drafting.open_seconds[requests].sum(), drafting.learn_seconds[chosen].sum()
+    return found | {
+        "nodes_per_round": float(drafting.nodes[chosen].mean()),
+        "draft_us": _spread(drafting.propose_seconds[chosen]),
+        "learn_us": {
+            "per_token": float(learned / tokens * 1e6),
+            "per_prompt_token": float(opened / played.prompt_tokens[requests].sum() * 1e6),
+        },
+        "speedup": None if cost is None else _speedup(tokens, chosen, opened, drafting, cost),
+    }
+
+
+def by_category(played: Played, cost: StepCost | None = None) -> list[dict[str, Any]]:
+    """Return the figures of each category, in order of appearance."""
+    categories = np.array(played.categories)
+    names = dict.fromkeys(played.categories)
+    return [{"category": name, **figures(played, np.flatnonzero(categories == name), cost)} for name in names]
+
+
+def by_depth(played: Played) -> list[dict[str, int | None]]:
+    """Return, per depth from 1, the rounds whose draft reached it and those that were right down to it."""
+    drafting = played.drafting
+    return [
+        {
+            "depth": depth,
+            "drafted": None if drafting is None else int((drafting.deepest >= depth).sum()),
+            "accepted": int((played.accepted >= depth).sum()),
+        }
+        for depth in range(1, int(played.accepted.max(initial=0)) + 1)
+    ]
+
+
+def over_time(played: Played, slices: int = SLICES) -> list[dict[str, Any]]:
+    """Return the MAT of consecutive slices of the requests, about equally many in each."""
+    requests = len(played.categories)
+    edges = np.linspace(0, requests, min(slices, requests) + 1).round().astype(int)
+    found = []
+    for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        inside = (played.request >= first) & (played.request < end)
+        rounds = int(inside.sum())
+        tokens = int(played.accepted[inside].sum()) + rounds
+        found.append({"requests": end, "tokens": tokens, "rounds": rounds, "mat": tokens / max(1, rounds)})
+    return found
+
+
+def _spread(seconds: Float64) -> dict[str, float]:
+    middle, high = np.percentile(seconds, [50, 99])
+    return {"mean": float(seconds.mean() * 1e6), "p50": float(middle * 1e6), "p99": float(high * 1e6)}
+
+
+def _speedup(tokens: int, chosen: Any, opened: float, drafting: Drafting, cost: StepCost) -> float:
+    passes = cost.of(drafting.nodes[chosen]).sum()
+    drafted = drafting.propose_seconds[chosen].sum() + drafting.learn_seconds[chosen].sum() + opened
+    return float(tokens * cost.of(np.zeros(1))[0] / (passes + drafted))

@@ -1,0 +1,182 @@
+"""Playing a recorded output as the greedy target: what a drafter would have got accepted, without a model.
+
+The first root is the last prompt token, so every output id counts, end of text too, and the last round
+counts only what was left: MAT = tokens / rounds. Memory is kept over the requests of a run, unless asked not to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from speculant.bench.replay.calibration import Reliability
+from speculant.bench.replay.traces import Recording
+from speculant.core.drafter import Drafter, Verified
+from speculant.verifiers.sample_then_follow import sample_then_follow
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drafting:
+    """What drafting took, for R rounds of Q requests.
+
+    Attributes:
+        nodes, deepest: Int64[R], the nodes of each draft and the depth of its deepest.
+        propose_seconds, learn_seconds: Float64[R], of proposing and of observing.
+        open_seconds: Float64[Q], of beginning each request, its prompt learned.
+        memory_bytes: the most that the memory took at the end of a request; None if the drafter does not say.
+        reliability: predicted against observed acceptance.
+    """
+
+    nodes: Int64
+    deepest: Int64
+    propose_seconds: Float64
+    learn_seconds: Float64
+    open_seconds: Float64
+    memory_bytes: int | None
+    reliability: Reliability
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Played:
+    """What came of Q requests in R rounds.
+
+    Attributes:
+        categories: of each request.
+        prompt_tokens: Int64[Q], tokens read before each answer.
+        request: Int64[R], which request a round belongs to.
+        accepted: Int64[R], the drafted tokens that were right; a round yields one more.
+        drafting: what it took; None for acceptance that was recorded elsewhere.
+    """
+
+    categories: tuple[str, ...]
+    prompt_tokens: Int64
+    request: Int64
+    accepted: Int64
+    drafting: Drafting | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Emitted tokens."""
+        return int(self.accepted.sum()) + self.rounds
+
+    @property
+    def rounds(self) -> int:
+        """Target passes."""
+        return len(self.accepted)
+
+    @property
+    def mat(self) -> float:
+        """Mean tokens per round, bonus included."""
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+
+class Playback:
+    """Says a recorded output token by token."""
+
+    def __init__(self, output: list[int], at: int) -> None:
+        self._output, self._at = output, at
+
+    def draw(self, _row: int) -> tuple[int, bool]:
+        """Return the next token and whether it is the last."""
+        self._at += 1
+        return self._output[self._at - 1], self._at == len(self._output)
+
+
+@dataclass(slots=True)
+class _Log:
+    """Grows while a run is played; a plain list takes a number faster than an array does."""
+
+    categories: list[str] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    request: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    deepest: list[int] = field(default_factory=list)
+    propose_seconds: list[float] = field(default_factory=list)
+    learn_seconds: list[float] = field(default_factory=list)
+    open_seconds: list[float] = field(default_factory=list)
+    memory_bytes: int | None = None
+    reliability: Reliability = field(default_factory=Reliability)
+
+    def played(self) -> Played:
+        drafting = Drafting(
+            nodes=np.array(self.nodes, np.int64),
+            deepest=np.array(self.deepest, np.int64),
+            propose_seconds=np.array(self.propose_seconds),
+            learn_seconds=np.array(self.learn_seconds),
+            open_seconds=np.array(self.open_seconds),
+            memory_bytes=self.memory_bytes,
+            reliability=self.reliability,
+        )
+        return Played(
+            categories=tuple(self.categories),
+            prompt_tokens=np.array(self.prompt_tokens, np.int64),
+            request=np.array(self.request, np.int64),
+            accepted=np.array(self.accepted, np.int64),
+            drafting=drafting,
+        )
+
+
+def replay(
+    drafter: Drafter,
+    recordings: Iterable[Recording],
+    *,
+    nodes: int,
+    renew: Callable[[], Drafter] | None = None,
+    advance: Callable[[int], object] = lambda _tokens: None,
+) -> Played:
+    """Play the recordings in order.
+
+    Args:
+        drafter: whose drafts are tried.
+        recordings: the requests and their answers.
+        nodes: most nodes per draft.
+        renew: makes the drafter of each further request, outside of what is timed; None to keep the memory.
+        advance: is told how many output tokens were played, request by request.
+    """
+    log = _Log()
+    for number, recording in enumerate(recordings):
+        if renew is not None and number:
+            drafter = renew()
+        log.categories.append(recording.category)
+        log.prompt_tokens.append(len(recording.prompt))
+        _play(drafter, recording, nodes, number, log)
+        held = getattr(drafter, "memory_bytes", None)
+        if held is not None:
+            log.memory_bytes = max(held, log.memory_bytes or 0)
+        advance(len(recording.output))
+    return log.played()
+
+
+def _play(drafter: Drafter, recording: Recording, nodes: int, number: int, log: _Log) -> None:
+    output = recording.output.tolist()
+    clock = time.perf_counter
+    began = clock()
+    session = drafter.open(recording.prompt)
+    log.open_seconds.append(clock() - began)
+    done = 0
+    while done < len(output):
+        began = clock()
+        tree = session.propose(nodes)
+        proposed = clock()
+        path, tokens, _ = sample_then_follow(tree, Playback(output, done).draw)
+        verified = Verified(tree=tree, path=np.array(path, np.int32), tokens=np.array(tokens, np.int32))
+        verified_at = clock()
+        session.observe(verified)
+        log.learn_seconds.append(clock() - verified_at)
+        log.propose_seconds.append(proposed - began)
+        log.request.append(number)
+        log.accepted.append(len(path))
+        log.nodes.append(len(tree))
+        log.deepest.append(int(tree.depths().max()) if len(tree) else 0)
+        log.reliability.add(verified)
+        done += len(tokens)
+    session.close()
+    log.reliability.fold()

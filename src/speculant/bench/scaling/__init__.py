@@ -1,0 +1,1 @@
+"""How time and memory grow with the length of the text and the size of the draft."""

@@ -1,0 +1,275 @@
+"""How the cost of a round grows with the text before it and with its nodes: time and memory, part by part.
+
+A pass must read the keys and values of the whole text, so its attention grows with the length; nothing else has to.
+For lengths up to 8192 tokens and drafts of up to 256 nodes this times true passes of the model, the attention inside
+such passes, and a drafter that has read the same text, the sizes taking turns; a pass is rolled back, so that all see
+the same text. What the model says does not matter, so weights may be random. The text is made of a language in which
+few tokens follow each, so that drafts are as large as asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from speculant.api.speculator import Speculator
+from speculant.bench.scaling.resident import Peak
+from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree, Int32
+from speculant.engines.hf.target import TransformersTarget
+
+PREFIXES = (512, 1024, 2048, 4096, 8192)
+NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+FEW_NODES = (0, 8, 64)  # at all lengths
+REPEATS = 5
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class _Times:
+    """Seconds of each repeat of one size."""
+
+    passes: list[float] = field(default_factory=list)
+    attention: list[float] = field(default_factory=list)
+    rests: list[float] = field(default_factory=list)
+    drafting: list[float] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+
+
+def measure_growth(
+    make: Callable[[], Speculator], *, repeats: int = REPEATS, advance: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """Measure rounds at growing lengths and sizes.
+
+    Args:
+        make: returns a speculator of the model and the drafter in question with an empty memory.
+        repeats: how often each size is timed; medians are kept.
+        advance: is called after each of the lengths of `lengths_of`.
+
+    Returns:
+        {"drafter", "repeats", "clock", "base_bytes", "prefixes": [...], "rounds": [...]}. A prefix has "prefix",
+        "prefill_seconds", "learn_seconds", "cache_bytes", "drafter_bytes" and "prefill_peak_bytes"; a round has
+        "prefix", "nodes", "drafted", "pass_seconds", of that "attention_seconds" and "rest_seconds" (None where they
+        cannot be told apart), "draft_seconds" and "peak_bytes". Peaks are above `base_bytes`, what was held before;
+        None where the system does not tell.
+
+    Raises:
+        UsageError: the model has too few positions.
+    """
+    speculator = make()
+    lengths = lengths_of(speculator.abilities.positions)
+    clock_name, clock = clock_of(speculator.model.device)
+    peak = Peak(speculator.model.device)
+    peak.begin()
+    base = peak.read()
+    prefixes, rounds = [], []
+    with torch.no_grad():
+        for number, length in enumerate(lengths):
+            sizes = NODES if number == 0 else FEW_NODES
+            prefix, found = _at_length(make(), length, sizes, repeats, clock, peak, base)
+            prefixes.append(prefix)
+            rounds += found
+            advance()
+    return {
+        "drafter": speculator.method,
+        "repeats": repeats,
+        "clock": clock_name,
+        "base_bytes": base,
+        "prefixes": prefixes,
+        "rounds": rounds,
+    }
+
+
+def lengths_of(positions: int | None) -> list[int]:
+    """Return the lengths that a model's positions have room for; the longest makes room for the largest draft.
+
+    Raises:
+        UsageError: there are not two.
+    """
+    most = PREFIXES[-1] if positions is None else positions - NODES[-1] - 1
+    found = sorted({min(each, most) for each in PREFIXES if each < 1.5 * most})
+    if len(found) < 2 or found[0] < PREFIXES[0]:
+        raise UsageError(
+            f"growth is measured from {PREFIXES[0]} tokens on with {NODES[-1]} nodes behind them; the model has "
+            f"{positions} positions. Leave --growth out, or use a model with {2 * PREFIXES[0]} positions or more."
+        )
+    return found
+
+
+def _at_length(
+    speculator: Speculator, length: int, sizes: Sequence[int], repeats: int, clock: Clock, peak: Peak, base: int | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    model = speculator.model
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    text = _text(length + 1 + (1 + repeats) * len(sizes), vocabulary)
+    began = clock()
+    session = speculator.drafter.open(text[:length], seed=0)
+    learned = clock() - began
+    ids = torch.from_numpy(text[:length].astype(np.int64))[None].to(model.device)
+    target = TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast)
+    peak.begin()
+    began = clock()
+    target.prefill().argmax(-1).tolist()
+    prefilled = clock() - began
+    prefix = {
+        "prefix": length,
+        "prefill_seconds": prefilled,
+        "learn_seconds": learned,
+        "prefill_peak_bytes": _above(peak.read(), base),
+    }
+    drafting = _Drafting(speculator, target, session, text[length:], clock)
+    times = {size: _Times() for size in sizes}
+    peaks = {}
+    for size in sizes:  # the first of each size allocates, and shows what is held at most
+        peak.begin()
+        _pass(target, size, clock)
+        peaks[size] = _above(peak.read(), base)
+        drafting.round(size)
+    for _ in range(repeats):
+        for size, met in times.items():
+            _measure(target, size, met, clock)
+            seconds, drafted = drafting.round(size)
+            met.drafting.append(seconds)
+            met.drafted.append(drafted)
+    session.close()
+    prefix["cache_bytes"] = _cache_bytes(target)
+    prefix["drafter_bytes"] = getattr(speculator.drafter, "memory_bytes", None)
+    rounds = [
+        {
+            "prefix": length,
+            "nodes": size,
+            "drafted": int(median(met.drafted)),
+            "pass_seconds": median(met.passes),
+            "attention_seconds": median(met.attention) if met.attention else None,
+            "rest_seconds": median(met.rests) if met.rests else None,
+            "draft_seconds": median(met.drafting),
+            "peak_bytes": peaks[size],
+        }
+        for size, met in times.items()
+    ]
+    return prefix, rounds
+
+
+class _Drafting:
+    """Rounds of a session along a text, of which nothing is accepted."""
+
+    def __init__(
+        self, speculator: Speculator, target: TransformersTarget, session: Session, text: Int32, clock: Clock
+    ) -> None:
+        self._k = speculator.drafter.needs.top_k
+        self._target, self._session, self._text = target, session, text
+        self._clock, self._at = clock, 0
+
+    def round(self, nodes: int) -> tuple[float, int]:
+        """Draft so many nodes and learn the next token; return the seconds of both and how many there were."""
+        began = self._clock()
+        tree = self._target.shape(self._session.propose(nodes))
+        proposed = self._clock() - began
+        ids, logits = None, None
+        if self._k:
+            said = self._target.verify(1, tree)
+            ids, logits = self._target.top(said, self._k)
+            said.argmax(-1).tolist()  # then what was asked for is there
+            self._target.rollback()
+        token = self._text[self._at : self._at + 1]
+        self._at += 1
+        seen = Verified(tree=tree, path=EMPTY_PATH, tokens=token, top_ids=ids, top_logits=logits)
+        began = self._clock()
+        self._session.observe(seen)
+        return proposed + self._clock() - began, len(tree)
+
+
+def _measure(target: TransformersTarget, nodes: int, met: _Times, clock: Clock) -> None:
+    """Time a pass and the attention in it; on an accelerator, which must wait to tell them apart, in another pass."""
+    apart = target.model.device.type != "cpu"
+    seconds = _pass(target, nodes, clock) if apart else 0.0
+    with _attention_watched(target.model, clock) as attention:
+        watched = _pass(target, nodes, clock)
+    seconds = seconds if apart else watched
+    met.passes.append(seconds)
+    met.attention += attention
+    met.rests += [max(0.0, seconds - each) for each in attention]
+
+
+def _pass(target: TransformersTarget, nodes: int, clock: Clock) -> float:
+    """Run a pass over a root and so many nodes and roll it back; return its seconds."""
+    above = np.arange(nodes, dtype=np.int32) - 1
+    tree = DraftTree(
+        np.ones(nodes, np.int32), above // 2 if target.abilities.trees else above, np.ones(nodes, np.float32)
+    )
+    began = clock()
+    target.verify(1, tree).argmax(-1).tolist()  # as a sampler does: the pass is over when its choices are known
+    seconds = clock() - began
+    target.rollback()
+    return seconds
+
+
+@contextlib.contextmanager
+def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
+    """Yield a list that afterwards holds the seconds of all attention inside; empty where it cannot be told apart."""
+    name, found = model.config._attn_implementation, list[float]()
+    plain = ALL_ATTENTION_FUNCTIONS.get(name)
+    if plain is None:
+        yield found
+        return
+    times: list[float] = []
+
+    def timed(*args: Any, **options: Any) -> Any:
+        began = clock()
+        result = plain(*args, **options)
+        times.append(clock() - began)
+        return result
+
+    ALL_ATTENTION_FUNCTIONS[name] = timed
+    try:
+        yield found
+    finally:
+        ALL_ATTENTION_FUNCTIONS[name] = plain
+    if times:
+        found.append(sum(times))
+
+
+def clock_of(device: torch.device) -> tuple[str, Clock]:
+    """Return a clock and its name: "cpu", a single thread's own time, which other work on the machine leaves alone.
+
+    With several threads it is "wall"; an accelerator has first done what it was told.
+    """
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return "cpu", time.thread_time
+    if device.type != "cuda":
+        return "wall", time.perf_counter
+
+    def settled() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return "wall", settled
+
+
+def _cache_bytes(target: TransformersTarget) -> int:
+    """Return what the buffers take, rows that are not in use yet included."""
+    held = [tensor for layer in target.cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+    return sum(tensor.untyped_storage().nbytes() for tensor in held)
+
+
+def _text(length: int, vocabulary: int) -> Int32:
+    """Return ids of a language in which a few tokens follow each, as they do in any."""
+    random = np.random.default_rng(0)
+    text = random.zipf(1.3, length) % vocabulary
+    for i in np.flatnonzero(random.random(length) < 0.7):
+        text[i] = (text[i - 1] * 31 + text[i] % 3) % vocabulary
+    return text.astype(np.int32)
+
+
+def _above(peak: int | None, base: int | None) -> int | None:
+    return None if peak is None or base is None else max(0, peak - base)

@@ -1,0 +1,1 @@
+"""The benchmark: tasks, the order they run in, and the rows they give."""

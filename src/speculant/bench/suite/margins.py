@@ -1,0 +1,61 @@
+"""How far each token of a text is from the one that plain decoding would have chosen there.
+
+The text is forced through the plain model, one token a pass, and at each place the best token's logit is compared
+with that of the text's own. A margin of 0 says that it was the model's choice. In bf16 a pass over a tree and a pass
+over one token round differently, so a choice between two tokens whose logits nearly agree can fall either way: such
+a place is a near-tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speculant.api.speculator import Speculator
+from speculant.bench.systems.forced import ForcedSampler, force
+from speculant.core.tree import Int32
+
+STEPS = 4  # of the dtype, at the size of the best logit: what rounding may move a logit by
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """The best token's logit minus that of the token that stands there, and what rounding explains of it."""
+
+    value: float
+    tolerance: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether another token was best, by no more than rounding explains."""
+        return 0 < self.value <= self.tolerance
+
+
+class _Witness(ForcedSampler):
+    def __init__(self, output: Sequence[int]) -> None:
+        super().__init__(output)
+        self.margins: list[Margin] = []
+
+    def draw(self, row: int) -> tuple[int, bool]:
+        logits: Tensor = self._logits[row]
+        token, ended = super().draw(row)
+        best = float(logits.max())
+        step = torch.finfo(logits.dtype).eps
+        self.margins.append(Margin(best - float(logits[token]), STEPS * step * max(1.0, abs(best))))
+        return token, ended
+
+
+def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Margin]:
+    """Return the margin of each of the M output tokens.
+
+    Args:
+        plain: a speculator of method `none` on the model, made with `fast=False` for transformers' own passes.
+        prompt: Int32[T].
+        output: M ids, one at least.
+    """
+    witness = _Witness(output)
+    force(plain, prompt, witness)
+    return witness.margins

@@ -1,0 +1,134 @@
+"""Suites of prompts: found in a folder, or fetched once from where their authors publish them.
+
+A row of a suite is what its authors made of it; these are understood, the first that fits:
+
+    {"turns": [...]}                       a conversation (Spec-Bench, MT-Bench)
+    {"query", "docs": [...]}               a question about documents (LLMA)
+    {"prompt"}, {"question"}, {"query"}, {"text"}    one prompt (HumanEval, GSM8K, LLMA, MBPP)
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from speculant.core.errors import FileError, UsageError
+
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "spec-bench": "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
+        "humaneval": "https://raw.githubusercontent.com/openai/human-eval/master/data/HumanEval.jsonl.gz",
+        "gsm8k": "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl",
+        "mbpp": "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/mbpp.jsonl",
+    }
+)
+FILE_NAMES: Mapping[str, str] = MappingProxyType({"gsm8k": "gsm8k-test"})  # where a file is called otherwise
+SINGLE = ("prompt", "question", "query", "text")
+SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a user says, turn by turn, and what figures are grouped by."""
+
+    turns: tuple[str, ...]
+    category: str
+
+
+def read_suite(task: str, folder: Path | None) -> list[Conversation]:
+    """Return the prompts of a task.
+
+    Args:
+        task: a suite's name, or a .jsonl file of prompts.
+        folder: where suites lie as NAME.jsonl; None for $SPECULANT_DATA/prompts.
+
+    Raises:
+        FileError: it cannot be found, fetched or read.
+        UsageError: there is neither such a suite nor such a file.
+    """
+    path = find_suite(task, folder)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.") from error
+    found = [_parse(f"{path}:{i}", line, path.stem) for i, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise FileError(f"{path} holds no prompts.")
+    return found
+
+
+def find_suite(task: str, folder: Path | None) -> Path:
+    """Return the file of a task; a suite that is nowhere is fetched.
+
+    Raises:
+        FileError, UsageError: see `read_suite`.
+    """
+    if task.endswith(".jsonl"):
+        return Path(task)
+    if folder is None and "SPECULANT_DATA" in os.environ:
+        folder = Path(os.environ["SPECULANT_DATA"]) / "prompts"
+    name = f"{FILE_NAMES.get(task, task)}.jsonl"
+    for place in (folder, cache_folder()):
+        if place is not None and (place / name).is_file():
+            return place / name
+    if task not in SOURCES:
+        raise UsageError(
+            f"there is no task '{task}'. There are {', '.join(SOURCES)}, each NAME of a NAME.jsonl in --data DIR or "
+            "$SPECULANT_DATA/prompts, and paths of .jsonl files of prompts."
+        )
+    return _fetch(task, cache_folder() / name)
+
+
+def cache_folder() -> Path:
+    """Return where fetched suites are kept."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "speculant" / "prompts"
+
+
+def _fetch(task: str, path: Path) -> Path:
+    source = SOURCES[task]
+    try:
+        with urllib.request.urlopen(source, timeout=SECONDS) as answer:
+            content: bytes = answer.read()
+        if source.endswith(".gz"):
+            content = gzip.decompress(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".part")
+        aside.write_bytes(content)
+        aside.rename(path)
+    except OSError as error:
+        raise FileError(
+            f"'{task}' is not here and could not be fetched ({error}). Without a network, put {path.name} into a "
+            f"folder and name it by --data DIR; it comes from {source}."
+        ) from error
+    return path
+
+
+def _parse(place: str, line: bytes, category: str) -> Conversation:
+    try:
+        return _conversation(json.loads(line), category)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{place}: {error}.") from error
+
+
+def _conversation(row: Any, category: str) -> Conversation:
+    match row:
+        case {"turns": [str(), *_] as turns} if all(isinstance(turn, str) for turn in turns):
+            texts = tuple(turns)
+        case {"query": str(query), "docs": [*docs]}:
+            texts = ("\n\n".join([*map(str, docs), query]),)
+        case dict():
+            given = [row[name] for name in SINGLE if isinstance(row.get(name), str)]
+            texts = (given[0],) if given else ()
+        case _:
+            texts = ()
+    if not texts or not all(texts):
+        raise ValueError('a row with "turns", "prompt", "question", "query" or "text" was expected')
+    return Conversation(texts, str(row.get("category") or category))

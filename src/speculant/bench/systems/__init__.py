@@ -1,0 +1,1 @@
+"""What is compared: our methods, transformers, llama.cpp and other drafters."""

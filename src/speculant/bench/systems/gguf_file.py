@@ -1,0 +1,215 @@
+"""A transformers model of the Llama kind as a GGUF file, so that llama.cpp runs the very same weights.
+
+Only what computes logits from token ids is written: there is no tokenizer, its model is "none" and the vocabulary
+just a size. Matrices keep their dtype, vectors are written in float32, which is what llama.cpp computes with. For the
+architecture `llama` its rotation turns neighbouring pairs of a head's numbers where transformers turns the halves
+against each other, so rows of q and k are reordered; the qwen architectures rotate as transformers does. Names and
+keys are those of llama.cpp's own converter (convert_hf_to_gguf.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculant.core.errors import FileError, UnsupportedError
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+PERMUTED = "llama"
+STATIC_ROPES = ("default", "linear", "llama3")  # whose frequencies do not depend on the length of the text
+
+_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_INNER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """A tensor of the file: name, type, and what makes its numbers, so that one at a time is copied."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    size: int
+    make: Callable[[], Tensor]
+
+
+def write_gguf(model: Any, path: Path) -> None:
+    """Write a model's weights as a GGUF file; nothing is left of one that could not be finished.
+
+    Args:
+        model: a causal LM of transformers; its weights are read where they are.
+        path: of the file, which is overwritten. It takes as many bytes as the weights.
+
+    Raises:
+        UnsupportedError: the model is none that this file describes, or the package `gguf` is not installed.
+        FileError: the file cannot be written, or the disk has no room for it.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise UnsupportedError("GGUF files are written by a package: pip install 'speculant[llamacpp]'.") from error
+    check_architecture(model)
+    pieces = _pieces(model)
+    size = sum(piece.size for piece in pieces)
+    writer: Any = gguf.GGUFWriter(None, ARCHITECTURES[model.config.model_type])
+    _describe(writer, model)
+    for piece in pieces:
+        # Numbers of types that numpy lacks go as bytes; then the last dimension counts bytes, too.
+        shape = (*piece.shape[:-1], piece.shape[-1] * (4 if piece.kind == "F32" else 2))
+        writer.add_tensor_info(
+            piece.name, shape, torch.empty(0, dtype=torch.uint8).numpy().dtype, piece.size,
+            gguf.GGMLQuantizationType[piece.kind],
+        )  # fmt: skip
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            raise FileError(
+                f"the model as a GGUF file takes {size >> 20} MB, {path.parent} has room for {free >> 20} MB. "
+                "Set TMPDIR to a folder with more."
+            )
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for piece in pieces:
+            writer.write_tensor_data(piece.make().contiguous().view(torch.uint8).numpy())
+        writer.close()
+    except BaseException as error:
+        writer.close()
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # numpy's has no strerror
+            raise FileError(f"cannot write {path}: {error}. Set TMPDIR to a folder with room.") from error
+        raise
+
+
+def check_architecture(model: Any) -> None:
+    """Say whether a model can be written.
+
+    Raises:
+        UnsupportedError: it cannot; the message says why.
+    """
+    config, kind = model.config, model.config.model_type
+    why = None
+    if kind not in ARCHITECTURES:
+        why = f"a {kind} model; only {', '.join(ARCHITECTURES)} are written"
+    elif getattr(config, "sliding_window", None) is not None:
+        why = "its attention has a sliding window"
+    elif config.hidden_act != "silu":
+        why = f"its activation is {config.hidden_act}, not silu"
+    elif (rope := model.model.rotary_emb).rope_type not in STATIC_ROPES or rope.attention_scaling != 1:
+        why = f"its rotary embedding is of the type '{rope.rope_type}'; only {', '.join(STATIC_ROPES)} are written"
+    elif 2 * len(rope.inv_freq) != _head_size(config):
+        why = "only a part of each head is rotated"
+    elif ARCHITECTURES[kind] != PERMUTED and not bool((_rope_factors(model) == 1).all()):
+        why = f"llama.cpp knows no scaled rotary embedding for {kind} models"
+    if why is not None:
+        raise UnsupportedError(f"the model cannot be written for llama.cpp: {why}. Leave llamacpp out.")
+
+
+def _pieces(model: Any) -> list[_Piece]:
+    """Return the tensors in the order of the model; a head that is the embedding is left out, as in other GGUF files.
+
+    Raises:
+        UnsupportedError: one is unknown, quantised, or not in memory.
+    """
+    found = []
+    for name, parameter in model.named_parameters():
+        called, dtype = _name(name), parameter.dtype
+        if called is None or dtype not in _TYPES or parameter.device.type == "meta":
+            raise UnsupportedError(
+                f"the model cannot be written for llama.cpp: '{name}' ({dtype}, on {parameter.device}) is no plain "
+                "weight of its architecture. Load it without adapters, quantisation or offloading, or leave "
+                "llamacpp out."
+            )
+        kind = _TYPES[dtype] if parameter.ndim > 1 else "F32"
+        size = parameter.numel() * (4 if kind == "F32" else 2)
+        found.append(_Piece(called, kind, tuple(parameter.shape), size, _maker(model, name, parameter, kind)))
+    factors = _rope_factors(model)
+    if not bool((factors == 1).all()):
+        found.append(_Piece("rope_freqs.weight", "F32", tuple(factors.shape), 4 * len(factors), lambda: factors))
+    return found
+
+
+def _maker(model: Any, name: str, parameter: Tensor, kind: str) -> Callable[[], Tensor]:
+    config = model.config
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    permuted = heads.get(name.split(".")[-2]) if ARCHITECTURES[config.model_type] == PERMUTED else None
+
+    def make() -> Tensor:
+        held = parameter.detach().cpu()
+        if permuted is not None:
+            held = interleaved(held, permuted)
+        return held.float() if kind == "F32" else held
+
+    return make
+
+
+def interleaved(rows: Tensor, heads: int) -> Tensor:
+    """Return rows [H * D, ...] of q or k so that those that are rotated together stand together in each head."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _name(name: str) -> str | None:
+    """Return what llama.cpp calls a parameter, or None if it is none of this kind of model."""
+    if name in _OUTER:
+        return _OUTER[name]
+    found = _LAYER.fullmatch(name)
+    if found is None or found[2] not in _INNER:
+        return None
+    return f"blk.{found[1]}.{_INNER[found[2]]}.{found[3]}"
+
+
+def _rope_factors(model: Any) -> Tensor:
+    """Return by what each frequency [D / 2] is slower than that of the base alone."""
+    held = model.model.rotary_emb.inv_freq.detach().double().cpu()
+    steps = torch.arange(len(held), dtype=torch.float64) / len(held)
+    factors = 1 / (held * float(model.config.rope_parameters["rope_theta"]) ** steps)
+    # Where nothing is scaled, what is left is the rounding of float32.
+    return torch.where((factors - 1).abs() < 1e-5, torch.ones_like(factors), factors).float()
+
+
+def _head_size(config: Any) -> int:
+    given = getattr(config, "head_dim", None)
+    return int(given or config.hidden_size // config.num_attention_heads)
+
+
+def _describe(writer: Any, model: Any) -> None:
+    config = model.config
+    writer.add_name(config.model_type)
+    writer.add_vocab_size(model.get_input_embeddings().weight.shape[0])
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(_head_size(config))
+    writer.add_value_length(_head_size(config))
+    writer.add_rope_dimension_count(_head_size(config))
+    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_tokenizer_model("none")

@@ -1,0 +1,149 @@
+"""transformers' own decoding as contestants: plain, prompt lookup and assisted generation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from speculant.bench.suite.tasks import Request, Sampling
+from speculant.bench.systems.forced import ForcingProcessor
+from speculant.bench.systems.system import Outcome
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.engines.hf.generate_capture import sampling_options
+
+PREFIX = "hf:"
+LOOKUP_TOKENS = 10  # what transformers' documentation uses
+OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"hf:generate": {}, "hf:prompt-lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}, "hf:assisted": {}}
+)
+
+
+class HuggingFace:
+    """`model.generate`, with what the name says."""
+
+    learns = False
+    notes = ()
+
+    def __init__(self, name: str, model: Any, assistant: Any = None) -> None:
+        """Prepare it.
+
+        Args:
+            name: of `OPTIONS`.
+            model: the target.
+            assistant: the drafting model of hf:assisted.
+        """
+        check_hf(name, assisted=assistant is not None)
+        self.name = name
+        self._model = model
+        self._options = dict(OPTIONS[name])
+        if name == "hf:assisted":
+            self._options["assistant_model"] = assistant
+
+    def same_tokens(self, sampling: Sampling) -> bool:
+        return sampling.temperature == 0 or self.name == "hf:generate"
+
+    def practise(self) -> None:
+        """Nothing is compiled."""
+
+    def renew(self) -> None:
+        """Nothing is learned."""
+
+    def save(self, path: Path) -> None:
+        """Nothing is learned."""
+
+    def load(self, path: Path) -> None:
+        """Nothing is learned."""
+
+    def play(self, request: Request, sampling: Sampling) -> Outcome:
+        model = self._model
+        ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
+        watch = _Watch()
+        options = self._options | sampling_options(sampling.temperature, None, None)
+        ending: Sequence[int] = ending_of(model)
+        if request.forced is not None:
+            options["logits_processor"] = [ForcingProcessor(ids.shape[1], request.forced.tolist())]
+            # `generate` fills in the model's own end of text where None is given; no token has this id.
+            options["eos_token_id"] = -1
+            ending = ()
+        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(sampling.seed)
+            watch.start()
+            model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.most, streamer=watch, **options
+            )
+            seconds = watch.elapsed()
+        return watch.outcome(seconds, request.most, ending)
+
+
+class _Watch:
+    """A streamer that notes which tokens came when, pass by pass."""
+
+    def __init__(self) -> None:
+        self._passes: list[list[int]] = []
+        self._began = self._first = 0.0
+        self._prompt = True
+
+    def start(self) -> None:
+        self._began = time.perf_counter()
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._began
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt:  # which `generate` streams first
+            self._prompt = False
+            return
+        if not self._passes:
+            self._first = self.elapsed()
+        self._passes.append(value.reshape(-1).tolist())
+
+    def end(self) -> None:
+        pass
+
+    def outcome(self, seconds: float, most: int, ending: Sequence[int]) -> Outcome:
+        ids: list[int] = []
+        yields = []
+        for tokens in self._passes:
+            kept = _until(tokens, ending)[: most - len(ids)]
+            ids += kept
+            yields.append(len(kept))
+        first, *rest = yields
+        deepest = max(rest, default=1) - 1
+        return Outcome(
+            ids=ids,
+            seconds=seconds,
+            prefill_seconds=self._first,
+            prefill_tokens=first,
+            rounds=len(rest),
+            accepted_by_depth=[sum(each > depth for each in rest) for depth in range(1, deepest + 1)],
+        )
+
+
+def check_hf(name: str, *, assisted: bool) -> None:
+    """Say before anything is loaded whether there is such a contestant.
+
+    Raises:
+        UsageError: there is none.
+        UnsupportedError: there is no assistant for it.
+    """
+    if name not in OPTIONS:
+        raise UsageError(f"there is no method '{name}'. Of transformers' own there are {', '.join(OPTIONS)}.")
+    if name == "hf:assisted" and not assisted:
+        raise UnsupportedError("hf:assisted drafts with a smaller model: name it by --assistant.")
+
+
+def ending_of(model: Any) -> list[int]:
+    """Return the ids that end the model's own texts."""
+    found = model.generation_config.eos_token_id
+    return [] if found is None else found if isinstance(found, list) else [found]
+
+
+def _until(tokens: list[int], ending: Sequence[int]) -> list[int]:
+    """Return the tokens up to the end of text."""
+    return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ending), tokens)

@@ -1,0 +1,164 @@
+"""Other projects' drafters behind our contract, for comparison; none is needed to use Speculant.
+
+peer:draftretriever   the drafter that ADED's authors released
+peer:arctic           the suffix tree of Arctic Inference (Oliaro et al., "SuffixDecoding", NeurIPS 2025,
+                      arXiv 2411.04975), standalone
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from speculant.core.drafter import Drafter, Needs, Session, Verified
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import DraftTree, Int32
+
+PREFIX = "peer:"
+
+
+class _Peer:
+    """What both share: their memory can be neither saved nor loaded through our contract."""
+
+    needs = Needs()
+
+    def save(self, path: Path) -> None:
+        """Refuse."""
+        raise UnsupportedError("a peer's drafter cannot save what it learned.")
+
+    def load(self, path: Path) -> None:
+        """Refuse."""
+        raise UnsupportedError("a peer's drafter cannot load what it did not build.")
+
+
+class OfficialAded(_Peer):
+    """The drafter that ADED's authors released (`draftretriever`), with an empty initial table.
+
+    It keeps its memory over requests and converts the whole text on every search.
+    """
+
+    def __init__(self) -> None:
+        """Make an empty table and open it.
+
+        Raises:
+            UnsupportedError: the package is not installed.
+        """
+        try:
+            import draftretriever
+        except ImportError as error:
+            raise UnsupportedError(
+                "the official ADED drafter is not installed: pip install 'speculant[peers]'"
+            ) from error
+        with tempfile.TemporaryDirectory() as folder:
+            table = Path(folder) / "empty.bin"
+            writer = draftretriever.Writer(str(table))
+            writer.finalize()
+            del writer  # it writes again when it goes
+            self._reader: Any = draftretriever.Reader(str(table))
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        return _OfficialSession(self._reader, prompt)
+
+
+class _OfficialSession:
+    def __init__(self, reader: Any, prompt: Int32) -> None:
+        self._reader = reader
+        self._text: list[int] = prompt.tolist()
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        paths = [[token for token in path if token >= 0] for path in self._reader.search(self._text, choices=64)[0]]
+        return DraftTree.from_paths(path for path in paths if path).head(max_nodes)
+
+    def observe(self, verified: Verified) -> None:
+        self._text += verified.tokens.tolist()
+
+    def close(self) -> None:
+        pass
+
+
+class ArcticSuffix(_Peer):
+    """Arctic's suffix trees: one of the request with its prompt, one of all outputs; the better draft is taken.
+
+    Depth 64, up to 4 times as many tokens as matched, no minimum probability, drafts as trees: what its own
+    simulator does with these settings. Prompts are kept for their request only.
+    """
+
+    DEPTH = 64
+    FACTOR = 4.0
+
+    def __init__(self) -> None:
+        """Make empty trees.
+
+        Raises:
+            UnsupportedError: the package is not installed.
+        """
+        try:
+            from arctic_inference.suffix_decoding import SuffixDecodingCache
+        except ImportError as error:
+            raise UnsupportedError(
+                "Arctic's suffix tree is not installed. It is built from source, with the torch that is here: "
+                "pip install 'nanobind==2.9.2' cmake ninja grpcio-tools, then "
+                "pip install --no-build-isolation --no-deps arctic-inference==0.3.0"
+            ) from error
+        self._cache: Any = SuffixDecodingCache(max_tree_depth=self.DEPTH)
+        self._requests = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its own estimate for the tree of all outputs; there is no public name for it."""
+        held: int = self._cache._global_tree.estimate_memory()
+        return held
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        self._requests += 1
+        return _ArcticSession(self._cache, self._requests, prompt)
+
+
+class _ArcticSession:
+    def __init__(self, cache: Any, request: int, prompt: Int32) -> None:
+        self._cache, self._request = cache, request
+        self._tail = prompt[-ArcticSuffix.DEPTH :]
+        cache.start_request(request, np.ascontiguousarray(prompt, np.int32))
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        draft = self._cache.speculate(
+            self._request,
+            self._tail,
+            max_spec_tokens=max_nodes,
+            max_spec_factor=ArcticSuffix.FACTOR,
+            min_token_prob=0.0,
+            use_tree_spec=True,
+        )
+        tokens, parents = np.array(draft.token_ids, np.int32), np.array(draft.parents, np.int32)
+        weights = np.array(draft.probs, np.float32)
+        for node, parent in enumerate(parents.tolist()):  # rounded, they may exceed the parent's by a hair
+            weights[node] = min(weights[node], weights[parent] if parent >= 0 else 1.0)
+        return DraftTree(tokens, parents, weights)
+
+    def observe(self, verified: Verified) -> None:
+        self._cache.add_active_response(self._request, verified.tokens)
+        self._tail = np.concatenate([self._tail, verified.tokens])[-ArcticSuffix.DEPTH :]
+
+    def close(self) -> None:
+        self._cache.stop_request(self._request)
+
+
+PEERS: Mapping[str, Callable[[], Drafter]] = MappingProxyType(
+    {f"{PREFIX}draftretriever": OfficialAded, f"{PREFIX}arctic": ArcticSuffix}
+)
+
+
+def find_peer(name: str) -> Callable[[], Drafter]:
+    """Return what makes the peer's drafter.
+
+    Raises:
+        UsageError: there is no such peer.
+    """
+    if name not in PEERS:
+        raise UsageError(f"there is no peer '{name}'. There are {' and '.join(PEERS)}.")
+    return PEERS[name]

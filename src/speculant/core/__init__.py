@@ -1,0 +1,1 @@
+"""Data and contracts that every other package uses; numpy only."""

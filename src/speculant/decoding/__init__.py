@@ -1,0 +1,1 @@
+"""The round: draft, verify, commit, observe."""

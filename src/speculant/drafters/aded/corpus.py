@@ -1,0 +1,138 @@
+"""Counting tri-grams of a corpus that is larger than memory, for a table that a drafter begins with.
+
+An n-gram is a UInt64 of three 21-bit ids; a pair is one whose first id is the vocabulary's size, which is how
+frozen tables mark "no context". Documents are buffered, sorted and counted chunk by chunk; the sorted runs are
+merged when they are of like size, so each n-gram is merged a logarithmic number of times. Past a given number
+of distinct n-grams the rarest are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.aded.frozen import Frozen, freeze
+from speculant.drafters.aded.rows import MAX_VOCABULARY, UNIT
+
+UInt64 = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+Run = tuple[UInt64, Int64]
+
+LONGEST_BIGRAM_ROW = 64
+_BITS = 21
+_ID = (1 << _BITS) - 1
+
+
+class TrigramCounter:
+    """Counts n-grams within documents, in memory bounded by the chunk and by the n-grams kept.
+
+    Attributes:
+        tokens: tokens added.
+        floor: n-grams seen no more often than this may have been dropped; 0 as long as all are kept.
+    """
+
+    def __init__(self, vocabulary: int, *, chunk: int = 4 << 20, most: int = 16 << 20) -> None:
+        """Start empty.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            chunk: tri-grams buffered before they are sorted; 16 bytes each.
+            most: distinct n-grams kept, pairs included; about 100 bytes each while the table is built.
+
+        Raises:
+            UnsupportedError: the vocabulary has more ids than a table can hold.
+        """
+        if vocabulary > MAX_VOCABULARY:
+            raise UnsupportedError(f"the tri-gram table holds token ids below {MAX_VOCABULARY}, not {vocabulary}.")
+        self.vocabulary = vocabulary
+        self.tokens = 0
+        self.floor = 0
+        self._chunk, self._most = chunk, most
+        self._pending: list[UInt64] = []
+        self._waiting = 0
+        self._runs: list[Run] = []
+
+    @property
+    def trigrams(self) -> int:
+        """Distinct tri-grams counted and kept so far; pairs do not count."""
+        return int(np.searchsorted(self._counted()[0], np.uint64(self.vocabulary << 2 * _BITS)))
+
+    def add(self, ids: Any) -> None:
+        """Count a document of ids, Int[T]; no n-gram reaches into another.
+
+        Raises:
+            ValueError: an id lies outside the vocabulary.
+        """
+        ids = np.asarray(ids, np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocabulary:
+            raise ValueError(f"ids must be from 0 to {self.vocabulary - 1}")
+        self.tokens += len(ids)
+        if len(ids) < 2:
+            return
+        ids = ids.astype(np.uint64)
+        pairs = ids[:-1] << np.uint64(_BITS) | ids[1:]
+        self._pending += [
+            pairs | np.uint64(self.vocabulary << 2 * _BITS),
+            pairs[1:] | ids[:-2] << np.uint64(2 * _BITS),
+        ]
+        self._waiting += len(ids)
+        if self._waiting >= self._chunk:
+            self._sort()
+
+    def table(self) -> Frozen:
+        """Return the table of everything added: at most 255 successors a context, 64 where it is one token."""
+        keys, counts = self._counted()
+        a, b, c = ((keys >> np.uint64(shift) & np.uint64(_ID)).astype(np.int64) for shift in (2 * _BITS, _BITS, 0))
+        kept = np.concatenate(
+            [np.arange(np.searchsorted(a, self.vocabulary)), _heaviest(a, b, counts, self.vocabulary)]
+        )
+        return freeze(a[kept], b[kept], c[kept], counts[kept] * UNIT, vocabulary=self.vocabulary)
+
+    def _counted(self) -> Run:
+        self._sort()
+        while len(self._runs) > 1:
+            self._merge()
+        return self._runs[0] if self._runs else (np.empty(0, np.uint64), np.empty(0, np.int64))
+
+    def _sort(self) -> None:
+        if not self._pending:
+            return
+        keys, counts = np.unique(np.concatenate(self._pending), return_counts=True)
+        self._pending, self._waiting = [], 0
+        self._runs.append((keys, counts))
+        while len(self._runs) > 1 and 2 * len(self._runs[-1][0]) > len(self._runs[-2][0]):
+            self._merge()
+        self._prune()
+
+    def _merge(self) -> None:
+        (keys, counts), (others, more) = self._runs.pop(), self._runs.pop()
+        keys, counts = np.concatenate([keys, others]), np.concatenate([counts, more])
+        order = np.argsort(keys, kind="stable")  # linear for two sorted runs
+        keys, counts = keys[order], counts[order]
+        starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        self._runs.append((keys[starts], np.add.reduceat(counts, starts)))
+
+    def _prune(self) -> None:
+        while sum(len(keys) for keys, _ in self._runs) > self._most:
+            keys, counts = self._counted()
+            self.floor += 1
+            kept = counts > self.floor
+            self._runs = [(keys[kept], counts[kept])]
+
+
+def count_trigrams(table: Frozen) -> int:
+    """Return the tri-grams of a table, its bi-grams left out."""
+    contexts = int(table.first[-2])
+    return int(table.length[:contexts].sum(dtype=np.int64))
+
+
+def _heaviest(a: Int64, b: Int64, counts: Int64, vocabulary: int) -> Int64:
+    """Return where the most frequent successors of each bi-gram row stand; `a` is sorted, then `b`."""
+    begin = int(np.searchsorted(a, vocabulary))
+    b, counts = b[begin:], counts[begin:]
+    order = np.lexsort((-counts, b))
+    first = np.searchsorted(b, b)  # of each row; sorting within rows does not move it
+    return begin + order[np.arange(len(b)) - first < LONGEST_BIGRAM_ROW]

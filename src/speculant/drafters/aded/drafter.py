@@ -1,0 +1,324 @@
+"""ADED: a tri-gram table that adapts to the target while it decodes, searched for the most promising tree.
+
+Liu, Lei, Zhang, Xu: "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025,
+arXiv 2407.12021 (there also called Adaptix). Two settings of one code:
+
+    aded-paper  as published: what the released code does, constant by constant
+    aded        the idea done well: the whole prompt is learned, every token once; so are the target's best
+                tokens at every node it checked, rejected ones too (as in Token Recycling, Luo et al. 2024, arXiv
+                2408.08696); rows are counts with decay, so they stay probabilities; unseen contexts back off to
+                bi-grams; the search is best-first, spends its budget, has no depth limit and draws no random
+                numbers
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.core.drafter import MEMORY_LIMIT, Needs, Session, Verified
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import DraftTree, Float32, Int32
+from speculant.drafters.aded import puct
+from speculant.drafters.aded.frozen import Frozen, decode_table, empty_frozen, freeze, frozen_bytes, heaviest_rows, thaw
+from speculant.drafters.aded.rows import LONGEST_ROW, MAX_VOCABULARY, NONE, UNIT, export, new_level
+from speculant.drafters.aded.search import best_first
+from speculant.drafters.aded.table import Rule, TrigramTable, lookup
+from speculant.memory.file import read_memory, write_memory
+
+KIND = "trigram"
+PAPER_RULE = Rule(
+    gain=round(0.04 * puct.SCALE),
+    ceiling=3 * puct.SCALE,
+    memory=0,
+    prior=puct.SCALE,
+    longest=LONGEST_ROW,
+    bigrams=False,
+)
+PAPER_WINDOW = 16
+PAPER_JUNK = 100  # the published code drafts this token id where it knows nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdedSettings:
+    """What can be tuned; the defaults were chosen on half of the development requests.
+
+    Attributes:
+        row_memory: observations a row remembers before older ones decay.
+        prior: observations that a row of a corpus table counts for at the most.
+        longest_row: successors kept per context.
+        escape: how much a row leaves open for what it has not seen, in observations per successor.
+        exploration: how much rows that were seen seldom are lifted in the search.
+        cut: nodes near the last place whose children would need a conditional probability above this to enter the
+            tree are not expanded: half the time, and no loss that shows.
+        top_k: the target's best tokens learned at every row of a pass, rejected nodes too; 0 for none.
+        strength: what the target's distribution at a row counts for, in observations.
+    """
+
+    row_memory: float = 8
+    prior: float = 16
+    longest_row: int = 16
+    escape: float = 0.7
+    exploration: float = 1.0
+    cut: float = 0.2
+    top_k: int = 8
+    strength: float = 4.0
+
+    def rule(self) -> Rule:
+        """Return the table's learning rule."""
+        return Rule(
+            gain=UNIT,
+            ceiling=8191,
+            memory=round(self.row_memory * UNIT),
+            prior=round(self.prior * UNIT),
+            longest=self.longest_row,
+            bigrams=True,
+        )
+
+
+class AdedDrafter:
+    """The table, shared by all requests of a process behind one lock."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: AdedSettings | None = None,
+    ) -> None:
+        """Start with an empty table.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes the table may take, a loaded file included.
+            settings: None for the defaults.
+
+        Raises:
+            UnsupportedError: the vocabulary has more ids than the table can hold.
+        """
+        if vocabulary > MAX_VOCABULARY:
+            raise UnsupportedError(f"the tri-gram table holds token ids below {MAX_VOCABULARY}, not {vocabulary}.")
+        self.settings = settings or AdedSettings()
+        self.vocabulary = vocabulary
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._table = TrigramTable(rule=self._rule(), limit=memory_limit, base=empty_frozen())
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Load the compiled kernels now, so that the first request does not wait for them."""
+        scratch = TrigramTable(rule=self._rule(), limit=0, base=empty_frozen())
+        scratch.make_room()
+        scratch.learn(np.zeros(3, np.int32))
+        scratch.learn_rows(np.zeros((1, 2), np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
+        best_first(scratch.young, scratch.old, scratch.base, 0, 0, 1, scratch.rule, 0.5, 0.0, 1.0)
+
+    def _rule(self) -> Rule:
+        return self.settings.rule()
+
+    @property
+    def needs(self) -> Needs:
+        """The target's best tokens, if the settings learn from them."""
+        return Needs(top_k=self.settings.top_k)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the memory takes now."""
+        return self._table.nbytes
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request; the whole prompt is learned at once."""
+        return AdedSession(self, prompt)
+
+    def learn(self, text: Int32, start: int = 0) -> None:
+        """Learn text[start:], Int32[T]."""
+        with self._lock:
+            self._table.learn(text, start)
+
+    def learn_rows(self, contexts: Int32, ids: Int32, logits: Float32) -> None:
+        """Learn the target's distribution after contexts Int32[R, 2] from its best tokens, [R, k] each."""
+        shares = np.exp(logits - logits[:, :1])
+        shares *= self.settings.strength / shares.sum(axis=1, keepdims=True)
+        with self._lock:
+            self._table.learn_rows(contexts, ids, shares)
+
+    def search(self, before: int, root: int, max_nodes: int) -> DraftTree:
+        """Return the best tree below `root`, whose predecessor is `before` (NONE: there is none)."""
+        settings = self.settings
+        with self._lock:
+            table = self._table
+            tokens, parents, joints = best_first(
+                table.young, table.old, table.base, before, root, max_nodes, table.rule, settings.escape,
+                settings.exploration, settings.cut,
+            )  # fmt: skip
+        return DraftTree(tokens, parents, joints)
+
+    def save(self, path: Path) -> None:
+        """Write everything learned, and the base table it stands on, as one new base table.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        with self._lock:
+            frozen = self._frozen()
+        save_table(path, frozen, tokenizer=self._tokenizer, vocabulary=self.vocabulary)
+
+    def load(self, path: Path) -> None:
+        """Map a saved or built table as the base and forget what was learned so far.
+
+        Raises:
+            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+            UnsupportedError: it is larger than the memory limit.
+        """
+        base = load_table(path, tokenizer=self._tokenizer)
+        limit = self._table.limit
+        if base.nbytes > limit:
+            raise UnsupportedError(
+                f"{path} takes {base.nbytes >> 20} MB, the memory limit is {limit >> 20} MB. Raise the limit."
+            )
+        with self._lock:
+            self._table = TrigramTable(rule=self._rule(), limit=limit, base=base)
+
+    def _frozen(self) -> Frozen:
+        """Merge the three levels; where the whole exceeds the limit, the base's lightest rows go."""
+        table = self._table
+        young = export(table.young, new_level(1, 0))
+        old = export(table.old, table.young)
+        a, b, c, weight = (np.concatenate(pair) for pair in zip(young, old, strict=True))
+        a = np.where(a == NONE, self.vocabulary, a).astype(np.int64)
+        base_a, base_b, base_c, base_weight = thaw(table.base)
+        # The base may be of a model with the same tokenizer and a differently padded vocabulary.
+        base_a = np.where(base_a == len(table.base.first) - 2, self.vocabulary, base_a)
+        learned = np.unique(a << 24 | b)
+        fresh = ~np.isin(base_a << 24 | base_b, learned)
+        room = table.limit - frozen_bytes(len(a), len(learned), self.vocabulary) - 4  # a begun checkpoint
+        fresh &= heaviest_rows(table.base, fresh, room)
+        return freeze(
+            np.concatenate([a, base_a[fresh]]),
+            np.concatenate([b, base_b[fresh]]),
+            np.concatenate([c, base_c[fresh]]),
+            np.concatenate([weight, base_weight[fresh]]),
+            vocabulary=self.vocabulary,
+        )
+
+
+class AdedSession:
+    """One request: the last two tokens are all the state there is."""
+
+    def __init__(self, drafter: AdedDrafter, prompt: Int32) -> None:
+        self._drafter = drafter
+        drafter.learn(prompt)
+        self._tail = prompt[-2:]
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Return the `max_nodes` most probable continuations."""
+        if max_nodes < 1 or not len(self._tail):
+            return DraftTree.empty()
+        before = int(self._tail[-2]) if len(self._tail) > 1 else NONE
+        return self._drafter.search(before, int(self._tail[-1]), max_nodes)
+
+    def observe(self, verified: Verified) -> None:
+        """Learn what was committed."""
+        if verified.top_ids is not None and verified.top_logits is not None and len(self._tail) > 1:
+            tokens = np.append(verified.tree.tokens, self._tail)  # node -1 is the root, and its parent stands before it
+            parents = np.append(verified.tree.parents, [-2, -2]).astype(np.int32)
+            rows = np.append(-1, np.arange(len(verified.tree)))
+            contexts = np.stack([tokens[parents[rows]], tokens[rows]], axis=1)
+            self._drafter.learn_rows(contexts, verified.top_ids, verified.top_logits)
+        text = np.concatenate([self._tail, verified.tokens])
+        self._drafter.learn(text, len(self._tail))
+        self._tail = text[-2:]
+
+    def close(self) -> None:
+        """Nothing to do: what was learned is in the table."""
+
+
+class AdedPaperDrafter(AdedDrafter):
+    """The published setting: PUCT search, and +0.04 per drafting step for the last 14 tri-grams."""
+
+    def _warm_up(self) -> None:
+        super()._warm_up()
+        levels = self._table.young, self._table.old, self._table.base
+        puct.puct(*levels, 0, 0, self._table.rule, np.ones(1, np.uint64))
+
+    def _rule(self) -> Rule:
+        return PAPER_RULE
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing: only accepted tokens are learned."""
+        return Needs()
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request; the prompt is not learned beyond the last 16 tokens."""
+        return AdedPaperSession(self, prompt, seed)
+
+    def step(self, window: Int32, random: np.ndarray[Any, Any]) -> DraftTree:
+        """Learn the window, search from its end, and return the published draft."""
+        with self._lock:
+            table = self._table
+            table.learn(window)
+            levels = table.young, table.old, table.base
+            row, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
+
+            def greedy(a: int, b: int) -> int | None:
+                length = lookup(*levels, a, b, table.rule, row, weights)
+                return int(row[:length][np.argmax(weights[:length])]) if length else None
+
+            tokens, parents, visits = puct.puct(*levels, int(window[-2]), int(window[-1]), table.rule, random)
+            paths = puct.published_paths(tokens, parents, visits, greedy)
+        return DraftTree.from_paths(paths or [[PAPER_JUNK % self.vocabulary]])
+
+    def save(self, path: Path) -> None:
+        """Refuse: the published method keeps nothing between runs.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("aded-paper, as published, does not save what it learned; use the method aded.")
+
+
+class AdedPaperSession:
+    """One request of the published setting."""
+
+    def __init__(self, drafter: AdedPaperDrafter, prompt: Int32, seed: int) -> None:
+        self._drafter = drafter
+        self._tail = prompt[-PAPER_WINDOW:]
+        self._random = np.array([seed * 0x9E3779B97F4A7C15 % 2**64 | 1], np.uint64)
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Return the published draft of up to 64 nodes, or its first `max_nodes`."""
+        if max_nodes < 1 or len(self._tail) < 2:
+            return DraftTree.empty()
+        return self._drafter.step(self._tail, self._random).head(max_nodes)
+
+    def observe(self, verified: Verified) -> None:
+        """Remember what was committed; it is learned at the next proposal."""
+        self._tail = np.concatenate([self._tail, verified.tokens])[-PAPER_WINDOW:]
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def save_table(path: Path, table: Frozen, *, tokenizer: str, vocabulary: int) -> None:
+    """Write a frozen table as a memory file that `AdedDrafter.load` maps."""
+    arrays = {name: array for name, array in table._asdict().items() if name != "decode"}
+    write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=arrays, facts={"vocabulary": vocabulary})
+
+
+def load_table(path: Path, *, tokenizer: str) -> Frozen:
+    """Map a frozen table.
+
+    Raises:
+        FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+    """
+    arrays, _ = read_memory(path, kind=KIND, tokenizer=tokenizer)
+    decode = decode_table()
+    decode.flags.writeable = False
+    return Frozen(**arrays, decode=decode)

@@ -1,0 +1,169 @@
+"""ADED's published search, constant by constant: PUCT over the tri-gram table.
+
+Liu et al., arXiv 2407.12021, as its released code does it, the inert value included: the roll-out looks up
+the transition to a token that the state already holds, misses nearly always, and so leaves the prior to
+drive the search. Kept for comparison; search.py is what to use.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.aded.frozen import Frozen
+from speculant.drafters.aded.rows import LONGEST_ROW, Level
+from speculant.drafters.aded.table import Rule, lookup
+
+Array = npt.NDArray[Any]
+
+SCALE = 1300  # table weights per unit of the paper's matrix, so that its cap of 3.0 fits
+ITERATIONS = 150
+STATES = 4  # the root's included, so the search sees three new tokens
+TOP = 24
+C1, C2 = 32.0, 8.0
+BUDGET = 64
+_MOST_NODES = 65536
+
+
+@njit(cache=True, nogil=True)
+def _uniform(state: Array) -> float:
+    """Return a number in [0, 1) and advance the generator (xorshift64*)."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return ((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@njit(cache=True, nogil=True)
+def _roll_out(
+    young: Level, old: Level, base: Frozen, states: Array, depth: int, rule: Rule, random: Array, row: Array,
+    weights: Array,
+) -> float:  # fmt: skip
+    """Walk on at random to four states and return 1 + the weights the published lookup finds on the way."""
+    while depth < STATES:
+        length = lookup(young, old, base, states[depth - 1, 0], states[depth - 1, 1], rule, row, weights)
+        if length == 0:
+            break
+        total = 0
+        for i in range(length):
+            total += weights[i]
+        aim = _uniform(random) * total
+        chosen = 0
+        while chosen < length - 1 and aim >= weights[chosen]:
+            aim -= weights[chosen]
+            chosen += 1
+        states[depth, 0], states[depth, 1] = states[depth - 1, 1], row[chosen]
+        depth += 1
+    value = 1.0
+    for k in range(depth - 1):
+        length = lookup(young, old, base, states[k, 0], states[k, 1], rule, row, weights)
+        for i in range(length):
+            if row[i] == states[k + 1, 0]:
+                value += weights[i] / SCALE
+    return value
+
+
+@njit(cache=True, nogil=True)
+def puct(
+    young: Level, old: Level, base: Frozen, before: int, root: int, rule: Rule, random: Array
+) -> tuple[Array, Array, Array]:
+    """Run the search and return its nodes in pre-order: token, parent, visits; node 0 is the root."""
+    tokens, parents = np.empty(_MOST_NODES, np.int64), np.empty(_MOST_NODES, np.int64)
+    first, length = np.empty(_MOST_NODES, np.int64), np.empty(_MOST_NODES, np.int64)
+    visits, scores = np.empty(_MOST_NODES, np.int64), np.empty(_MOST_NODES, np.float64)
+    priors = np.empty(_MOST_NODES, np.float64)
+    row, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
+    states = np.empty((STATES, 2), np.int64)
+    tokens[0], parents[0], first[0], length[0], visits[0], scores[0] = root, -1, -1, 0, 0, 0.0
+    count = 1
+    for _ in range(ITERATIONS):
+        node, depth = 0, 1
+        states[0, 0], states[0, 1] = before, root
+        while depth < STATES:
+            leaf = first[node] < 0
+            if leaf:
+                n = lookup(young, old, base, states[depth - 1, 0], states[depth - 1, 1], rule, row, weights)
+                if n == 0 or count + n > _MOST_NODES:
+                    break
+                first[node], length[node] = count, n
+                for i in range(n):
+                    child = count + i
+                    tokens[child], parents[child], priors[child] = row[i], node, weights[i] / SCALE
+                    first[child], length[child], visits[child], scores[child] = -1, 0, 0, 0.0
+                count += n
+                node = count - 1
+            else:
+                parent_visits = visits[node]
+                bonus = (C1 + math.log((parent_visits + C2 + 1) / C2)) * math.sqrt(parent_visits)
+                best, best_score = -1, -math.inf
+                for child in range(first[node], first[node] + length[node]):
+                    n = visits[child]
+                    score = math.inf if n == 0 else scores[child] / n + bonus * priors[child] / (1 + n)
+                    if score > best_score:
+                        best, best_score = child, score
+                node = best
+            states[depth, 0], states[depth, 1] = states[depth - 1, 1], tokens[node]
+            depth += 1
+            if leaf:
+                break
+        value = _roll_out(young, old, base, states, depth, rule, random, row, weights)
+        while node >= 0:
+            visits[node] += 1
+            scores[node] += value
+            node = parents[node]
+    order = np.empty(count, np.int64)
+    place = np.empty(count, np.int64)
+    stack = np.empty(count, np.int64)
+    stack[0], top, at = 0, 1, 0
+    while top > 0:
+        top -= 1
+        node = stack[top]
+        order[at], place[node] = node, at
+        at += 1
+        for child in range(first[node] + length[node] - 1, first[node] - 1, -1):
+            if child >= 0:
+                stack[top] = child
+                top += 1
+    above = np.empty(count, np.int64)
+    for i in range(count):
+        above[i] = place[parents[order[i]]] if i > 0 else -1
+    return tokens[order], above, visits[order]
+
+
+def published_paths(tokens: Array, parents: Array, visits: Array, greedy: Any) -> list[list[int]]:
+    """Turn the search tree into the published draft: at most 23 paths of 1 to 4 tokens.
+
+    The 24 most visited nodes give their paths; each of two states or more is lengthened by one greedy token;
+    the root's own path is dropped. While the paths' distinct tokens add up to more than 64, whole paths are
+    deleted, longest first, counting shared prefixes again and again.
+
+    Args:
+        tokens, parents, visits: what `puct` returned.
+        greedy: given two tokens, the heaviest successor or None.
+    """
+    paths = []
+    for node in np.argsort(-visits, kind="stable")[:TOP].tolist():
+        path = []
+        while node >= 0:
+            path.append(int(tokens[node]))
+            node = int(parents[node])
+        path.reverse()
+        if len(path) >= 2 and (following := greedy(path[-2], path[-1])) is not None:
+            path.append(following)
+        if len(path) > 1 and path[1:] not in paths:
+            paths.append(path[1:])
+    costs = [len(set(path)) for path in paths]
+    total = sum(costs)
+    doomed = set()
+    for i in sorted(range(len(paths)), key=lambda i: -costs[i]):
+        if total <= BUDGET:
+            break
+        total -= costs[i]
+        doomed.add(i)
+    return [path for i, path in enumerate(paths) if i not in doomed]

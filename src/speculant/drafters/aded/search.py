@@ -1,0 +1,118 @@
+"""Best-first search over the successor table: the N most probable continuations as a tree.
+
+The tree that maximises the expected number of accepted tokens holds the N nodes of largest joint
+probability (Sequoia, Chen et al. 2024, arXiv 2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276). A
+node is never more probable than its parent, so one list, kept sorted and cut at N, is frontier and answer at
+once: expanding its entries in order inserts only behind the current one.
+
+Successors come from the tri-gram row; what that row leaves open goes to the bi-gram row (interpolation after
+Witten and Bell, 1991): with weights w_i, total W, m successors and one observation u,
+
+    P(c | a, b) = (w_c + e P(c | b)) / (W + e),    e = escape u m,    P(c | b) = w'_c / (W' + escape u m').
+
+Exploitation is P; exploration lifts rows that were seen seldom, whose estimate is the least certain: nodes
+are ranked by P (1 + exploration / sqrt(1 + W / u)), the square-root bonus of PUCT without its randomness.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.aded.frozen import Frozen
+from speculant.drafters.aded.rows import LONGEST_ROW, NONE, UNIT, Level
+from speculant.drafters.aded.table import Rule, lookup
+
+Array = npt.NDArray[Any]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def insert(count: int, limit: int, score: float, order: Array, scores: Array) -> int:
+    """Give a candidate its place in the ranking, behind its equals; return where its facts are to be stored.
+
+    `order` ranks the stored candidates, `scores` are theirs in that order. A full ranking gives up its last.
+    """
+    last = min(count, limit - 1)
+    slot = order[last] if count == limit else count
+    low, high = 0, last
+    while low < high:
+        middle = (low + high) >> 1
+        if scores[middle] < score:
+            high = middle
+        else:
+            low = middle + 1
+    for i in range(last, low, -1):
+        order[i] = order[i - 1]
+    for i in range(last, low, -1):
+        scores[i] = scores[i - 1]
+    order[low], scores[low] = slot, score
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def best_first(
+    young: Level, old: Level, base: Frozen, before: int, root: int, limit: int, rule: Rule, escape: float,
+    exploration: float, cut: float,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Return tokens Int32[N], parents Int32[N] and joint probabilities Float32[N], N <= limit, best first.
+
+    `before` and `root` are the last two tokens of the text; `before` is NONE if there is only one. A node is not
+    looked up if only children of a conditional probability above `cut` could still enter; 1 searches exactly.
+    """
+    order, scores = np.empty(limit, np.int32), np.empty(limit, np.float32)
+    tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
+    joints = np.empty(limit, np.float32)
+    row, row_weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
+    back, back_weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
+    count = 0
+    for rank in range(-1, limit - 1):
+        joint, ceiling = np.float32(1), np.float32(math.inf)
+        a, b = before, root
+        if rank >= 0:
+            if rank >= count or (count == limit and scores[rank] * np.float32(cut) <= scores[limit - 1]):
+                break
+            slot = order[rank]
+            joint, ceiling, b = joints[slot], scores[rank], np.int64(tokens[slot])
+            a = root if parents[slot] < 0 else np.int64(tokens[order[parents[slot]]])
+
+        length = 0 if a == NONE else lookup(young, old, base, a, b, rule, row, row_weights)
+        total = 0
+        for i in range(length):
+            total += row_weights[i]
+        opened = escape * UNIT * length if length else 1.0
+        open_share = joint * np.float32(opened / (total + opened))
+        spread = np.float32(1 + exploration / math.sqrt(1 + total / UNIT))
+
+        scale = joint / np.float32(total + opened)
+        most = row_weights[0] * scale if length else np.float32(0)
+        if count == limit and (most + open_share) * spread <= scores[limit - 1]:
+            continue
+        back_length = lookup(young, old, base, NONE, b, rule, back, back_weights)
+        back_total = 0
+        for i in range(back_length):
+            back_total += back_weights[i]
+        back_scale = open_share / np.float32(back_total + escape * UNIT * back_length + 1)
+        most_back = back_weights[0] * back_scale if back_length else np.float32(0)
+        for i in range(length + back_length):
+            if i < length:
+                token, p = row[i], row_weights[i] * scale
+                if count == limit and (p + most_back) * spread <= scores[limit - 1]:
+                    continue
+                for j in range(back_length):
+                    if back[j] == token:
+                        p += back_weights[j] * back_scale
+                        back_weights[j] = 0
+                        break
+                p = min(p, joint)
+            else:
+                token, p = back[i - length], back_weights[i - length] * back_scale
+            score = min(p * spread, ceiling)
+            if p > 0 and (count < limit or score > scores[limit - 1]):
+                slot = insert(count, limit, score, order, scores)
+                tokens[slot], parents[slot], joints[slot] = token, rank, p
+                count = min(count + 1, limit)
+    return tokens[order[:count]], parents[order[:count]], joints[order[:count]]

@@ -1,0 +1,271 @@
+"""The adaptive successor table behind ADED: for a context (a, b), which tokens followed and how often.
+
+ADED (Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025,
+arXiv 2407.12021) stands in for the target by a sparse matrix of tri-gram weights that is nudged by every
+token the target commits. Here the matrix has three levels, looked up in this order:
+
+    young    what was learned or used lately (trigrams.py)
+    old      what was young before; a row that is used again moves back up
+    base     a read-only table from a corpus or an earlier run, mapped from disk (frozen.py)
+
+When young has grown to half of the byte limit it becomes old, and the former old is dropped: the memory is
+bounded, and recency and use decide what stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.aded.frozen import Frozen, frozen_row
+from speculant.drafters.aded.rows import (
+    LOAD,
+    LONGEST_ROW,
+    NONE,
+    POOL_BYTES,
+    SLOT_BYTES,
+    SUCCESSORS,
+    TAIL,
+    USED,
+    WEIGHT_LIMIT,
+    Level,
+    block_length,
+    context_of,
+    copy_rows,
+    find_row,
+    has_room,
+    level_bytes,
+    new_level,
+    read_row,
+    write_row,
+)
+
+Array = npt.NDArray[Any]
+
+_ROWS = 64  # that there is room for after a level has grown
+
+
+class Rule(NamedTuple):
+    """How a row learns, in units of 1/64 observation.
+
+    Attributes:
+        gain: what one observation adds.
+        ceiling: the largest weight of a successor.
+        memory: a row's total is held at this by decaying all its weights; 0 for no decay.
+        prior: how much weight a row from `base` starts with at the most.
+        longest: successors a row may hold; the smallest makes room.
+        bigrams: whether (NONE, b) is learned beside (a, b).
+    """
+
+    gain: int
+    ceiling: int
+    memory: int
+    prior: int
+    longest: int
+    bigrams: bool
+
+
+@njit(cache=True, nogil=True)
+def lookup(young: Level, old: Level, base: Frozen, a: int, b: int, rule: Rule, tokens: Array, weights: Array) -> int:
+    """Copy the row of (a, b) into tokens and weights, heaviest first; return its length, 0 if unknown."""
+    context = context_of(a, b)
+    slot = find_row(young, context)
+    if slot >= 0:
+        return read_row(young, slot, tokens, weights)
+    slot = find_row(old, context)
+    if slot >= 0:
+        return read_row(old, slot, tokens, weights)
+    return frozen_row(base, a, b, rule.prior, rule.longest, tokens, weights)
+
+
+@njit(cache=True, nogil=True)
+def _observe(length: int, c: int, gain: int, rule: Rule, tokens: Array, weights: Array) -> int:
+    """Add `gain` to successor c of the row and keep it in order, recent first among equals; return its length."""
+    total = gain
+    place = -1
+    for i in range(length):
+        total += weights[i]
+        if tokens[i] == c:
+            place = i
+    if rule.memory > 0 and total > rule.memory:
+        excess = total - rule.memory
+        for i in range(length):
+            weights[i] = max(1, weights[i] - (weights[i] * excess + total - 1) // total)
+    if place < 0:
+        place = min(length, rule.longest - 1)
+        length = max(length, place + 1)
+        tokens[place] = c
+        weights[place] = 0
+    weight = min(weights[place] + gain, rule.ceiling)
+    while place > 0 and weights[place - 1] <= weight:
+        tokens[place], weights[place] = tokens[place - 1], weights[place - 1]
+        place -= 1
+    tokens[place], weights[place] = c, weight
+    return length
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _bring_up(
+    young: Level, old: Level, base: Frozen, a: int, b: int, rule: Rule, tokens: Array, weights: Array
+) -> tuple[int, int]:
+    """Copy out the row of (a, b) wherever it is; return the slot of young that it has or is to take, and its length."""
+    context = context_of(a, b)
+    slot = find_row(young, context)
+    if slot >= 0:
+        return slot, read_row(young, slot, tokens, weights)
+    below = find_row(old, context)
+    if below >= 0:
+        return -1 - slot, read_row(old, below, tokens, weights)
+    return -1 - slot, frozen_row(base, a, b, rule.prior, rule.longest, tokens, weights)
+
+
+@njit(cache=True, nogil=True)
+def _learn_one(
+    young: Level, old: Level, base: Frozen, a: int, b: int, c: int, rule: Rule, tokens: Array, weights: Array
+) -> None:
+    """Learn that c followed (a, b)."""
+    slot, length = _bring_up(young, old, base, a, b, rule, tokens, weights)
+    length = _observe(length, c, rule.gain, rule, tokens, weights)
+    write_row(young, slot, context_of(a, b), length, tokens, weights)
+
+
+@njit(cache=True, nogil=True)
+def _learn_row(
+    young: Level,
+    old: Level,
+    base: Frozen,
+    a: int,
+    b: int,
+    ids: Array,
+    shares: Array,
+    rule: Rule,
+    tokens: Array,
+    weights: Array,
+) -> None:
+    """Learn shares Float32[k] of the successors ids Int32[k] of (a, b), the last one first."""
+    slot, length = _bring_up(young, old, base, a, b, rule, tokens, weights)
+    learned = False
+    for i in range(len(ids) - 1, -1, -1):
+        gain = np.int64(shares[i] * rule.gain)
+        if gain > 0:
+            length = _observe(length, ids[i], gain, rule, tokens, weights)
+            learned = True
+    if learned:
+        write_row(young, slot, context_of(a, b), length, tokens, weights)
+
+
+@njit(cache=True, nogil=True)
+def learn(young: Level, old: Level, base: Frozen, text: Array, start: int, rule: Rule) -> int:
+    """Learn what followed what in text[start:], with the tokens before as context.
+
+    Return where it stopped: len(text), or earlier if young has no room left.
+    """
+    tokens = np.empty(LONGEST_ROW, np.int64)
+    weights = np.empty(LONGEST_ROW, np.int64)
+    for i in range(max(start, 1), len(text)):
+        if not has_room(young, 2, rule.longest):
+            return i
+        if i >= 2:
+            _learn_one(young, old, base, text[i - 2], text[i - 1], text[i], rule, tokens, weights)
+        if rule.bigrams:
+            _learn_one(young, old, base, NONE, text[i - 1], text[i], rule, tokens, weights)
+    return len(text)
+
+
+@njit(cache=True, nogil=True)
+def learn_rows(
+    young: Level,
+    old: Level,
+    base: Frozen,
+    contexts: Array,
+    ids: Array,
+    shares: Array,
+    start: int,
+    rule: Rule,
+) -> int:
+    """Learn the target's own distribution: shares Float32[R, k] of ids Int32[R, k] after contexts Int32[R, 2].
+
+    Return where it stopped: R, or earlier if young has no room left.
+    """
+    tokens = np.empty(LONGEST_ROW, np.int64)
+    weights = np.empty(LONGEST_ROW, np.int64)
+    for r in range(start, len(contexts)):
+        if not has_room(young, 2, rule.longest):
+            return r
+        a, b = contexts[r]
+        _learn_row(young, old, base, a, b, ids[r], shares[r], rule, tokens, weights)
+        if rule.bigrams:
+            _learn_row(young, old, base, NONE, b, ids[r], shares[r], rule, tokens, weights)
+    return len(contexts)
+
+
+class TrigramTable:
+    """The three levels, their growth, and their bound. Not safe to share between threads without a lock."""
+
+    def __init__(self, *, rule: Rule, limit: int, base: Frozen) -> None:
+        """Start empty above `base`, holding at most `limit` bytes, those of `base` included.
+
+        Raises:
+            ValueError: the rule's rows or weights do not fit the table.
+        """
+        if not (1 <= rule.longest <= LONGEST_ROW and 1 <= rule.ceiling <= WEIGHT_LIMIT):
+            raise ValueError(f"rows hold 1 to {LONGEST_ROW} successors of weight 1 to {WEIGHT_LIMIT}, not {rule}")
+        self.rule = rule
+        self.limit = limit
+        self.base = base
+        self.young = new_level(64, 64)
+        self.old = new_level(1, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, those of the mapped base included."""
+        return level_bytes(self.young) + level_bytes(self.old) + self.base.nbytes
+
+    @property
+    def successors(self) -> int:
+        """Successors learned (young and old); a row that moved up is counted twice until old is dropped."""
+        return int(self.young.counts[SUCCESSORS] + self.old.counts[SUCCESSORS])
+
+    def learn(self, text: Array, start: int = 0) -> None:
+        """Learn text[start:], Int32[T], with the tokens before as context."""
+        while (start := learn(self.young, self.old, self.base, text, start, self.rule)) < len(text):
+            self.make_room()
+
+    def learn_rows(self, contexts: Array, ids: Array, shares: Array) -> None:
+        """Learn shares Float32[R, k] of the successors ids Int32[R, k] of the contexts Int32[R, 2]."""
+        start = 0
+        while True:
+            start = learn_rows(self.young, self.old, self.base, contexts, ids, shares, start, self.rule)
+            if start == len(contexts):
+                return
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Grow young by a quarter where it is full; past half of the limit begin a new one instead.
+
+        Growing needs room for a copy. There is some as long as there is no old level; from then on a level has its
+        full size at once.
+        """
+        young, block = self.young, int(block_length(self.rule.longest))
+        slots, pool = len(young.slots), len(young.tokens)
+        if young.counts[USED] + _ROWS > LOAD * slots:
+            slots = slots * 5 // 4 + 2 * _ROWS
+        if young.counts[TAIL] + _ROWS * block > pool:
+            pool = pool * 5 // 4 + 2 * _ROWS * block
+        half = max(0, self.limit - self.base.nbytes) // 2 - level_bytes(new_level(0, 0))
+        if slots * SLOT_BYTES + pool * POOL_BYTES <= half or not young.counts[USED]:
+            self.young = new_level(slots, pool)
+            copy_rows(young, self.young)
+        else:
+            self.old, self.young = young, new_level(*_divided(half, young, 4 * _ROWS, 4 * _ROWS * block))
+
+
+def _divided(size: int, like: Level, least_slots: int, least_pool: int) -> tuple[int, int]:
+    """Return the slots and the pool that together take `size` bytes, in the proportions that a full level came to."""
+    slot_bytes = int(like.counts[USED]) * SLOT_BYTES / LOAD
+    share = slot_bytes / (slot_bytes + int(like.counts[TAIL]) * POOL_BYTES)
+    slots = max(least_slots, min(int(size * share), size - least_pool * POOL_BYTES) // SLOT_BYTES)
+    return slots, max(least_pool, (size - slots * SLOT_BYTES) // POOL_BYTES)

@@ -1,0 +1,217 @@
+"""LogitSpec: the tokens that nearly became the root are likely to follow it, and each is continued from the text.
+
+Liu, Lv, Li, Gao, Sun: "LogitSpec: Accelerating Retrieval-based Speculative Decoding via Next Next Token Speculation",
+2025, arXiv 2507.01449. The distribution that gave the root also tells something about the token after it: its other
+best tokens, in order, are children of the root. The end of the text and the end of the text with each guess are looked
+up among earlier matches of three to one tokens, and what followed there is copied: 20 tokens below the root, 4 in all
+for the first eight guesses, 3 for those up to the 32nd, 1 for the rest, as published.
+
+Published, the tree of 64 nodes is filled in order. Here its nodes are those of largest estimated probability: how often
+a guess of each rank was right so far, times how often copies were that agreed on as many tokens. A guess that a copy
+below the root begins with is drafted once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.core.drafter import Needs, Session, Verified
+from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree, Int32
+from speculant.drafters.copying.context import (
+    LONGEST_RATED,
+    Context,
+    RequestDrafter,
+    agreement,
+    copied,
+    heaviest_first,
+    longest_match,
+    new_rates,
+    rate,
+    rate_copy,
+    warm_up,
+)
+
+Array = npt.NDArray[Any]
+
+_REACH = 256  # places looked at per guess, most recent first
+_PRIOR_TRIALS = 16.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitSpecSettings:
+    """What can be tuned; the defaults are the published ones.
+
+    Attributes:
+        guesses: the target's best tokens asked for, the root among them.
+        longest: tokens of the longest match; longer ones are not told apart.
+        copied: tokens copied below the root.
+        lengths: (rank, tokens): guesses up to that rank are continued to that many tokens; beyond, to one.
+        nodes: of the tree.
+
+    Raises:
+        UsageError: guesses, copied and the tokens of lengths must each be 1 or more.
+    """
+
+    guesses: int = 64
+    longest: int = 3
+    copied: int = 20
+    lengths: tuple[tuple[int, int], ...] = ((8, 4), (32, 3))
+    nodes: int = 64
+
+    def __post_init__(self) -> None:
+        if min(self.guesses, self.copied, *(tokens for _, tokens in self.lengths)) < 1:
+            raise UsageError("guesses, copied and the tokens of lengths must each be 1 or more; give larger ones.")
+
+    def spans(self) -> Int32:
+        """Return Int32[guesses], tokens in all that a guess of each rank is continued to."""
+        spans = np.ones(self.guesses, np.int32)
+        for rank, tokens in reversed(self.lengths):
+            spans[: rank + 1] = tokens  # the target's own choice has rank 0
+        return spans
+
+
+class LogitSpecDrafter(RequestDrafter):
+    """Opens sessions; nothing is kept between them."""
+
+    name = "logitspec"
+
+    def __init__(
+        self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: LogitSpecSettings | None = None
+    ) -> None:
+        """Prepare for requests.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: unused; no memory is saved.
+            memory_limit: bytes that may be kept between requests; none are.
+            settings: None for the defaults.
+        """
+        self.vocabulary = vocabulary
+        self.settings = settings or LogitSpecSettings()
+        warm_up(self.open(np.zeros(2, np.int32)))
+
+    @property
+    def needs(self) -> Needs:
+        """The target's best tokens at every row, since any may be the last accepted one."""
+        return Needs(top_k=self.settings.guesses)
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request; the prompt is indexed at once."""
+        return LogitSpecSession(prompt, self.vocabulary, self.settings)
+
+
+class LogitSpecSession:
+    """One request: its text, and the target's best tokens at the place of the root."""
+
+    def __init__(self, prompt: Int32, vocabulary: int, settings: LogitSpecSettings) -> None:
+        self._context = Context(prompt, vocabulary)
+        self._settings = settings
+        self._spans = settings.spans()
+        self._rates = new_rates()
+        self._hits = new_hits(settings.guesses)
+        self._guesses = np.empty(0, np.int32)
+        self._match = -1
+        self._agreed = 0
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Return what followed the text's end before, and the guesses with what followed those."""
+        self._match = -1
+        nodes = min(max_nodes, self._settings.nodes)
+        if nodes < 1 or not self._context.length:
+            return DraftTree.empty()
+        context = self._context
+        tokens, parents, weights, self._match, self._agreed = guess(
+            context.text, context.previous, context.latest, context.length, self._guesses, self._hits, self._spans,
+            self._settings.longest, self._settings.copied, nodes, self._rates,
+        )  # fmt: skip
+        return DraftTree(tokens, parents, weights)
+
+    def observe(self, verified: Verified) -> None:
+        """Count which guess was right and how far the copy was, and keep the guesses for the next round."""
+        context, tokens = self._context, verified.tokens
+        if len(self._guesses):
+            rate_guesses(self._hits, self._guesses, tokens[0])
+        if self._match >= 0:
+            rate_copy(self._rates, context.text, context.length, self._match, self._agreed, tokens)
+            self._match = -1
+        context.append(tokens)
+        if verified.top_ids is None:
+            self._guesses = np.empty(0, np.int32)
+        else:
+            row = int(verified.path[-1]) + 1 if len(verified.path) else 0
+            self._guesses = verified.top_ids[row].copy()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def new_hits(guesses: int) -> Array:
+    """Return Float64[guesses + 1]: how often each rank was right, and last how often all were tried.
+
+    The counts begin at 0.05 / (r + 1) for rank r, of 16 trials.
+    """
+    return np.append(_PRIOR_TRIALS * 0.05 / np.arange(1, guesses + 1), _PRIOR_TRIALS)
+
+
+@njit(cache=True, nogil=True)
+def rate_guesses(hits: Array, guesses: Array, token: int) -> None:
+    """Count which guess the committed token was."""
+    hits[-1] += 1
+    for rank in range(min(len(guesses), len(hits) - 1)):
+        if guesses[rank] == token:
+            hits[rank] += 1
+
+
+@njit(cache=True, nogil=True)
+def guess(
+    text: Array, previous: Array, latest: Array, length: int, guesses: Array, hits: Array, spans: Array, longest: int,
+    span: int, limit: int, rates: Array,
+) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
+    """Return tokens, parents and weights of the tree, where the match of the text's end ends (-1: none), what agrees.
+
+    A guess is written behind the text while what followed it is looked for.
+    """
+    most = span + spans[: len(guesses)].sum()
+    tokens, parents, weights = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float64)
+    last, count, agreed, left = length - 1, 0, np.int64(0), 1.0
+    match, _ = longest_match(text, previous, np.int64(previous[last]), last, 1, longest, length)
+    if match >= 0:
+        agreed = agreement(text, match, last, LONGEST_RATED)
+        count = _copy(tokens, parents, weights, 0, text, length, match, agreed, span, -1, 1.0, rates)
+        left -= weights[0]
+    for rank in range(min(len(guesses), len(spans))):
+        token = guesses[rank]
+        if token == text[last] or (match >= 0 and token == tokens[0]):
+            continue
+        root, weight = count, left * hits[rank] / hits[-1]
+        tokens[root], parents[root], weights[root] = token, -1, weight
+        count += 1
+        text[length] = token
+        nearest = np.int64(latest[token % len(latest)])
+        place, _ = longest_match(text, previous, nearest, length, 1, longest, _REACH)
+        if place >= 0:
+            known = agreement(text, place, length, LONGEST_RATED)
+            more = spans[rank] - 1
+            count = _copy(tokens, parents, weights, count, text, length + 1, place, known, more, root, weight, rates)
+    tokens, parents, heavy = heaviest_first(tokens[:count], parents[:count], weights[:count], limit)
+    return tokens, parents, heavy, match, agreed
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _copy(
+    tokens: Array, parents: Array, weights: Array, count: int, text: Array, length: int, match: int, agreed: int,
+    span: int, parent: int, weight: float, rates: Array,
+) -> int:  # fmt: skip
+    """Append a copied chain of `span` nodes below a node, and return how many nodes there are."""
+    for depth in range(span):
+        weight *= rate(rates, agreed + depth)
+        tokens[count], parents[count], weights[count] = copied(text, length, match, depth), parent, weight
+        parent = count
+        count += 1
+    return count

@@ -1,0 +1,169 @@
+"""Prompt lookup: the last tokens stood before in the prompt or the output, so what followed is copied.
+
+Yang et al.: "Inference with Reference: Lossless Acceleration of Large Language Models", 2023, arXiv 2304.04487 (LLMA),
+and Saxena: "Prompt Lookup Decoding", 2023, whose settings are the defaults. Of all matches of three to one tokens the
+longest counts, of those the most recent; Saxena's code takes the first. The draft is a chain; with more `branches`
+further matches that go on differently hang beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.core.drafter import Session, Verified
+from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree, Int32
+from speculant.drafters.copying.context import (
+    LONGEST_RATED,
+    Context,
+    RequestDrafter,
+    agreement,
+    copied,
+    heaviest_first,
+    new_rates,
+    rate,
+    rate_copy,
+    warm_up,
+)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupSettings:
+    """What can be tuned; the defaults are those of prompt lookup decoding.
+
+    Attributes:
+        longest: tokens of the longest match; longer ones are not told apart.
+        shortest: tokens of the shortest match that is copied from.
+        copied: tokens copied from a match.
+        branches: matches copied from, each with another next token.
+
+    Raises:
+        UsageError: the last three must each be 1 or more.
+    """
+
+    longest: int = 3
+    shortest: int = 1
+    copied: int = 10
+    branches: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.shortest, self.copied, self.branches) < 1:
+            raise UsageError("shortest, copied and branches must each be 1 or more; give larger ones.")
+
+
+class LookupDrafter(RequestDrafter):
+    """Opens sessions; nothing is kept between them."""
+
+    name = "lookup"
+
+    def __init__(
+        self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: LookupSettings | None = None
+    ) -> None:
+        """Prepare for requests.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: unused; no memory is saved.
+            memory_limit: bytes that may be kept between requests; none are.
+            settings: None for the defaults.
+        """
+        self.vocabulary = vocabulary
+        self.settings = settings or LookupSettings()
+        warm_up(self.open(np.zeros(2, np.int32)))
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request; the prompt is indexed at once."""
+        return LookupSession(prompt, self.vocabulary, self.settings)
+
+
+class LookupSession:
+    """One request: its text, and where the last draft was copied from."""
+
+    def __init__(self, prompt: Int32, vocabulary: int, settings: LookupSettings) -> None:
+        self._context = Context(prompt, vocabulary)
+        self._settings = settings
+        self._rates = new_rates()
+        self._match = -1
+        self._agreed = 0
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Copy what followed the longest, most recent match."""
+        self._match = -1
+        if max_nodes < 1 or self._context.length < 2:
+            return DraftTree.empty()
+        context, settings = self._context, self._settings
+        tokens, parents, weights, self._match, self._agreed = look_up(
+            context.text, context.previous, context.length, settings.shortest, settings.longest, settings.copied,
+            settings.branches, max_nodes, self._rates,
+        )  # fmt: skip
+        return DraftTree(tokens, parents, weights)
+
+    def observe(self, verified: Verified) -> None:
+        """Count how far the copy was right, and append what was committed."""
+        if self._match >= 0:
+            context, tokens = self._context, verified.tokens
+            rate_copy(self._rates, context.text, context.length, self._match, self._agreed, tokens)
+            self._match = -1
+        self._context.append(verified.tokens)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _place(matches: Array, sizes: Array, count: int, text: Array, match: int, size: int) -> int:
+    """Put a match behind those as long or longer, unless one of them goes on alike; return how many there are.
+
+    The arrays have one place more than there are branches; what falls into it is forgotten.
+    """
+    at = 0
+    while at < count and sizes[at] >= size:
+        if text[matches[at] + 1] == text[match + 1]:
+            return count
+        at += 1
+    end = at
+    while end < count and text[matches[end] + 1] != text[match + 1]:
+        end += 1
+    for i in range(end, at, -1):
+        matches[i], sizes[i] = matches[i - 1], sizes[i - 1]
+    matches[at], sizes[at] = match, size
+    return min(max(count, end + 1), len(matches) - 1)
+
+
+@njit(cache=True, nogil=True)
+def look_up(
+    text: Array, previous: Array, length: int, shortest: int, longest: int, span: int, branches: int, limit: int,
+    rates: Array,
+) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
+    """Return tokens, parents and weights of the draft, where its best match ends (-1: none), and what agrees there."""
+    last = length - 1
+    matches, sizes = np.full(branches + 1, -1, np.int64), np.zeros(branches + 1, np.int64)
+    count = 0
+    candidate = np.int64(previous[last])
+    while candidate >= 0 and (count < branches or sizes[count - 1] < longest):
+        size = agreement(text, candidate, last, longest)
+        if size >= shortest and (count < branches or size > sizes[count - 1]):
+            count = _place(matches, sizes, count, text, candidate, size)
+        candidate = np.int64(previous[candidate])
+
+    nodes = count * span
+    tokens, parents, weights = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.float64)
+    left = 1.0
+    for i in range(count):
+        agreed, weight = agreement(text, matches[i], last, LONGEST_RATED), left
+        for depth in range(span):
+            node = i * span + depth
+            weight *= rate(rates, agreed + depth)
+            tokens[node] = copied(text, length, matches[i], depth)
+            parents[node] = node - 1 if depth else -1
+            weights[node] = weight
+        left -= weights[i * span]
+    tokens, parents, heavy = heaviest_first(tokens, parents, weights, limit)
+    return tokens, parents, heavy, matches[0], agreement(text, matches[0], last, LONGEST_RATED)

@@ -1,0 +1,161 @@
+"""Aggressive decoding guided by the input: the output is taken to repeat the prompt, token by token.
+
+Sun, Ge, Wei, Wang: "Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding", ACL 2021,
+arXiv 2106.04970, section 3.1 (aggressive decoding), without its model. A pointer into the prompt says what comes
+next; it begins at the first token and moves on with every token that agrees. Where the output departs from the prompt
+nothing is drafted until the end of the output, be it as short as one token, stands in the prompt exactly once.
+
+How much of the output's end stands before each place of the prompt is kept for the places where the last token stands,
+and follows from the place before, so a step costs as many operations as the prompt holds copies of the token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.core.drafter import Session, Verified
+from speculant.core.tree import DraftTree, Int32
+from speculant.drafters.copying.context import RequestDrafter, new_rates, rate, warm_up
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SadSettings:
+    """What can be tuned; as published, the first token that is told apart aligns, and the whole rest is drafted.
+
+    Attributes:
+        shortest: tokens at the end of the output that must stand in the prompt before it is followed again.
+        drafted: tokens drafted at the most; None for as many as there are nodes.
+    """
+
+    shortest: int = 1
+    drafted: int | None = None
+
+
+class Alignment(NamedTuple):
+    """Where the output stands in the prompt of T tokens.
+
+    Attributes:
+        prompt: Int32[T].
+        order: Int64[T], its positions sorted by token.
+        ordered: Int32[T], the tokens in that order.
+        runs: Int32[T], tokens at the output's end that agree with the prompt up to a position, if that holds now.
+        steps: Int32[T], the step at which `runs` was written.
+        state: Int64[3], tokens of output so far, the next position (-1: not aligned), tokens that agree before it.
+    """
+
+    prompt: Array
+    order: Array
+    ordered: Array
+    runs: Array
+    steps: Array
+    state: Array
+
+
+class SadDrafter(RequestDrafter):
+    """Opens sessions; nothing is kept between them."""
+
+    name = "sad"
+
+    def __init__(
+        self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: SadSettings | None = None
+    ) -> None:
+        """Prepare for requests.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: unused; no memory is saved.
+            memory_limit: bytes that may be kept between requests; none are.
+            settings: None for the defaults.
+        """
+        self.settings = settings or SadSettings()
+        warm_up(self.open(np.zeros(2, np.int32)))
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request."""
+        return SadSession(prompt, self.settings)
+
+
+class SadSession:
+    """One request: its prompt and the place that the output has reached in it."""
+
+    def __init__(self, prompt: Int32, settings: SadSettings) -> None:
+        self._alignment = align(prompt)
+        self._settings = settings
+        self._rates = new_rates()
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Repeat the prompt from where the output stands in it."""
+        drafted = self._settings.drafted
+        nodes = max_nodes if drafted is None else min(max_nodes, drafted)
+        if nodes < 1:
+            return DraftTree.empty()
+        return DraftTree(*repeat(self._alignment, nodes, self._rates))
+
+    def observe(self, verified: Verified) -> None:
+        """Follow what was committed through the prompt."""
+        follow(self._alignment, verified.tokens, self._settings.shortest, self._rates)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def align(prompt: Int32) -> Alignment:
+    """Return the alignment of an empty output: its first token is taken to be the prompt's."""
+    prompt = np.ascontiguousarray(prompt, np.int32)
+    order = np.argsort(prompt, kind="stable")
+    runs, steps = np.zeros(len(prompt), np.int32), np.zeros(len(prompt), np.int32)
+    return Alignment(prompt, order, prompt[order], runs, steps, np.zeros(3, np.int64))
+
+
+@njit(cache=True, nogil=True)
+def follow(alignment: Alignment, tokens: Array, shortest: int, rates: Array) -> None:
+    """Move on by tokens Int32[A] of output, and count where the prompt foretold them."""
+    prompt, order, ordered, runs, steps, state = alignment
+    for token in tokens:
+        state[0] += 1
+        step, place, agreed = state
+        longest, second, at = np.int64(0), np.int64(0), np.int64(-1)
+        # From the last position to the first, so that each finds the run before it as the step before left it.
+        for i in range(np.searchsorted(ordered, token, side="right") - 1, -1, -1):
+            if ordered[i] != token:
+                break
+            p = order[i]
+            run = np.int64(1)
+            if p > 0 and step > 1 and steps[p - 1] == step - 1:
+                run += runs[p - 1]
+            runs[p], steps[p] = run, step
+            if run > longest:
+                longest, second, at = run, longest, p
+            elif run > second:
+                second = run
+        if 0 <= place < len(prompt):
+            kind = min(agreed, rates.shape[1] - 1)
+            rates[1, kind] += 1
+            if prompt[place] == token:
+                rates[0, kind] += 1
+                state[1], state[2] = place + 1, agreed + 1
+                continue
+        state[1] = -1
+        if longest > second and longest >= shortest:
+            state[1], state[2] = at + 1, longest
+
+
+@njit(cache=True, nogil=True)
+def repeat(alignment: Alignment, nodes: int, rates: Array) -> tuple[Array, Array, Array]:
+    """Return tokens, parents and weights of the chain that the prompt goes on with."""
+    _, place, agreed = alignment.state
+    left = len(alignment.prompt) - place if place >= 0 else 0
+    count = min(nodes, left)
+    tokens, weights = np.empty(count, np.int32), np.empty(count, np.float32)
+    weight = 1.0
+    for depth in range(count):
+        weight *= rate(rates, agreed + depth)
+        tokens[depth], weights[depth] = alignment.prompt[place + depth], weight
+    return tokens, np.arange(-1, count - 1).astype(np.int32), weights

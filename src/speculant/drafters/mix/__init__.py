@@ -1,0 +1,1 @@
+"""Mix: many contexts at once, mixed into calibrated probabilities."""

@@ -1,0 +1,1 @@
+"""Drafters over suffix indexes of the request, past requests and corpora."""

@@ -1,0 +1,183 @@
+"""Suffix arrays over a corpus, built block by block in bounded memory and searched where they lie on disk.
+
+The datastore of REST (He, Zhong, Cai, Lee, He: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv
+2311.08252, section 3.2), after Manber and Myers (1993): the places of a text, sorted by what stands there. Blocks of
+some million tokens are sorted one by one, by prefix doubling from three tokens to 24, which is as far as any
+search looks; 8 bytes a token. Every document ends with END, which is below every token, so no search runs past it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Int32
+from speculant.drafters.suffix.history import END
+
+Array = npt.NDArray[Any]
+
+BLOCK = 4 << 20
+SORTED = 24  # tokens by which suffixes are sorted
+MAX_VOCABULARY = (1 << 21) - 2
+_BITS = 21
+
+
+class Block(NamedTuple):
+    """A piece of a corpus.
+
+    Attributes:
+        tokens: Int32[T], documents with END after each.
+        places: Int32[T], the places of the block in the order of what stands there.
+    """
+
+    tokens: Array
+    places: Array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self.tokens.nbytes + self.places.nbytes
+
+
+def sort_suffixes(tokens: Int32) -> Int32:
+    """Return the places of tokens Int32[T], sorted by the 24 tokens that begin there, then by place."""
+    padded = np.concatenate([tokens, np.full(2, END, np.int32)]).astype(np.int64) + 1
+    keys = padded[:-2] << 2 * _BITS | padded[1:-1] << _BITS | padded[2:]
+    known = 3
+    while True:
+        if known >= SORTED:
+            return np.argsort(keys, kind="stable").astype(np.int32)
+        order = np.argsort(keys)  # equal keys get equal ranks, so their order may be any
+        keys = keys[order]
+        steps = np.cumsum(np.append(1, keys[1:] != keys[:-1]), dtype=np.int64) if len(keys) else keys
+        keys[order] = steps << 32
+        keys[: max(0, len(keys) - known)] |= keys[known:] >> 32
+        known *= 2
+
+
+class SuffixArrayBuilder:
+    """Sorts a corpus block by block and keeps what is done on disk.
+
+    Attributes:
+        tokens: tokens added.
+    """
+
+    def __init__(self, vocabulary: int, folder: Path, *, block: int = BLOCK) -> None:
+        """Start empty.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            folder: where blocks wait on disk until they are written to one file.
+            block: tokens per block; sorting takes about 60 bytes each.
+
+        Raises:
+            UnsupportedError: the vocabulary has more ids than a suffix array is sorted by.
+        """
+        if vocabulary > MAX_VOCABULARY:
+            raise UnsupportedError(f"a suffix array holds token ids below {MAX_VOCABULARY}, not {vocabulary}.")
+        self.vocabulary = vocabulary
+        self.tokens = 0
+        self._folder, self._block = folder, block
+        self._pending: list[Int32] = []
+        self._waiting = 0
+        self._done = 0
+
+    def add(self, ids: Any) -> None:
+        """Add a document of ids, Int[T]; one that reaches past the end of a block is cut in two.
+
+        Raises:
+            ValueError: an id lies outside the vocabulary.
+        """
+        ids = np.asarray(ids, np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocabulary:
+            raise ValueError(f"ids must be from 0 to {self.vocabulary - 1}")
+        self.tokens += len(ids)
+        while len(ids):
+            piece = ids[: self._block - self._waiting - 1]
+            ids = ids[len(piece) :]
+            self._pending.append(np.append(piece, END).astype(np.int32))
+            self._waiting += len(piece) + 1
+            if self._waiting >= self._block - 1:
+                self._finish()
+
+    def blocks(self) -> list[Block]:
+        """Return everything added, mapped from disk."""
+        self._finish()
+        return [
+            Block(*(np.load(self._folder / f"{name}-{i}.npy", mmap_mode="r") for name in Block._fields))
+            for i in range(self._done)
+        ]
+
+    def _finish(self) -> None:
+        if not self._waiting:
+            return
+        tokens = np.concatenate(self._pending)
+        self._pending, self._waiting = [], 0
+        np.save(self._folder / f"tokens-{self._done}.npy", tokens)
+        np.save(self._folder / f"places-{self._done}.npy", sort_suffixes(tokens))
+        self._done += 1
+
+
+@njit(cache=True, nogil=True)
+def _first(block: Block, pattern: Array, after: bool) -> int:
+    """Return the first rank whose suffix does not sort before the pattern, or else: the first that sorts after it."""
+    tokens, places = block
+    low, high = 0, len(places)
+    while low < high:
+        middle = (low + high) >> 1
+        place, order = places[middle], 0
+        for i in range(len(pattern)):
+            token = tokens[place + i]
+            if token != pattern[i]:
+                order = -1 if token < pattern[i] else 1
+                break
+        if order < 0 or (after and order == 0):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
+def longest_match(block: Block, context: Array, shortest: int) -> tuple[int, int, int]:
+    """Return the length of the context's longest suffix that the block holds, and the ranks from, to of its places.
+
+    The context has at most 24 tokens. The length is 0 where no suffix of at least `shortest` tokens occurs.
+    """
+    total = len(context)
+    found, begin, end = 0, 0, 0
+    low, high = shortest, total
+    while low <= high:  # a suffix occurs wherever a longer one does
+        length = (low + high) >> 1 if found else low
+        first = _first(block, context[total - length :], False)
+        last = _first(block, context[total - length :], True)
+        if first < last:
+            found, begin, end, low = length, first, last, length + 1
+        else:
+            high = length - 1
+    return found, begin, end
+
+
+@njit(cache=True, nogil=True)
+def continuations(block: Block, begin: int, end: int, length: int, rows: Array) -> None:
+    """Fill rows Int32[R, C] with what follows the places of R ranks, evenly chosen of begin to end; END after the end.
+
+    Args:
+        block: the piece of the corpus.
+        begin, end: the ranks; at least R.
+        length: tokens that matched.
+        rows: what is filled.
+    """
+    tokens, places = block
+    count = len(rows)
+    for r in range(count):
+        place = places[begin + r * (end - begin) // count] + length
+        open_ = True
+        for i in range(rows.shape[1]):
+            open_ = open_ and tokens[place + i] != END
+            rows[r, i] = tokens[place + i] if open_ else END

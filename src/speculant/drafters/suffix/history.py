@@ -1,0 +1,200 @@
+"""What drafters remember of past requests: a bounded log of token ids under an index that makes it searchable.
+
+Documents are learned into the young generation. When that has grown to half of the byte limit, index included,
+it becomes the old one, and the former old one is dropped: bounded, no sweeps, and recency decides what stays.
+A memory file holds the log alone; loading learns it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from speculant.core.drafter import MEMORY_LIMIT, Needs
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Int32
+from speculant.memory.file import read_memory, write_memory
+
+END = -1  # stands in the log after every document
+MAX_VOCABULARY = 1 << 24
+_PIECE = 256
+
+
+class Index(Protocol):
+    """A log of documents and what makes it searchable, within the bytes it was made for."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of log and index."""
+
+    @property
+    def text(self) -> Int32:
+        """The documents held, END after each."""
+
+    def extend(self, tokens: Int32) -> int:
+        """Go on with the open document; return how many tokens were taken, fewer if the limit is reached."""
+
+    def finish(self) -> None:
+        """End the open document."""
+
+    def fresh(self: AnyIndex) -> AnyIndex:
+        """Return an empty index that has all the room of its limit at once, divided as here."""
+
+
+AnyIndex = TypeVar("AnyIndex", bound=Index)
+
+
+class History(Generic[AnyIndex]):
+    """The two generations. Not safe to share between threads without a lock.
+
+    Attributes:
+        young: what is learned into.
+        old: what was young before.
+        limit: bytes that both may take together.
+    """
+
+    def __init__(self, make: Callable[[int], AnyIndex], *, limit: int) -> None:
+        """Start empty.
+
+        Args:
+            make: builds an empty index of at most so many bytes.
+            limit: bytes that the history may take.
+        """
+        self.limit = limit
+        self.young, self.old = make(limit // 2), make(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.young.nbytes + self.old.nbytes
+
+    @property
+    def text(self) -> Int32:
+        """The documents held, oldest first, END after each."""
+        return np.concatenate([self.old.text, self.young.text])
+
+    def learn(self, document: Int32) -> None:
+        """Learn a whole document, Int32[T]."""
+        self.extend(document)
+        self.finish()
+
+    def extend(self, tokens: Int32) -> None:
+        """Go on with the open document; where it does not fit, what came before belongs to the old generation."""
+        while len(tokens):
+            tokens = tokens[self.young.extend(tokens) :]
+            if len(tokens):
+                self.young.finish()
+                if not len(self.young.text):
+                    return
+                self.old, self.young = self.young, self.young.fresh()  # growing would need room for a copy
+
+    def finish(self) -> None:
+        """End the open document."""
+        self.young.finish()
+
+
+class Learning:
+    """Lets requests learn one after the other, and others draft meanwhile.
+
+    Attributes:
+        lock: what whoever reads or replaces the history must hold.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def learn(self, history: History[AnyIndex], document: Int32) -> None:
+        """Learn a document Int32[T], holding the lock for a piece at a time."""
+        with self._turn:
+            for at in range(0, len(document), _PIECE):
+                with self.lock:
+                    history.extend(document[at : at + _PIECE])
+            with self.lock:
+                history.finish()
+
+
+class HistoryDrafter(Generic[AnyIndex]):
+    """What drafters have in common whose memory is a history, shared by all requests of a process.
+
+    Attributes:
+        kind: of their memory files.
+        needs: nothing of the target.
+    """
+
+    kind: ClassVar[str]
+    needs = Needs()
+
+    def __init__(self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = MEMORY_LIMIT) -> None:
+        """Start with an empty history.
+
+        Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that past text and its index may take; a request's own index goes with it.
+
+        Raises:
+            UnsupportedError: the vocabulary has more ids than an index can tell apart.
+        """
+        check_vocabulary(vocabulary)
+        self._tokenizer = tokenizer
+        self._limit = memory_limit
+        self._learning = Learning()
+        self._history = self._empty(memory_limit)
+
+    def _empty(self, limit: int) -> History[AnyIndex]:
+        """Return a history without documents."""
+        raise NotImplementedError
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the memory takes now."""
+        return self._history.nbytes
+
+    def learn(self, document: Int32) -> None:
+        """Learn a document Int32[T]."""
+        self._learning.learn(self._history, document)
+
+    def save(self, path: Path) -> None:
+        """Write the documents remembered.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        with self._learning.lock:
+            write_memory(path, kind=self.kind, tokenizer=self._tokenizer, arrays={"text": self._history.text}, facts={})
+
+    def load(self, path: Path) -> None:
+        """Replace the documents remembered by the file's; where they exceed the limit, the latest stay.
+
+        Raises:
+            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+        """
+        arrays, _ = read_memory(path, kind=self.kind, tokenizer=self._tokenizer)
+        history = self._empty(self._limit)
+        for document in documents_of(arrays["text"]):
+            history.learn(document)
+        with self._learning.lock:
+            self._history = history
+
+
+def documents_of(text: Int32) -> Iterator[Int32]:
+    """Yield the documents of a log in which END stands after each."""
+    start = 0
+    for end in np.flatnonzero(text == END).tolist():
+        yield text[start:end]
+        start = end + 1
+
+
+def check_vocabulary(vocabulary: int) -> None:
+    """Refuse more token ids than an index can tell apart.
+
+    Raises:
+        UnsupportedError: the vocabulary is larger.
+    """
+    if vocabulary > MAX_VOCABULARY:
+        raise UnsupportedError(f"this memory holds token ids below {MAX_VOCABULARY}, not {vocabulary}.")

@@ -1,0 +1,212 @@
+"""REST: what followed the longest suffix of the text in a datastore, the most frequent continuations as a tree.
+
+He, Zhong, Cai, Lee, He: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv 2311.08252, section 3. The
+datastore is a suffix array over a corpus, mapped from disk, as `speculant corpus build --kind suffix` writes it.
+Beside it, and alone where there is none, past requests are searched: prompt and output are learned when a
+request is closed, into a suffix tree, which counts continuations as a trie does. The longer match drafts, that
+of past requests among equals. The defaults follow the authors' code: suffixes of 16 tokens down to 2, 10 tokens of
+each match. Of more than 5000 matches, a bound of ours, as many are taken evenly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.core.drafter import Session, Verified
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import DraftTree, Int32
+from speculant.drafters.suffix.array import SORTED, Block, continuations, longest_match
+from speculant.drafters.suffix.continuations import most_frequent
+from speculant.drafters.suffix.history import END, History, HistoryDrafter, documents_of
+from speculant.drafters.suffix.search import expand, find_suffixes
+from speculant.drafters.suffix.tree import SuffixTree
+from speculant.memory.file import read_memory, write_memory
+
+KIND = "suffix-array"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestSettings:
+    """What can be tuned; the defaults follow the authors'.
+
+    Attributes:
+        longest: tokens of context that are looked for, at most 24.
+        shortest: tokens of context that must match.
+        most_matches: continuations taken of a corpus.
+        length: tokens of each.
+    """
+
+    longest: int = 16
+    shortest: int = 2
+    most_matches: int = 5000
+    length: int = 10
+
+
+class RestDrafter(HistoryDrafter[SuffixTree]):
+    """Corpus and past requests, shared by all requests of a process behind one lock; a mapped corpus counts too."""
+
+    kind = KIND
+
+    def __init__(self, *, settings: RestSettings | None = None, **options: Any) -> None:
+        """Start without a corpus.
+
+        Args:
+            settings: None for the defaults.
+            options: see `HistoryDrafter`.
+
+        Raises:
+            UnsupportedError: the vocabulary has more ids than the tree can tell apart.
+            ValueError: the contexts of the settings are longer than suffix arrays are sorted by.
+        """
+        self.settings = settings or RestSettings()
+        if self.settings.longest > SORTED:
+            raise ValueError(f"contexts have at most {SORTED} tokens, not {self.settings.longest}")
+        self._corpus: list[Block] = []
+        super().__init__(**options)
+        self._warm_up()
+
+    def _empty(self, limit: int) -> History[SuffixTree]:
+        depth = self.settings.longest + self.settings.length
+        return History(lambda share: SuffixTree(depth=depth, limit=share), limit=limit)
+
+    def _warm_up(self) -> None:
+        """Load the compiled kernels now, so that the first request does not wait for them."""
+        text = np.zeros(self.settings.shortest + 1, np.int32)
+        tree = SuffixTree(depth=len(text))
+        tree.extend(text)
+        _recall(tree, text[1:], self.settings, 1)
+        block = Block(np.append(text, END).astype(np.int32), np.arange(len(text), -1, -1, dtype=np.int32))
+        for array in block:
+            array.flags.writeable = False  # as mapped ones are, so that the kernels are compiled for them
+        _retrieve([block], text[1:], self.settings, 1)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the memory takes now, those of a mapped corpus included."""
+        return self._history.nbytes + sum(block.nbytes for block in self._corpus)
+
+    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+        """Begin a request."""
+        return RestSession(self, prompt)
+
+    def search(self, context: Int32, max_nodes: int) -> DraftTree:
+        """Return the most frequent continuations of the longest suffix of a context that is known."""
+        context = context[-self.settings.longest :]
+        with self._learning.lock:
+            found = [
+                _recall(tree, context, self.settings, max_nodes) for tree in (self._history.young, self._history.old)
+            ]
+            if self._corpus:
+                found.append(_retrieve(self._corpus, context, self.settings, max_nodes))
+        return max(found, key=lambda pair: pair[0])[1]
+
+    def save(self, path: Path) -> None:
+        """Write the corpus and the requests remembered.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        with self._learning.lock:
+            save_corpus(path, self._corpus, tokenizer=self._tokenizer, text=self._history.text)
+
+    def load(self, path: Path) -> None:
+        """Map the corpus of a file, learn the requests that it remembers, and forget what was learned so far.
+
+        Raises:
+            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+            UnsupportedError: its corpus is larger than the memory limit.
+        """
+        corpus, text = load_corpus(path, tokenizer=self._tokenizer)
+        room = self._limit - sum(block.nbytes for block in corpus)
+        if room < 0:
+            raise UnsupportedError(
+                f"the corpus {path} takes {(self._limit - room) >> 20} MB, the memory limit is {self._limit >> 20} MB. "
+                "Raise the limit."
+            )
+        history = self._empty(room)
+        for document in documents_of(text):
+            history.learn(document)
+        with self._learning.lock:
+            self._corpus, self._history = corpus, history
+
+
+class RestSession:
+    """One request: its text is all the state there is."""
+
+    def __init__(self, drafter: RestDrafter, prompt: Int32) -> None:
+        self._drafter = drafter
+        self._text: list[Int32] = [prompt]
+        self._tail = prompt[-drafter.settings.longest :]
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        """Return the most frequent continuations."""
+        return self._drafter.search(self._tail, max_nodes) if max_nodes > 0 else DraftTree.empty()
+
+    def observe(self, verified: Verified) -> None:
+        """Go on by what was committed."""
+        self._text.append(verified.tokens)
+        self._tail = np.concatenate([self._tail, verified.tokens])[-self._drafter.settings.longest :]
+
+    def close(self) -> None:
+        """Teach prompt and output to the tree over past requests."""
+        if self._text:
+            self._drafter.learn(np.concatenate(self._text))
+            self._text = []
+
+
+def _recall(tree: SuffixTree, context: Int32, settings: RestSettings, limit: int) -> tuple[int, DraftTree]:
+    """Return how many tokens match in past requests, and the draft."""
+    places = find_suffixes(tree.tree, tree.log, context)
+    if len(places) < settings.shortest:
+        return 0, DraftTree.empty()
+    tokens, parents, joints = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.float64)
+    node, used = places[-1]
+    n, _ = expand(tree.tree, tree.log, node, used, limit, settings.length, 0, 0.0, tokens, parents, joints)
+    return len(places), DraftTree(tokens[:n], parents[:n], joints[:n].astype(np.float32))
+
+
+def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, limit: int) -> tuple[int, DraftTree]:
+    """Return how many tokens match in the corpus, and the draft."""
+    best = 0
+    matches: list[tuple[Block, int, int]] = []
+    for block in corpus:
+        length, begin, end = longest_match(block, context, max(settings.shortest, best))
+        if length > best:
+            best, matches = length, []
+        if length:
+            matches.append((block, begin, end))
+    total = sum(end - begin for _, begin, end in matches)
+    if not total:
+        return 0, DraftTree.empty()
+    share = min(1.0, settings.most_matches / total)
+    rows = []
+    for block, begin, end in matches:
+        rows.append(np.empty((max(1, int((end - begin) * share)), settings.length), np.int32))
+        continuations(block, begin, end, best, rows[-1])
+    return best, DraftTree(*most_frequent(np.concatenate(rows), limit))
+
+
+def save_corpus(path: Path, corpus: list[Block], *, tokenizer: str, text: Int32 | None = None) -> None:
+    """Write the blocks of a corpus, and a log of requests, as a memory file.
+
+    Raises:
+        FileError: the file cannot be written; an older one is unchanged.
+    """
+    arrays = {f"{name}-{i}": array for i, block in enumerate(corpus) for name, array in block._asdict().items()}
+    arrays["text"] = np.empty(0, np.int32) if text is None else text
+    write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=arrays, facts={"blocks": len(corpus)})
+
+
+def load_corpus(path: Path, *, tokenizer: str) -> tuple[list[Block], Int32]:
+    """Map the blocks of a corpus, and the log of requests.
+
+    Raises:
+        FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+    """
+    arrays, facts = read_memory(path, kind=KIND, tokenizer=tokenizer)
+    blocks = [Block(*(arrays[f"{name}-{i}"] for name in Block._fields)) for i in range(facts["blocks"])]
+    return blocks, arrays["text"]

@@ -1,0 +1,156 @@
+"""Drafting from a suffix tree: the most frequent continuations of a context, best first.
+
+Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
+arXiv 2411.04975, section 3. A node's estimate is the product of the shares along its path (equation 1), a draft is
+grown greedily by the largest estimate, and its score is the sum of its estimates: the tokens it expects to have
+accepted. Every suffix of the text that occurs in the tree is tried, with at most `factor` nodes per token that
+matches, and the draft of the best score is kept, that of the longest match among equals.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.suffix.nodes import CHILD, COUNT, EDGE, NEXT, ROOT, START, Tree, child_of
+
+Array = npt.NDArray[Any]
+Places = npt.NDArray[np.int64]
+
+
+@njit(cache=True, nogil=True)
+def find(tree: Tree, log: Array, text: Array) -> tuple[int, int]:
+    """Return where a whole text ends in the tree: a node and how much of its edge; ROOT if it does not occur."""
+    node, used, length, start = ROOT, 0, 0, 0
+    for token in text:
+        if used == length:
+            node = child_of(tree, node, token)
+            if node == ROOT:
+                return ROOT, 0
+            used, length, start = 1, tree.nodes[node, EDGE] & 127, tree.nodes[node, START]
+        elif log[start + used] == token:
+            used += 1
+        else:
+            return ROOT, 0
+    return node, used
+
+
+@njit(cache=True, nogil=True)
+def find_suffixes(tree: Tree, log: Array, text: Array) -> Array:
+    """Return Int64[M, 2], where each suffix of a text that occurs in the tree ends there, shortest first."""
+    places = np.empty((len(text), 2), np.int64)
+    for k in range(len(text)):
+        node, used = find(tree, log, text[len(text) - k - 1 :])
+        if node == ROOT:
+            return places[:k]
+        places[k, 0], places[k, 1] = node, used
+    return places
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _push(count: int, p: float, level: int, node: int, at: int, parent: int, scores: Array, entries: Array) -> int:
+    """Put a candidate into the frontier and return its size; the best stands last, the shallowest among equals."""
+    place = count
+    while place > 0 and (scores[place - 1] > p or (scores[place - 1] == p and entries[place - 1, 0] <= level)):
+        scores[place] = scores[place - 1]
+        entries[place] = entries[place - 1]
+        place -= 1
+    scores[place] = p
+    entries[place, 0], entries[place, 1], entries[place, 2], entries[place, 3] = level, node, at, parent
+    return count + 1
+
+
+@njit(cache=True, nogil=True)
+def expand(
+    tree: Tree, log: Array, node: int, used: int, limit: int, deepest: int, unseen: int, least: float,
+    tokens: Array, parents: Array, joints: Array,
+) -> tuple[int, float]:  # fmt: skip
+    """Write the `limit` most frequent continuations of a context into the arrays; return how many, and their score.
+
+    Args:
+        tree, log: the tree.
+        node, used: where the context ends, as `find` says.
+        limit: nodes to draft at the most.
+        deepest: levels to draft at the most.
+        unseen: added to how often the context was seen, for the time that it occurs now.
+        least: a node's estimate must be above this.
+        tokens, parents, joints: Int32, Int32 and Float64[limit], what is drafted.
+    """
+    nodes = tree.nodes
+    scores, entries = np.empty(2 * limit + 2, np.float64), np.empty((2 * limit + 2, 4), np.int64)
+    made, waiting, score = 0, 0, 0.0
+    joint = nodes[node, COUNT] / (nodes[node, COUNT] + unseen)
+    at, parent, level = used, -1, 0
+    while True:
+        # Here the text so far ends `at` tokens into the node's edge, `level` levels deep in the draft.
+        if level < deepest:
+            if at < nodes[node, EDGE] & 127:
+                waiting = _push(waiting, joint, level, node, at, parent, scores, entries)
+            elif nodes[node, CHILD] != ROOT:
+                child = nodes[node, CHILD]
+                p = min(joint, joint / nodes[node, COUNT] * nodes[child, COUNT])
+                waiting = _push(waiting, p, level, child, 0, parent, scores, entries)
+        if waiting == 0 or made == limit or scores[waiting - 1] <= least:
+            return made, score
+        waiting -= 1
+        joint, level, node, at, parent = (
+            scores[waiting], entries[waiting, 0], entries[waiting, 1], entries[waiting, 2], entries[waiting, 3]
+        )  # fmt: skip
+        after = nodes[node, NEXT]
+        if at == 0 and after != ROOT:
+            p = joint / nodes[node, COUNT] * nodes[after, COUNT]
+            waiting = _push(waiting, min(p, joint), level, after, 0, parent, scores, entries)
+        tokens[made], parents[made], joints[made] = log[nodes[node, START] + at], parent, joint
+        score += joint
+        parent, at, level = made, at + 1, level + 1
+        made += 1
+
+
+@njit(cache=True, nogil=True)
+def speculate(
+    tree: Tree, log: Array, places: Array, unseen: int, depth: int, limit: int, factor: float, least: float,
+) -> tuple[Array, Array, Array, float]:  # fmt: skip
+    """Return tokens Int32[N], parents Int32[N], joint probabilities Float64[N] and score of the best draft.
+
+    Args:
+        tree, log: the tree.
+        places: Int64[M, 2], where the suffix of k + 1 tokens of the text ends in the tree, as `find` says.
+        unseen: 1 if the tree does not hold the present text, else 0.
+        depth: of the tree.
+        limit: nodes to draft at the most.
+        factor: nodes per token that matches.
+        least: a node's estimate must be above this.
+    """
+    nodes = tree.nodes
+    tokens, parents, joints = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.float64)
+    trial, trial_parents, trial_joints = np.empty_like(tokens), np.empty_like(parents), np.empty_like(joints)
+    best, best_score = 0, 0.0
+    for k in range(len(places) - 1, -1, -1):
+        node, used = places[k, 0], places[k, 1]
+        count = nodes[node, COUNT]
+        most = min(limit, int(factor * (k + 1) + 1e-6))
+        if used == nodes[node, EDGE] & 127:
+            child = nodes[node, CHILD]
+            if child == ROOT:
+                continue
+            highest = nodes[child, COUNT] / (count + unseen)
+        else:
+            highest = count / (count + unseen)
+        # No node is above the first, and no level sums to more than the share of times that the text went on.
+        bound = min(highest * most, count / (count + unseen) * (depth - k - 1))
+        if bound <= best_score:
+            continue
+        if k > 0 and most == limit and int(factor * k + 1e-6) >= limit and nodes[places[k - 1, 0], COUNT] == count:
+            continue  # the shorter suffix occurred nowhere else, and the tree reaches further below it
+        made, score = expand(
+            tree, log, node, used, most, depth, unseen, least, trial, trial_parents, trial_joints
+        )  # fmt: skip
+        if score > best_score:
+            best, best_score = made, score
+            tokens, trial = trial, tokens
+            parents, trial_parents = trial_parents, parents
+            joints, trial_joints = trial_joints, joints
+    return tokens[:best], parents[:best], joints[:best], best_score

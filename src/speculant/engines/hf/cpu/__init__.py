@@ -1,0 +1,1 @@
+"""Compiled code for passes over the rows of a draft on CPUs."""

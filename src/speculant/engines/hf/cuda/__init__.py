@@ -1,0 +1,1 @@
+"""CUDA graphs: passes recorded once and replayed."""

@@ -1,0 +1,179 @@
+"""What a recorded pass reads and writes, in buffers that never move: the cache, a draft, its masks.
+
+A recorded pass works on the very memory that it was recorded with, so a request's cache has to lie there while it is
+decoded. The buffers are put below the layers of `cache.py`, which go on as ever: passes that were not recorded append
+to the same rows. When another request comes, whoever had the buffers gets a copy of its rows; they are cleared behind
+the new ones, since a weight of zero does not hide what is not a number.
+
+Layers of equal shape share one tensor, so accepted rows are moved together in two calls, not in two for each layer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.tree import DraftTree, Int64
+from speculant.engines.hf.cache import InPlaceLayer
+from speculant.engines.hf.capabilities import Abilities
+
+IDS, POSITIONS, SLOTS, ANCESTORS = 0, 1, 2, 3  # where the parts of a draft's input begin
+
+
+class LentRows:
+    """Buffers [1, H, C, D] for the keys and the values of every layer."""
+
+    def __init__(self, like: DynamicCache, capacity: int) -> None:
+        """Allocate.
+
+        Args:
+            like: a cache of one sequence, from `usable_cache`, in which every layer holds something.
+            capacity: rows C.
+
+        Raises:
+            ValueError: a layer holds nothing, as one that looks into another's rows does.
+        """
+        if not like.layers or not all(layer.is_initialized for layer in like.layers):
+            raise ValueError("some of its layers keep no keys and values of their own")
+        held = [tensor for layer in like.layers for tensor in (layer.keys, layer.values)]
+        places: dict[Any, list[int]] = {}
+        for place, tensor in enumerate(held):
+            places.setdefault((tensor.shape[1], tensor.shape[3], tensor.dtype, tensor.device), []).append(place)
+        self.capacity = capacity
+        self._places = list(places.values())
+        with torch.inference_mode(False):  # tensors made in that mode could be written only in it
+            self._stacks = [
+                torch.zeros((len(each), heads, capacity, width), dtype=dtype, device=device)
+                for (heads, width, dtype, device), each in places.items()
+            ]
+        buffers = self._spread(self._stacks)
+        self.keys, self.values = buffers[::2], buffers[1::2]
+        self._lent: list[weakref.ref[InPlaceLayer]] = []
+
+    def holds(self, cache: DynamicCache) -> bool:
+        """Say whether a cache's rows lie here."""
+        return len(cache.layers) == len(self.keys) and all(
+            layer._key_rows is keys and layer._value_rows is values
+            for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True)
+        )
+
+    def lent_beside(self, cache: DynamicCache) -> bool:
+        """Say whether another cache's rows lie here."""
+        own = {id(layer) for layer in cache.layers}
+        return any(id(layer) not in own for layer in self._holders())
+
+    def lend(self, cache: DynamicCache) -> None:
+        """Bring a cache's rows here, at most C; whoever had the buffers gets a copy."""
+        if self.holds(cache):
+            return
+        for layer in self._holders():
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+            layer._key_rows = layer._value_rows = None
+        length = cache.get_seq_length()
+        for stack in self._stacks:
+            stack[:, :, length:].zero_()
+        for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
+            keys[..., :length, :].copy_(layer.keys)
+            values[..., :length, :].copy_(layer.values)
+            layer._key_rows, layer._value_rows = keys, values
+        self._lent = [weakref.ref(layer) for layer in cache.layers]
+        self.show(cache, length)
+
+    def show(self, cache: DynamicCache, length: int) -> None:
+        """Let the cache that lies here have as many rows."""
+        views = self._spread([stack.narrow(2, 0, length) for stack in self._stacks])
+        for layer, keys, values in zip(cache.layers, views[::2], views[1::2], strict=True):
+            layer.keys, layer.values = keys, values
+
+    def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> None:
+        """Do for the cache that lies here what `keep_rows` does."""
+        end = start + len(rows)
+        if rows != list(range(len(rows))):
+            for stack in self._stacks:
+                index = to_device(np.array(rows, np.int64) + start, stack.device)
+                stack[:, :, start:end] = stack.index_select(2, index)
+        self.show(cache, end)
+
+    def _holders(self) -> list[InPlaceLayer]:
+        """Return the layers that are alive and have not moved to larger buffers of their own."""
+        alive = [(reference(), keys) for reference, keys in zip(self._lent, self.keys, strict=False)]
+        return [layer for layer, keys in alive if layer is not None and layer._key_rows is keys]
+
+    def _spread(self, stacks: Sequence[Tensor]) -> list[Tensor]:
+        """Return the keys and values of the first layer, of the second, ..., [1, H, ., D] each."""
+        found = {
+            place: tensor
+            for places, stack in zip(self._places, stacks, strict=True)
+            for place, tensor in zip(places, torch.split(stack, 1), strict=True)
+        }
+        return [found[place] for place in range(len(found))]
+
+
+class Writing(DynamicCache):  # type: ignore[misc]
+    """The cache as a recorded pass sees it: writes rows at the slots, Int64[R], and shows the first L."""
+
+    def __init__(self, lent: LentRows, slots: Tensor, length: int) -> None:
+        super().__init__()
+        self._rows, self._slots, self._length = lent, slots, length
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Write [1, H, R, D] and return [1, H, L, D]."""
+        keys, values = self._rows.keys[layer_idx], self._rows.values[layer_idx]
+        keys.index_copy_(2, self._slots, key_states)
+        values.index_copy_(2, self._slots, value_states)
+        return keys[..., : self._length, :], values[..., : self._length, :]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return a number that fits the shapes; positions and masks are given and do not depend on it."""
+        return self._length - len(self._slots)
+
+
+def draft_input(root: int, tree: DraftTree, rows: int, start: int, shift: int) -> Int64:
+    """Return Int64[R + 3, R]: ids, positions and slots of root, nodes and padding, then who attends to whom."""
+    count = len(tree) + 1
+    found = np.zeros((rows + ANCESTORS, rows), np.int64)
+    found[IDS, 0], found[IDS, 1:count] = root, tree.tokens
+    found[POSITIONS] = start - shift
+    found[POSITIONS, 1:count] += tree.depths()
+    found[SLOTS] = np.arange(start, start + rows)
+    found[ANCESTORS:] = tree.ancestor_mask(rows)
+    return found
+
+
+def masks(inputs: Tensor, seen: Tensor, columns: Tensor, abilities: Abilities, dtype: torch.dtype) -> Any:
+    """Return the additive mask [1, 1, R, L], or one for each kind of layer, as `DraftTree.attention_mask` has it.
+
+    Args:
+        inputs: Int64[R + 3, R], see `draft_input`.
+        seen: Bool[L], False at padding.
+        columns: Int64[L], 0, 1, 2, ...
+        abilities: what the model can do.
+        dtype: of the mask.
+    """
+    slots, ancestors = inputs[SLOTS], inputs[ANCESTORS:].bool()
+    prefix = seen & (columns < slots[:1])
+    full = prefix.expand(len(slots), -1).index_copy(1, slots, ancestors)
+    if abilities.window is None:
+        return _additive(full, dtype)
+    places = slots[:1] + inputs[POSITIONS] - inputs[POSITIONS, :1]
+    sliding = full & (columns.index_copy(0, slots, places) > places[:, None] - abilities.window)
+    if not abilities.mixed:
+        return _additive(sliding, dtype)
+    return {"full_attention": _additive(full, dtype), "sliding_attention": _additive(sliding, dtype)}
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    lowest = torch.finfo(dtype).min
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)[None, None]
+
+
+def to_device(numbers: Int64, device: torch.device) -> Tensor:
+    """Return the numbers on a device; no one waits for the copy."""
+    host = torch.from_numpy(numbers)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -1,0 +1,1 @@
+"""What drafters have learned, as files."""

@@ -1,0 +1,166 @@
+"""The file in which a drafter keeps its memory: named arrays behind a JSON header, safe against crashes.
+
+Layout: 8 bytes of magic, the header's length and CRC-32 (two UInt32), the header, then each array at a
+multiple of 64. The header names format version, kind, tokenizer fingerprint and, per array, dtype, shape,
+place and CRC-32. Files are written aside and renamed, so a reader sees the old file or the new one; on load
+the checksums are verified, then the arrays are mapped, not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError
+
+MAGIC = b"SPCLNT\r\n"
+VERSION = 1
+_PREAMBLE = 16
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Memory:
+    """What a memory file holds, whoever wrote it.
+
+    Attributes:
+        kind, tokenizer: what the drafter called its memory, and the fingerprint that it is tied to.
+        arrays, facts: as they were given to `write_memory`.
+    """
+
+    kind: str
+    tokenizer: str
+    arrays: Mapping[str, npt.NDArray[Any]]
+    facts: Mapping[str, Any]
+
+
+def write_memory(
+    path: Path, *, kind: str, tokenizer: str, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]
+) -> None:
+    """Write the arrays and facts to `path`, all or nothing.
+
+    Raises:
+        FileError: the folder does not exist or cannot be written, or the disk is full; the old file is kept.
+    """
+    entries, place = {}, 0
+    blobs = {name: np.ascontiguousarray(array).data for name, array in arrays.items()}  # not copied: they may be large
+    for name, array in arrays.items():
+        entries[name] = {
+            "dtype": array.dtype.str,
+            "shape": list(array.shape),
+            "offset": place,
+            "crc32": zlib.crc32(blobs[name]),
+        }
+        place += _padded(array.nbytes)
+    header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, "facts": dict(facts), "arrays": entries}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (_padded(_PREAMBLE + len(encoded)) - _PREAMBLE - len(encoded))
+    preamble = MAGIC + len(encoded).to_bytes(4, "little") + zlib.crc32(encoded).to_bytes(4, "little")
+    path = Path(path)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(preamble + encoded)
+            for blob in blobs.values():
+                file.write(blob)
+                file.write(bytes(_padded(blob.nbytes) - blob.nbytes))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
+        raise FileError(
+            f"cannot write the memory file {path}: {error.strerror}. What stood there before is unchanged; "
+            "name a folder that exists, is writable and has room."
+        ) from error
+
+
+def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Return the arrays, mapped read-only, and the facts.
+
+    Raises:
+        FileError: there is no such file, or it cannot be read.
+        CorruptMemoryError: it is no memory file, or damaged.
+        ForeignMemoryError: it was made with another tokenizer, by another kind of drafter or a newer version.
+    """
+    path = Path(path)
+    header, body = read_header(path)
+    if header["kind"] != kind:
+        raise ForeignMemoryError(f"{path} holds a memory of kind '{header['kind']}', not '{kind}'. Name another file.")
+    if header["tokenizer"] != tokenizer:
+        raise ForeignMemoryError(
+            f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, this model's is {tokenizer}); "
+            "its tokens would mean other words here. Use the model it was made with, or another memory file."
+        )
+    arrays = {}
+    for name, entry in header["arrays"].items():
+        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
+        size = dtype.itemsize * int(np.prod(shape))
+        start = body + entry["offset"]
+        if start + size > path.stat().st_size:
+            raise CorruptMemoryError(f"{path} is cut short: {name} is not all there. Restore a copy, or delete it.")
+        mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)
+        mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one kind of array
+        if zlib.crc32(mapped.data) != entry["crc32"]:
+            raise CorruptMemoryError(f"{path} is damaged: {name} fails its checksum. Restore a copy, or delete it.")
+        arrays[name] = np.asarray(mapped)
+    return arrays, header["facts"]
+
+
+def read_any_memory(path: Path) -> Memory:
+    """Return a memory of any kind and tokenizer.
+
+    Raises:
+        FileError, CorruptMemoryError, ForeignMemoryError: as `read_memory`.
+    """
+    header, _ = read_header(path)
+    kind, tokenizer = header["kind"], header["tokenizer"]
+    arrays, facts = read_memory(path, kind=kind, tokenizer=tokenizer)
+    return Memory(kind=kind, tokenizer=tokenizer, arrays=arrays, facts=facts)
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header and where the arrays begin.
+
+    Raises:
+        FileError: there is no such file, or it cannot be read.
+        CorruptMemoryError: it is no memory file, or its header is damaged.
+        ForeignMemoryError: it was made by a newer version.
+    """
+    try:
+        with path.open("rb") as file:
+            preamble = file.read(_PREAMBLE)
+            length = int.from_bytes(preamble[8:12], "little")
+            encoded = file.read(min(length, path.stat().st_size)) if preamble[:8] == MAGIC else b""
+    except FileNotFoundError as error:
+        raise FileError(f"there is no memory file {path}.") from error
+    except OSError as error:
+        raise FileError(f"cannot read the memory file {path}: {error.strerror}.") from error
+    if preamble[:8] != MAGIC:
+        raise CorruptMemoryError(f"{path} is not a Speculant memory file. Name another, or delete it.")
+    if not encoded or zlib.crc32(encoded) != int.from_bytes(preamble[12:16], "little"):
+        raise CorruptMemoryError(f"{path} is damaged: its header fails its checksum. Restore a copy, or delete it.")
+    header = json.loads(encoded)
+    if header["version"] != VERSION:
+        raise ForeignMemoryError(
+            f"{path} has format version {header['version']}, this Speculant reads version {VERSION}. "
+            "Use the version of Speculant that wrote it, or begin a new file."
+        )
+    return header, _PREAMBLE + length
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

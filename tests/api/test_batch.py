@@ -1,0 +1,254 @@
+"""Every text of a batch is the one that its request gives alone, whoever else is in the batch and whatever fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from guesses import LENGTHS, Guesses, alone, guessing, prompts
+from models import tiny_model
+from processors import Shifting
+from speculant import Speculator
+from speculant.core.errors import BatchError, OutOfMemoryError, UsageError
+
+ARCHITECTURES = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
+
+
+class Breaking(LogitsProcessor):
+    """Fails at a length."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] >= 21:
+            raise ZeroDivisionError("a processor's bug")
+        return scores
+
+
+@pytest.mark.parametrize("nodes", [12, "auto"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_texts_are_those_of_requests_alone(name: str, attention: str, nodes: int | str) -> None:
+    """Guards positions, masks and caches of ragged passes over every architecture, past sliding windows too."""
+    model = tiny_model(name, attention)
+    options = [{"max_new_tokens": 40, "temperature": 0}] * len(LENGTHS)
+    texts = alone(model, options)
+    speculator = guessing(model, texts, nodes=nodes)
+    batch = speculator.batch(4)
+    tickets = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options, strict=True)]
+    pieces: dict[int, list[int]] = {}
+    for ticket, piece in batch:
+        pieces.setdefault(id(ticket), []).extend(piece.tokens)
+    assert [ticket.result.ids for ticket in tickets] == texts
+    assert [pieces[id(ticket)] for ticket in tickets] == texts
+    assert all(ticket.done and ticket.result.finish_reason in ("stop", "length") for ticket in tickets)
+    assert batch.stats.tokens == sum(map(len, texts))
+    assert batch.stats.rounds < sum(map(len, texts)) / (3 if nodes == 12 else 2)  # "auto" may find that nothing pays
+    assert speculator.drafter.opened == speculator.drafter.closed == len(LENGTHS)
+    if nodes == 12:
+        assert batch.stats.tokens > 1.3 * batch.stats.seats
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_every_request_has_its_own_options(name: str) -> None:
+    """Guards samplers, random streams, stateful processors and lengths, none of which another request may touch."""
+    model = tiny_model(name)
+
+    def options() -> list[dict[str, Any]]:
+        return [
+            {"max_new_tokens": 25, "temperature": 0},
+            {"max_new_tokens": 40, "temperature": 0.7, "seed": 5},
+            {"max_new_tokens": 3, "temperature": 1.2, "top_p": 0.9, "seed": 5},
+            {
+                "max_new_tokens": 30,
+                "temperature": 0.8,
+                "seed": 1,
+                "logits_processor": [Shifting()],
+            },
+            {"max_new_tokens": 30, "temperature": 0, "repetition_penalty": 1.3},
+            {"max_new_tokens": 1, "temperature": 0},
+        ]
+
+    texts = alone(model, options())
+    speculator = guessing(model, texts)
+    batch = speculator.batch(8)
+    tickets = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options(), strict=True)]
+    for _ in batch:
+        pass
+    assert [ticket.result.ids for ticket in tickets] == texts
+
+
+def test_requests_join_and_leave_between_rounds() -> None:
+    """Guards continuous batching: late requests, removed ones, and seats given on."""
+    model = tiny_model("llama")
+    options = [{"max_new_tokens": 30, "temperature": 0}] * len(LENGTHS)
+    texts = alone(model, options)
+    speculator = guessing(model, texts)
+    batch = speculator.batch(2)
+    asked = prompts()
+    tickets = [batch.add(asked[0], **options[0])]
+    for _ in range(3):
+        batch.step()
+    tickets += [batch.add(prompt, **options[0]) for prompt in asked[1:]]
+    batch.step()
+    batch.remove(tickets[1])
+    batch.remove(tickets[5])
+    assert tickets[1].result.finish_reason == "unfinished"
+    assert len(batch) == 4
+    for _ in batch:
+        pass
+    for place in (0, 2, 3, 4):
+        assert tickets[place].result.ids == texts[place]
+    said = tickets[1].result.ids
+    assert 0 < len(said) < 30
+    assert said == texts[1][: len(said)]
+    assert tickets[5].result.ids == []
+    assert speculator.drafter.opened == speculator.drafter.closed == 5  # one was never seated
+
+
+def test_a_failing_request_fails_alone() -> None:
+    """Guards the others where a drafter or a processor breaks in the middle of a text."""
+    model = tiny_model("llama")
+    options: list[dict[str, Any]] = [{"max_new_tokens": 30, "temperature": 0}] * len(LENGTHS)
+    texts = alone(model, options)
+    asked = prompts()
+    speculator = guessing(model, texts, failing=[tuple(asked[3])])
+    batch = speculator.batch(4)
+    breaking = {"logits_processor": LogitsProcessorList([Breaking()])}
+    tickets = [
+        batch.add(prompt, **options[0], **(breaking if place == 0 else {})) for place, prompt in enumerate(asked)
+    ]
+    for _ in batch:
+        pass
+    assert isinstance(tickets[0].error, ZeroDivisionError)
+    assert isinstance(tickets[3].error, ArithmeticError)
+    for place in (1, 2, 4, 5):
+        assert tickets[place].error is None
+        assert tickets[place].result.ids == texts[place]
+    for place in (0, 3):
+        said = tickets[place].result.ids
+        assert tickets[place].result.finish_reason == "error"
+        assert said == texts[place][: len(said)] != []
+    assert speculator.drafter.opened == speculator.drafter.closed == len(LENGTHS)
+
+
+def test_a_pass_that_does_not_fit_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards what was said, and the caches, where the device has no room for a pass: with fewer requests it goes on."""
+    model = tiny_model("llama")
+    options = [{"max_new_tokens": 20, "temperature": 0}] * len(LENGTHS)
+    texts = alone(model, options)
+    batch = guessing(model, texts).batch(6)
+    tickets = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options, strict=True)]
+    batch.step()
+    forward, layer = model.forward, model.model.layers[1].mlp
+    broken = layer.forward
+
+    def full(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    layer.forward = full
+    with pytest.raises(OutOfMemoryError, match="6 sequences"):
+        batch.step()
+    layer.forward = broken
+    assert model.forward == forward
+    batch.remove(tickets[2])
+    for _ in batch:
+        pass
+    for place in (0, 1, 3, 4, 5):
+        assert tickets[place].result.ids == texts[place]
+
+
+def test_an_interrupt_leaves_the_caches_whole() -> None:
+    """Guards a next turn on the cache of a text that was stopped in the middle of a round."""
+    model = tiny_model("llama")
+    options = [{"max_new_tokens": 20, "temperature": 0}] * len(LENGTHS)
+    texts = alone(model, options)
+    speculator = guessing(model, texts)
+
+    class Stopping:
+        left = 7
+
+        def put(self, ids: Any) -> None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+        def end(self) -> None:
+            pass
+
+    stream = speculator.stream(prompts()[0], streamer=Stopping(), **options[0])
+    with pytest.raises(KeyboardInterrupt):
+        for _ in stream:
+            pass
+    said = stream.result.ids
+    assert stream.result.cache.get_seq_length() == LENGTHS[0] + len(said) - 1
+    speculator.drafter = Speculator.from_transformers(model, method="none").drafter
+    turn = speculator.generate(prompts()[0] + said, cache=stream.result.cache, max_new_tokens=20 - len(said))
+    assert said + turn.ids == texts[0]
+
+
+def test_generate_batch_gives_results_in_order_and_says_what_failed() -> None:
+    """Guards the short way: seeds counted from the given one, results in order, one error that keeps them all."""
+    model = tiny_model("llama")
+    options = [{"max_new_tokens": 20, "temperature": 0.9, "seed": 3 + place} for place in range(len(LENGTHS))]
+    texts = alone(model, options)
+    speculator = guessing(model, texts)
+    results = speculator.generate_batch(prompts(), size=4, max_new_tokens=20, temperature=0.9, seed=3)
+    assert [result.ids for result in results] == texts
+    speculator.drafter = Guesses(
+        {tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)}, [tuple(prompts()[1])]
+    )
+    with pytest.raises(BatchError, match="1 of 6 requests failed, the first of them number 2: ArithmeticError") as met:
+        speculator.generate_batch(prompts(), size=4, max_new_tokens=20, temperature=0.9, seed=3)
+    assert [result.ids for place, result in enumerate(met.value.results) if place != 1] == texts[:1] + texts[2:]
+    with pytest.raises(UsageError, match="streamer"):
+        speculator.generate_batch(prompts(), streamer=object())
+    with pytest.raises(UsageError, match="1 request or more"):
+        speculator.batch(0)
+
+
+def test_a_bad_request_is_refused_when_it_is_added() -> None:
+    """Guards requests in the batch from one that cannot be decoded."""
+    model = tiny_model("llama")
+    batch = Speculator.from_transformers(model, method="none").batch()
+    ticket = batch.add([5, 6, 7], max_new_tokens=4)
+    with pytest.raises(UsageError, match="num_beams"):
+        batch.add([5, 6], num_beams=2)
+    with pytest.raises(UsageError, match="empty"):
+        batch.add([])
+    for _ in batch:
+        pass
+    assert len(ticket.result.ids) == 4
+
+
+def test_an_attention_of_its_own_is_run_sequence_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards models that do not go through transformers' attention functions: same texts, and a note that says so."""
+    model = tiny_model("llama")
+    texts = alone(model, [{"max_new_tokens": 8, "temperature": 0}] * len(LENGTHS))
+    own = type(model.model.layers[0].self_attn).forward
+
+    def stubborn(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self.config._attn_implementation
+        self.config._attn_implementation = "sdpa"
+        try:
+            return own(self, *args, **kwargs)
+        finally:
+            self.config._attn_implementation = before
+
+    monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", stubborn)
+    results = guessing(model, texts).generate_batch(prompts(), max_new_tokens=8, temperature=0)
+    assert [result.ids for result in results] == texts
+
+
+def test_caches_go_with_the_requests() -> None:
+    """Guards long lists of prompts: memory holds the caches of those being decoded, unless they are asked for."""
+    speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
+    for keep in (False, True):
+        with speculator.batch(2, keep_caches=keep) as batch:
+            tickets = [batch.add(prompt, max_new_tokens=4, temperature=0) for prompt in prompts()[:3]]
+            for _ in batch:
+                pass
+        for ticket in tickets:
+            assert (ticket.result.cache is not None) == keep
+            assert bool(ticket.run.target.cache.get_seq_length()) == keep

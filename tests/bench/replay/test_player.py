@@ -1,0 +1,61 @@
+"""Playing recordings: what is counted, what drafters are shown, and in which order."""
+
+from __future__ import annotations
+
+from speculant.bench.replay.player import replay
+from speculant.core.drafter import NoDrafter
+from speculant.core.tree import DraftTree
+
+from scripted import Scripted, recording  # isort: skip
+
+
+def test_plain_decoding_is_a_token_a_round() -> None:
+    """Every output id counts, the last one too."""
+    played = replay(NoDrafter(), [recording([4, 5, 6])], nodes=8)
+    assert (played.tokens, played.rounds, played.mat) == (3, 3, 1.0)
+    assert played.drafting is not None
+    assert played.drafting.memory_bytes is None
+    assert played.drafting.deepest.tolist() == [0, 0, 0]
+
+
+def test_the_last_round_counts_what_was_left() -> None:
+    """A draft that goes on beyond the end gains nothing from it."""
+    drafter = Scripted(DraftTree.from_paths([[4, 4, 4, 4]]))
+    played = replay(drafter, [recording([4, 4, 4, 4, 4, 4, 4])], nodes=8)
+    assert drafter.seen == [[4, 4, 4, 4, 4], [4, 4]]
+    assert (played.tokens, played.rounds, played.mat) == (7, 2, 3.5)
+    assert played.accepted.tolist() == [4, 1]
+
+
+def test_columns() -> None:
+    """Rounds are told apart by request, and the budget is kept."""
+    drafter = Scripted(DraftTree.from_paths([[4, 5], [6]]))
+    played = replay(drafter, [recording([4, 9], "x", [1, 2]), recording([7], "y", [3])], nodes=2)
+    assert drafter.prompts == [[1, 2], [3]]
+    assert drafter.closed == 2
+    assert (played.categories, played.prompt_tokens.tolist()) == (("x", "y"), [2, 1])
+    assert (played.request.tolist(), played.accepted.tolist()) == ([0, 1], [1, 0])
+    drafting = played.drafting
+    assert drafting is not None
+    assert (drafting.nodes.tolist(), drafting.deepest.tolist()) == ([2, 2], [2, 2])
+    assert len(drafting.propose_seconds) == len(drafting.learn_seconds) == len(drafting.open_seconds) == 2
+    assert drafting.memory_bytes == 7
+
+
+def test_memory_is_kept_unless_renewed() -> None:
+    """One drafter plays every request, or each gets its own."""
+    made: list[Scripted] = []
+
+    def renew() -> Scripted:
+        made.append(Scripted(DraftTree.empty()))
+        return made[-1]
+
+    first = renew()
+    told: list[int] = []
+    recordings = [recording([4, 5]), recording([6]), recording([7])]
+    replay(first, recordings, nodes=2, renew=renew, advance=told.append)
+    assert [drafter.prompts for drafter in made] == [[[1]]] * 3
+    assert told == [2, 1, 1]
+    kept = Scripted(DraftTree.empty())
+    replay(kept, recordings, nodes=2)
+    assert len(kept.prompts) == 3

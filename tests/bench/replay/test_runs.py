@@ -1,0 +1,70 @@
+"""Runs: a method on a file's recordings."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripted import recording
+from speculant import registry
+from speculant.bench.replay.runs import Run, check_method, in_order, vocabulary_of
+from speculant.core.errors import UnknownMethodError, UnsupportedError, UsageError
+from speculant.registry import METHODS
+
+LIMIT = 1 << 20
+REPEATS = recording([4, 5, 6] * 8, prompt=[4, 5, 6, 4, 5, 6])
+
+
+def make(method: str = "aded", **changes: Any) -> Run:
+    settings: dict[str, Any] = {"recordings": [REPEATS, REPEATS], "nodes": 8, "keep_memory": True, "vocabulary": 9}
+    return Run(**{"file": "f", "method": method, "memory_limit": LIMIT, "corpus": None, **settings, **changes})
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.replayable])
+def test_every_replayable_method_plays(name: str) -> None:
+    """Each emits exactly the recorded tokens, the same in another process."""
+    run = pickle.loads(pickle.dumps(make(name)))
+    played = run.play()
+    assert played.tokens == run.tokens == 48
+    assert np.array_equal(played.accepted, make(name).play().accepted)
+
+
+def test_memory_is_kept_or_not() -> None:
+    """Without it the second request is played like the first."""
+    kept, fresh = (make(keep_memory=keep).play() for keep in (True, False))
+    assert fresh.accepted[fresh.request == 0].tolist() == fresh.accepted[fresh.request == 1].tolist()
+    assert kept.rounds <= fresh.rounds
+
+
+def test_what_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that learns from logits is refused by name, with those that can be played."""
+    method = replace(METHODS["aded"], name="logits", replayable=False)
+    monkeypatch.setattr(registry, "METHODS", {**METHODS, "logits": method})
+    with pytest.raises(UnsupportedError, match=r"'logits' learns from the target's logits.* aded"):
+        check_method("logits")
+    check_method("aded")
+
+
+@pytest.mark.parametrize(("name", "error"), [("nonsense", UnknownMethodError), ("peer:nonsense", UsageError)])
+def test_what_does_not_exist(name: str, error: type[Exception]) -> None:
+    """A misspelt name is found before anything is read."""
+    with pytest.raises(error, match="there is no"):
+        check_method(name)
+
+
+def test_order() -> None:
+    """The file's own, or the same shuffle for the same seed; then the first so many."""
+    recordings = [recording([i + 1]) for i in range(20)]
+    assert in_order(recordings, shuffled=False, seed=1, limit=3) == recordings[:3]
+    shuffles = [in_order(recordings, shuffled=True, seed=seed, limit=None) for seed in (1, 1, 2)]
+    assert shuffles[0] == shuffles[1] != shuffles[2]
+    assert {id(each) for each in shuffles[0]} == {id(each) for each in recordings}
+
+
+def test_vocabulary() -> None:
+    """The largest id of prompts and outputs decides."""
+    assert vocabulary_of([recording([3], prompt=[7]), recording([5])]) == 8

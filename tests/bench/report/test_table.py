@@ -1,0 +1,46 @@
+"""The table of a replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speculant.bench.report.table import HEADINGS, SPEEDUP, aligned, table
+
+UNKNOWN = {"mean": None, "p50": None, "p99": None}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"file": "f", "method": "m", "tokens": 10, "rounds": 5, "mat": 2.0, "nodes_per_round": 3.25}
+    found |= {"draft_us": {"mean": 50.4, "p50": 49, "p99": 99}, "learn_us": {"per_token": 1.25}, "speedup": None}
+    return found | {"memory_bytes": 2_000_000, "ece": 0.01, "categories": []} | changes
+
+
+def test_cells() -> None:
+    """Figures stand under their headings, what is unknown is a dash."""
+    unknown = {"nodes_per_round": None, "draft_us": UNKNOWN, "learn_us": None, "memory_bytes": None, "ece": None}
+    headings, known, dashes = table([row(), row(**unknown)])
+    assert headings == HEADINGS
+    assert known == ("f", "m", "10", "5", "2.000", "3.2", "50", "49", "99", "1.2", "2.0", "0.010")
+    assert dashes[5:] == ("-",) * 7
+
+
+def test_speed_up_has_a_column_where_there_is_one() -> None:
+    """Without a step-cost curve there is nothing to show."""
+    lines = table([row(speedup=1.5), row()])
+    assert [line[-1] for line in lines] == [SPEEDUP, "1.50", "-"]
+
+
+def test_categories_are_shown_where_there_are_several() -> None:
+    """A single category would repeat the row."""
+    part = {key: value for key, value in row().items() if key not in ("file", "memory_bytes", "ece")}
+    one, two = part | {"category": "x"}, part | {"category": "y"}
+    assert len(table([row(categories=[one])], categories=True)) == 2
+    lines = table([row(categories=[one, two])], categories=True)
+    assert [line[0] for line in lines[2:]] == ["  x", "  y"]
+    assert len(table([row(categories=[one, two])])) == 2
+
+
+def test_columns_line_up() -> None:
+    """Words to the left, numbers to the right."""
+    text = aligned([("file", "method", "MAT"), ("a", "b", "1"), ("longer", "b", "10.25")])
+    assert text.splitlines() == ["file    method    MAT", "a       b           1", "longer  b       10.25"]

@@ -1,0 +1,97 @@
+"""Forced runs: every pass is run, the recording is what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models import VOCABULARY, tiny_model
+from scripted import Scripted, recording
+from speculant.api.speculator import Speculator
+from speculant.bench.replay.player import replay
+from speculant.bench.systems.forced import ForcedSampler, ForcingProcessor, check_forced, fit_vocabulary, force
+from speculant.core.drafter import Needs, Verified
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import DraftTree
+from speculant.registry import find_method
+
+PROMPT = np.array([3, 4, 5], np.int32)
+OUTPUT = [7, 8, 9, 10, 11] * 6
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Return a random model."""
+    return tiny_model("llama")
+
+
+@pytest.mark.parametrize("method", ["none", "lookup", "mix"])
+def test_the_recording_is_said_and_every_pass_is_run(method: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model would say does not matter, and it is run once per round and once for the prompt."""
+    passes, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda *args, **options: passes.append(1) or forward(*args, **options))
+    speculator = Speculator.from_transformers(model, method=method, nodes=8)
+    ids, stats = force(speculator, PROMPT, ForcedSampler(OUTPUT))
+    assert ids == OUTPUT
+    assert len(passes) == stats.rounds + 1
+    assert (stats.mat > 2) == (method != "none")
+
+
+def test_acceptance_is_that_of_a_replay(model: Any) -> None:
+    """A forced run accepts what a replay of the same text accepts behind the first token, which prefill gives."""
+    speculator = Speculator.from_transformers(model, method="lookup", nodes=8)
+    _, stats = force(speculator, PROMPT, ForcedSampler(OUTPUT))
+    drafter = find_method("lookup").build(vocabulary=VOCABULARY, tokenizer="", memory_limit=1 << 20)
+    played = replay(drafter, [recording(OUTPUT[1:], prompt=[*PROMPT.tolist(), OUTPUT[0]])], nodes=8)
+    assert (stats.rounds, stats.tokens - 1) == (played.rounds, played.tokens)
+
+
+class Curious(Scripted):
+    """Asks for the target's best tokens and notes what it gets."""
+
+    needs = Needs(top_k=3)
+
+    def observe(self, verified: Verified) -> None:
+        """Note it."""
+        assert verified.top_ids is None
+        assert verified.top_logits is None
+        super().observe(verified)
+
+
+def test_drafters_are_shown_no_logits(model: Any) -> None:
+    """Those of random weights would teach them nonsense; all the rest they see."""
+    drafter = Curious(DraftTree.from_paths([[7, 8]], [0.5]))
+    ids, _ = force(Speculator(model, None, drafter, method="x", nodes=4), PROMPT, ForcedSampler(OUTPUT))
+    assert [token for tokens in drafter.seen for token in tokens] == ids == OUTPUT
+
+
+def test_the_processor_forbids_nothing() -> None:
+    """Prompt lookup asks which tokens are forbidden; forbidding all but one would tell it the text."""
+    processor = ForcingProcessor(3, [7])
+    scores = processor(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, VOCABULARY))
+    assert scores.argmax() == 7
+    assert bool((scores >= 1).all())
+    free = torch.arange(float(VOCABULARY))[None]
+    assert torch.equal(processor(torch.zeros(1, 4, dtype=torch.long), free.clone()), free)
+
+
+def test_ids_are_mapped_where_they_must_be() -> None:
+    """Equal ids stay equal over all recordings, and more of them than the model has are refused."""
+    small, large = recording([4, 5]), recording([900, 4, 900], prompt=[70])
+    assert fit_vocabulary([small], 6)[1] is False
+    (one, other), mapped = fit_vocabulary([small, large], 8)
+    assert mapped
+    assert (one.output.tolist(), other.output.tolist(), other.prompt.tolist()) == ([1, 2], [4, 1, 4], [3])
+    with pytest.raises(UsageError, match="5 different token ids, the model has 4"):
+        fit_vocabulary([small, large], 4)
+
+
+@pytest.mark.parametrize("method", ["recycling", "logitspec", "hf:assisted"])
+def test_methods_that_need_the_true_model_are_refused(method: str) -> None:
+    """Their acceptance would be that of nonsense."""
+    with pytest.raises(UnsupportedError, match="without --forced"):
+        check_forced(method)
+    check_forced("mix")

@@ -1,0 +1,73 @@
+"""Other projects' drafters behind our contract."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripted import recording
+from speculant.bench.replay.player import replay
+from speculant.bench.replay.traces import read_recordings
+from speculant.bench.systems.peers import PEERS, ArcticSuffix, find_peer
+from speculant.core.errors import UnsupportedError, UsageError
+
+DATA = os.environ.get("SPECULANT_DATA")
+MODULES = {"peer:draftretriever": "draftretriever", "peer:arctic": "arctic_inference"}
+ARCTIC = {"gsm8k": 1.80, "cnn": 1.90, "instructcoder": 3.03, "sharegpt": 1.77}
+
+
+@pytest.mark.parametrize(("name", "module"), MODULES.items())
+def test_a_missing_peer_says_how_to_install_it(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is needed, and none is installed without being asked for."""
+    for loaded in [each for each in sys.modules if each.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UnsupportedError, match=r"not installed.*pip install"):
+        find_peer(name)()
+
+
+def test_an_unknown_peer() -> None:
+    """The message lists them."""
+    with pytest.raises(UsageError, match="peer:draftretriever and peer:arctic"):
+        find_peer("peer:x")
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_play(name: str, tmp_path: Path) -> None:
+    """Each drafts what repeats, within its budget, over several requests; none saves or loads."""
+    pytest.importorskip(MODULES[name])
+    drafter = find_peer(name)()
+    played = replay(drafter, [recording([4, 5, 6] * 30, prompt=[1, 2])] * 2, nodes=8)
+    assert played.mat > 1.5
+    assert played.drafting is not None
+    assert played.drafting.nodes.max() <= 8
+    for refused in (drafter.save, drafter.load):
+        with pytest.raises(UnsupportedError, match="a peer's drafter cannot"):
+            refused(tmp_path / "memory")
+
+
+@pytest.mark.peers
+def test_arctic_drafts_only_what_it_saw() -> None:
+    """Prompts are kept for their request, outputs for all."""
+    pytest.importorskip("arctic_inference")
+    drafter = ArcticSuffix()
+    replay(drafter, [recording([7, 8, 9], prompt=[4, 5, 6])], nodes=8)
+    session = drafter.open(np.array([1, 7, 8], np.int32))
+    assert session.propose(8).tokens.tolist() == [9]
+    session.close()
+    assert len(drafter.open(np.array([1, 4, 5], np.int32)).propose(8)) == 0
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(not DATA, reason="SPECULANT_DATA names no folder with traces")
+@pytest.mark.parametrize("name", ARCTIC)
+def test_arctic_on_the_traces(name: str) -> None:
+    """The MAT that its own loop gives at these settings, in file order, outputs kept over requests."""
+    pytest.importorskip("arctic_inference")
+    recordings = read_recordings(Path(DATA or "") / "traces" / f"llama31-8b-{name}.jsonl")
+    assert replay(ArcticSuffix(), recordings, nodes=64).mat == pytest.approx(ARCTIC[name], abs=0.006)

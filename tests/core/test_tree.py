@@ -1,0 +1,221 @@
+"""The draft tree: every form an engine wants agrees with a slow and obvious reading of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculant.core.tree import ROOT, DraftTree, Proposal
+from trees import ancestry, drafts, make_tree, paths_of
+
+
+def sampled(tree: DraftTree) -> DraftTree:
+    """Return the tree as if its tokens had been drawn; row i of q names node i."""
+    q = np.repeat(np.arange(len(tree), dtype=np.float32)[:, None], 4, axis=1)
+    return DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(q, replacement=False))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "weights"),
+    [
+        ([1, 2], [-1], [1.0, 1.0]),
+        ([1, 2], [-1, 0], [1.0]),
+        ([1, 2], [-1, 1], [1.0, 1.0]),
+        ([1, 2], [1, -1], [1.0, 1.0]),
+        ([1], [-2], [1.0]),
+        ([1], [-1], [1.1]),
+        ([1, 2], [-1, 0], [0.5, 0.6]),
+        ([1], [-1], [float("nan")]),
+    ],
+)
+def test_refuses_what_is_no_tree(tokens: list[int], parents: list[int], weights: list[float]) -> None:
+    """Arrays that disagree, children before parents and weights above the parent's never become a tree."""
+    with pytest.raises(ValueError, match=r"differ|parent"):
+        DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32))
+
+
+@given(drafts())
+def test_depths_paths_children_and_leaves(tree: DraftTree) -> None:
+    """Depths, paths, children and leaves agree with the plain set of ancestors."""
+    above = ancestry(tree)
+    assert tree.depths().tolist() == [len(nodes) for nodes in above]
+    assert [tree.path(node).tolist() for node in range(len(tree))] == [sorted(nodes) for nodes in above]
+    inner = set(tree.parents.tolist())
+    assert tree.leaves().tolist() == [node for node in range(len(tree)) if node not in inner]
+    for node in range(ROOT, len(tree)):
+        assert tree.children(node) == [i for i, parent in enumerate(tree.parents.tolist()) if parent == node]
+
+
+@given(drafts())
+def test_every_prefix_is_a_tree(tree: DraftTree) -> None:
+    """A budget is a slice: the first n nodes are a tree with the same first paths."""
+    named = list(paths_of(tree).items())
+    for n in range(len(tree) + 2):
+        assert list(paths_of(tree.head(n)).items()) == named[:n]
+
+
+@given(drafts())
+def test_ancestor_mask(tree: DraftTree) -> None:
+    """A row sees the root, its ancestors and itself, and nothing else."""
+    above = ancestry(tree)
+    mask = tree.ancestor_mask()
+    assert mask.shape == (len(tree) + 1, len(tree) + 1)
+    assert np.flatnonzero(mask[0]).tolist() == [0]
+    for node in range(len(tree)):
+        assert np.flatnonzero(mask[node + 1]).tolist() == [0, *(i + 1 for i in sorted(above[node]))]
+
+
+@given(drafts(), st.integers(0, 5))
+def test_ancestor_mask_padding(tree: DraftTree, spare: int) -> None:
+    """Rows beyond the draft hang below the root and nothing sees them."""
+    rows = len(tree) + 1
+    mask = tree.ancestor_mask(rows + spare)
+    assert (mask[:rows, :rows] == tree.ancestor_mask()).all()
+    assert not mask[:rows, rows:].any()
+    for row in range(rows, rows + spare):
+        assert np.flatnonzero(mask[row]).tolist() == [0, row]
+
+
+def test_ancestor_mask_refuses_a_draft_that_does_not_fit() -> None:
+    """A draft wider than the engine's mask is refused, never cut silently."""
+    with pytest.raises(ValueError, match="at most 1 nodes"):
+        make_tree([1, 2], [-1, -1]).ancestor_mask(2)
+
+
+@given(drafts(), st.data())
+def test_attention_mask(tree: DraftTree, data: st.DataObject) -> None:
+    """Each cell follows from the definition: unpadded, not another branch, and inside the window."""
+    padded = data.draw(st.lists(st.booleans(), max_size=6))
+    window = data.draw(st.none() | st.integers(1, 8))
+    above = [set(), *ancestry(tree)]
+    depths = [0, *tree.depths().tolist()]
+    length, rows = len(padded), len(tree) + 1
+    expected = np.zeros((rows, length + rows), bool)
+    for row in range(rows):
+        own = length + depths[row]
+        for column in range(length + rows):
+            if column < length:
+                position, seen = column, padded[column]
+            else:
+                other = column - length
+                position, seen = length + depths[other], other == 0 or other - 1 in above[row]
+            expected[row, column] = seen and (window is None or position > own - window)
+    mask = tree.attention_mask(np.array(padded, bool), window=window)
+    assert mask.shape == (1, 1, rows, length + rows)
+    assert mask.dtype == bool
+    assert (mask[0, 0] == expected).all()
+    assert mask[0, 0].diagonal(length).all()
+    if all(padded):
+        assert (tree.attention_mask(length, window=window) == mask).all()
+
+
+def test_additive_form() -> None:
+    """Eager attention gets 0 where it may look and the dtype's smallest number elsewhere."""
+    least = float(np.finfo(np.float16).min)
+    added = DraftTree.additive(np.array([[True, False]]), least)
+    assert added.dtype == np.float32
+    assert added.tolist() == [[0.0, least]]
+
+
+@given(drafts())
+def test_sequence_sets(tree: DraftTree) -> None:
+    """A node belongs to the sequences of the leaves below it, as llama.cpp wants it."""
+    sets = tree.sequence_sets()
+    above = ancestry(tree)
+    leaves = tree.leaves().tolist()
+    if not len(tree):
+        assert sets == [[0]]
+        return
+    assert sets[0] == list(range(len(leaves)))
+    for node, parent in enumerate(tree.parents.tolist()):
+        assert sets[node + 1] == [i for i, leaf in enumerate(leaves) if node in above[leaf]]
+        assert set(sets[node + 1]) <= set(sets[parent + 1])
+    for leaf in leaves:
+        assert len(sets[leaf + 1]) == 1
+
+
+@given(drafts())
+def test_best_chain(tree: DraftTree) -> None:
+    """The best chain has the largest sum of weights of all paths."""
+    chain = tree.best_chain().tolist()
+    if not len(tree):
+        assert chain == []
+        return
+    assert chain == tree.path(chain[-1]).tolist()
+    best = max(float(tree.weights[tree.path(leaf)].sum()) for leaf in tree.leaves().tolist())
+    assert float(tree.weights[chain].sum()) == best
+    line = tree.chain()
+    assert line.parents.tolist() == list(range(-1, len(chain) - 1))
+    assert line.tokens.tolist() == tree.tokens[chain].tolist()
+
+
+@given(drafts(), st.integers(0, 6))
+def test_within(tree: DraftTree, depth: int) -> None:
+    """Cutting by depth keeps all shallow nodes, in order, and their rows of q."""
+    expected = [(path, weight) for path, weight in paths_of(tree).items() if len(path) <= depth]
+    assert list(paths_of(tree.within(depth)).items()) == expected
+    cut = sampled(tree).within(depth)
+    assert cut.proposal is not None
+    assert cut.proposal.q[:, 0].tolist() == np.flatnonzero(tree.depths() <= depth).tolist()
+
+
+@given(st.lists(drafts(), max_size=4), st.integers(0, 20))
+def test_merge(trees: list[DraftTree], most: int) -> None:
+    """The union holds each path once with its largest weight, and the heaviest of them are kept in order."""
+    union: dict[tuple[int, ...], float] = {}
+    for tree in trees:
+        for path, weight in paths_of(tree).items():
+            union[path] = max(weight, union.get(path, 0.0))
+    merged = DraftTree.merge(trees, most)
+    kept = paths_of(merged)
+    assert len(kept) == len(merged) == min(most, len(union))
+    assert all(union[path] == weight for path, weight in kept.items())
+    weights = merged.weights.tolist()
+    assert weights == sorted(union.values(), reverse=True)[: len(kept)]
+
+
+def test_sampled_drafts_are_not_cut_by_value() -> None:
+    """Dropping or joining sampled nodes because of what was drawn would bias the output, so it is refused."""
+    tree = sampled(make_tree([1, 2, 3], [-1, -1, 0]))
+    assert tree.head(3) is tree
+    with pytest.raises(ValueError, match="sampled"):
+        tree.head(2)
+    with pytest.raises(ValueError, match="sampled"):
+        tree.chain()
+    with pytest.raises(ValueError, match="sampled"):
+        DraftTree.merge([make_tree([1], [-1]), tree], 5)
+    line = sampled(make_tree([1, 2], [-1, 0]))
+    assert line.chain() is line
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 4)), max_size=6))
+def test_from_paths(given_paths: list[tuple[list[int], int]]) -> None:
+    """Paths with a common beginning share its nodes, which weigh what the heaviest of them does."""
+    expected: dict[tuple[int, ...], float] = {}
+    for path, quarter in given_paths:
+        for depth in range(1, len(path) + 1):
+            name = tuple(path[:depth])
+            expected[name] = max(expected.get(name, 0.0), quarter / 4)
+    paths = [path for path, _ in given_paths]
+    tree = DraftTree.from_paths(paths, [quarter / 4 for _, quarter in given_paths])
+    assert list(paths_of(tree).items()) == list(expected.items())
+    assert DraftTree.from_paths(paths).weights.tolist() == [1.0] * len(expected)
+
+
+def test_from_paths_wants_a_weight_for_each_path() -> None:
+    """Missing weights are an error, not a shorter draft."""
+    with pytest.raises(ValueError, match="shorter"):
+        DraftTree.from_paths([[1], [2]], [0.5])
+
+
+def test_the_empty_draft() -> None:
+    """No draft is a draft: one row, the root's, and plain decoding."""
+    tree = DraftTree.empty()
+    assert len(tree) == 0
+    assert tree.ancestor_mask().tolist() == [[True]]
+    assert tree.attention_mask(2).tolist() == [[[[True, True, True]]]]
+    assert tree.sequence_sets() == [[0]]
+    assert len(tree.chain()) == len(tree.within(3)) == len(DraftTree.merge([], 5)) == 0
+    assert (tree.tokens.dtype, tree.parents.dtype, tree.weights.dtype) == (np.int32, np.int32, np.float32)

@@ -1,0 +1,232 @@
+"""The promise itself: in fp32 the tokens are those of `model.generate`, whatever is drafted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from models import VOCABULARY, tiny_model
+from speculant import Speculator
+from speculant.core.drafter import Needs, Verified
+from speculant.core.tree import DraftTree
+
+ARCHITECTURES = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
+SAMPLED = {"do_sample": True, "temperature": 0.7}
+
+
+class GuessingDrafter:
+    """Drafts random trees around the right continuation, so that rounds accept, reject and branch."""
+
+    needs = Needs()
+
+    def __init__(self, text: Sequence[int], start: int) -> None:
+        self.text, self.at, self.random = list(text), start, random.Random(5)
+
+    def open(self, prompt: Any, *, target: Any = None, seed: int = 0) -> GuessingDrafter:
+        return self
+
+    def propose(self, max_nodes: int) -> DraftTree:
+        paths = []
+        for _ in range(self.random.randint(1, 4)):
+            length = self.random.randint(1, 5)
+            path = self.text[self.at : self.at + length]
+            if path and self.random.random() < 0.7:
+                path[self.random.randrange(len(path))] = self.random.randrange(VOCABULARY)
+            paths.append([*path, self.random.randrange(VOCABULARY)])
+        self.random.shuffle(paths)
+        return DraftTree.from_paths(paths).head(max_nodes)
+
+    def observe(self, verified: Verified) -> None:
+        self.at += len(verified.tokens)
+
+    def close(self) -> None:
+        pass
+
+
+class CountingProcessor(LogitsProcessor):
+    """Has state: pushes down a token that depends on how often it was called, and records the prefixes."""
+
+    def __init__(self) -> None:
+        self.prefixes: list[list[int]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.prefixes.append(input_ids[0].tolist())
+        scores = scores.clone()
+        scores[:, (len(self.prefixes) * 7) % VOCABULARY] -= 3.0
+        return scores
+
+
+class MultipleStops(StoppingCriteria):
+    """Ends the text where it has 20 tokens or more and the last one is even."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return (input_ids[:, -1] % 2 == 0) & (input_ids.shape[1] >= 20)
+
+
+def prompt_ids(length: int = 9) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(3).integers(3, VOCABULARY, (1, length)))
+
+
+def both_ways(
+    model: Any, ids: torch.Tensor, make: Any = dict, **options: Any
+) -> tuple[list[int], list[int], Speculator]:
+    """Generate plainly and with guessed trees from the same seed; `make` builds stateful options for each."""
+    torch.manual_seed(11)
+    plain = model.generate(ids, **options, **make())[0].tolist()
+    speculator = Speculator.from_transformers(model, method="none")
+    speculator.nodes = 64
+    speculator.drafter = GuessingDrafter(plain[ids.shape[1] :], 0)
+    torch.manual_seed(11)
+    ours = model.generate(ids, custom_generate=speculator, **options, **make())[0].tolist()
+    return plain, ours, speculator
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_tokens_are_those_of_generate(name: str, attention: str) -> None:
+    """Guards positions, masks and cache rollback of every architecture, past sliding windows too."""
+    plain, ours, speculator = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=60, do_sample=False)
+    assert ours == plain
+    stats = speculator.last_stats
+    assert stats is not None
+    assert stats.accepted > 5
+    assert stats.rounds < len(plain) - 9
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        SAMPLED,
+        SAMPLED | {"top_p": 0.9, "top_k": 20},
+        SAMPLED | {"repetition_penalty": 1.3},
+        SAMPLED | {"no_repeat_ngram_size": 2},
+        SAMPLED | {"min_p": 0.02, "min_new_tokens": 20},
+        {"do_sample": False, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+    ],
+    ids=["temperature", "top-p", "repetition", "no-repeat", "min-p", "greedy-processors"],
+)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_the_same_seed_gives_the_same_text(name: str, options: dict[str, Any], attention: str) -> None:
+    """Guards the random stream and processors that read the prefix."""
+    plain, ours, _ = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=40, **options)
+    assert ours == plain
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_stateful_processor_sees_every_token_once(name: str) -> None:
+    """Guards grammars and counters: one call per emitted token, with the true prefix, in order."""
+    made: list[CountingProcessor] = []
+
+    def make() -> dict[str, Any]:
+        made.append(CountingProcessor())
+        return {"logits_processor": LogitsProcessorList([made[-1]])}
+
+    plain, ours, _ = both_ways(tiny_model(name), prompt_ids(), make, max_new_tokens=40, **SAMPLED)
+    assert ours == plain
+    assert made[0].prefixes == made[1].prefixes
+
+
+@pytest.mark.parametrize("sample", [True, False])
+def test_a_custom_stop_ends_inside_a_draft(sample: bool) -> None:
+    """Guards stopping criteria that look at the last tokens: they are asked after each one."""
+    options = SAMPLED if sample else {"do_sample": False}
+
+    def make() -> dict[str, Any]:
+        return {"stopping_criteria": StoppingCriteriaList([MultipleStops()])}
+
+    plain, ours, _ = both_ways(tiny_model("llama"), prompt_ids(), make, max_new_tokens=60, **options)
+    assert ours == plain
+    assert len(plain) < 69
+
+
+def test_end_of_text_inside_a_draft() -> None:
+    """Guards EOS: nothing is emitted behind it, and it is emitted itself."""
+    model = tiny_model("llama")
+    ids = prompt_ids()
+    text = model.generate(ids, max_new_tokens=40, do_sample=False)[0].tolist()
+    ending = text[9 + 17]
+    plain, ours, _ = both_ways(model, ids, max_new_tokens=40, do_sample=False, eos_token_id=ending)
+    assert ours == plain
+    assert ours[-1] == ending
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_the_length_limit_is_kept(length: int) -> None:
+    """Guards drafts deeper than what is left to say."""
+    plain, ours, _ = both_ways(tiny_model("llama"), prompt_ids(), max_new_tokens=length, do_sample=False)
+    assert ours == plain
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_left_padding_is_honoured(name: str, attention: str) -> None:
+    """Guards the mask and positions of padded prompts, given or inferred by `generate` from pad ids."""
+    ids = torch.cat([torch.zeros(1, 4, dtype=torch.long), prompt_ids()], dim=1)
+    model = tiny_model(name, attention)
+    for mask in ({}, {"attention_mask": (ids != 0).long()}):
+        plain, ours, _ = both_ways(model, ids, max_new_tokens=30, do_sample=False, **mask)
+        assert ours == plain
+
+
+def test_scores_and_logits_are_those_of_generate() -> None:
+    """Guards `output_scores`, `output_logits` and the returned cache."""
+    model, ids = tiny_model("llama"), prompt_ids()
+    options: dict[str, Any] = {
+        "max_new_tokens": 20,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+        "top_k": 10,
+    } | SAMPLED
+    torch.manual_seed(1)
+    plain = model.generate(ids, **options)
+    speculator = Speculator.from_transformers(model, method="aded")
+    torch.manual_seed(1)
+    ours = model.generate(ids, custom_generate=speculator, **options)
+    assert torch.equal(plain.sequences, ours.sequences)
+    assert len(ours.scores) == len(ours.logits) == len(plain.scores)
+    torch.testing.assert_close(torch.stack(ours.scores), torch.stack(plain.scores))
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits))
+    assert ours.past_key_values.get_seq_length() == ours.sequences.shape[1] - 1
+
+
+@pytest.mark.parametrize("method", ["none", "aded", "aded-paper"])
+@pytest.mark.parametrize("sample", [True, False])
+def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> None:
+    """Guards the real drafters, whose drafts depend on what they learned."""
+    model, ids = tiny_model("llama"), prompt_ids()
+    options = SAMPLED if sample else {"do_sample": False}
+    speculator = Speculator.from_transformers(model, method=method, nodes=8)
+    for _ in range(2):
+        torch.manual_seed(2)
+        plain = model.generate(ids, max_new_tokens=60, **options)
+        torch.manual_seed(2)
+        assert torch.equal(model.generate(ids, max_new_tokens=60, custom_generate=speculator, **options), plain)
+    stats = speculator.last_stats
+    assert stats is not None
+    assert method == "none" or stats.mat > 1.5  # the second time it knows the text
+
+
+def test_float64_logits_of_a_tree_are_those_of_plain_passes() -> None:
+    """Guards the target itself to rounding: each row of a tree pass against a pass over its own path."""
+    from speculant.engines.hf.capabilities import check_model
+    from speculant.engines.hf.target import TransformersTarget
+
+    for name in ("llama", "gemma3", "gpt2"):
+        model, ids = tiny_model(name).double(), prompt_ids(20)
+        tree = DraftTree.from_paths([[5, 6, 7, 8], [5, 9], [10, 11, 12], [10, 6]])
+        target = TransformersTarget(model, check_model(model), ids)
+        with torch.no_grad():
+            target.prefill()
+            logits = target.verify(4, tree)
+            for node in range(-1, len(tree)):
+                path = [4, *tree.tokens[tree.path(node)].tolist()]
+                alone = model(torch.cat([ids, torch.tensor([path])], dim=1)).logits[0, -1]
+                torch.testing.assert_close(logits[node + 1], alone, rtol=0, atol=1e-9)

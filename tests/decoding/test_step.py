@@ -1,0 +1,85 @@
+"""One request's loop: what was said, what is in the cache and what was counted agree, however it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from faults import Full
+from guesses import LENGTHS, prompts
+from models import tiny_model
+from speculant import Speculator
+from speculant.core.errors import OutOfMemoryError, UsageError
+from speculant.decoding.step import Decoding
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+class Flaky(LogitsProcessor):
+    """Fails once."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 1:
+            raise ZeroDivisionError("a processor's bug")
+        return scores
+
+
+@pytest.mark.parametrize("fault", ["prompt", "processor"])
+def test_a_next_turn_that_did_not_begin_leaves_its_cache(
+    model: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the cache of an earlier turn where the next one fails at its prompt or at its first token."""
+    speculator = Speculator.from_transformers(model, method="none")
+    turn = speculator.generate(prompts()[0], max_new_tokens=5, temperature=0)
+    asked, kept = [*prompts()[0], *turn.ids, 9, 8, 7], turn.cache.get_seq_length()
+    text = speculator.generate(asked, **GREEDY).ids
+    processors = [Flaky()] if fault == "processor" else []
+    with monkeypatch.context() as patched:
+        if fault == "prompt":
+            Full(model.model.layers[1].mlp, patched).full = lambda _: True
+        with pytest.raises((ZeroDivisionError, OutOfMemoryError)):
+            speculator.generate(asked, cache=turn.cache, logits_processor=processors, **GREEDY)
+    assert {layer.keys.shape[-2] for layer in turn.cache.layers} == {kept}
+    assert speculator.generate(asked, cache=turn.cache, **GREEDY).ids == text
+
+
+def test_text_and_cache_agree_where_learning_fails(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a next turn after Ctrl-C while a session learns: the round that was committed is in the text."""
+    learn, left = Decoding.learn, [4]
+
+    def interrupted(decoding: Decoding, *args: Any) -> None:
+        learn(decoding, *args)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Decoding, "learn", interrupted)
+    stream = Speculator.from_transformers(model, method="none").stream(prompts()[0], **GREEDY)
+    pieces: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        pieces.extend(token for piece in stream for token in piece.tokens)
+    said = stream.result.ids
+    assert len(said) == 5
+    assert said == pieces
+    assert stream.result.stats.tokens == len(said)
+    assert stream.result.cache.get_seq_length() == LENGTHS[0] + len(said) - 1
+
+
+def test_a_stream_is_decoded_once(model: Any) -> None:
+    """Guards a stream that is iterated again after it was left: it says so instead of going wrong."""
+    stream = Speculator.from_transformers(model, method="none").stream(prompts()[0], **GREEDY)
+    next(iter(stream))
+    with pytest.raises(UsageError, match="decoded before"):
+        list(stream)

@@ -1,0 +1,243 @@
+"""The published search, against its description read literally, and the facts known of the official drafter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pytest
+
+from speculant.core.drafter import EMPTY_PATH, Verified
+from speculant.core.tree import DraftTree
+from speculant.drafters.aded import puct
+from speculant.drafters.aded.drafter import PAPER_JUNK, PAPER_RULE, AdedPaperDrafter
+from speculant.drafters.aded.table import TrigramTable
+from tables import ids, row_of, table
+from trees import paths_of
+
+
+def stream(seed: int, length: int, vocabulary: int) -> np.ndarray:
+    """Return random tokens without immediate repeats."""
+    random = np.random.default_rng(seed)
+    return (np.cumsum(random.integers(1, vocabulary, length)) % vocabulary).astype(np.int32)
+
+
+def committed(*tokens: int) -> Verified:
+    """Return a round that committed these tokens."""
+    return Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens))
+
+
+@dataclass
+class Node:
+    """A node of the search as the paper describes it."""
+
+    state: tuple[int, int]
+    prior: float = 0.0
+    visits: int = 0
+    score: float = 0.0
+    children: list[Node] = field(default_factory=list)
+
+
+def uniform_numbers(seed: int) -> Iterator[float]:
+    """Yield what xorshift64* draws: whole numbers of 64 bits, of which the upper 53 make a number in [0, 1)."""
+    x = seed
+    while True:
+        x ^= x >> 12
+        x ^= x << 25 & (1 << 64) - 1
+        x ^= x >> 27
+        yield (x * 2685821657736338717 % (1 << 64) >> 11) / (1 << 53)
+
+
+def rolled_out(held: TrigramTable, states: list[tuple[int, int]], random: Iterator[float]) -> float:
+    """Walk on at random to four states and return the published value, its lookup of the wrong token included."""
+    states = list(states)
+    while len(states) < 4 and (row := row_of(held, *states[-1])):
+        aim = next(random) * sum(weight for _, weight in row)
+        sums = list(accumulate(weight for _, weight in row))
+        chosen = next(i for i, below in enumerate(sums) if aim < below)
+        states.append((states[-1][1], row[chosen][0]))
+    return 1 + sum(dict(row_of(held, *here)).get(there[0], 0) / 1300 for here, there in pairwise(states))
+
+
+def literal_search(held: TrigramTable, before: int, root: int, seed: int) -> Node:
+    """Run PUCT as described."""
+    random = uniform_numbers(seed)
+    top = Node((before, root))
+
+    def promise(child: Node, above: int) -> float:
+        if not child.visits:
+            return math.inf
+        bonus = (32 + math.log((above + 8 + 1) / 8)) * math.sqrt(above)
+        return child.score / child.visits + bonus * child.prior / (1 + child.visits)
+
+    for _ in range(150):
+        path = [top]
+        while path[-1].children and len(path) < 4:
+            above = path[-1].visits
+            path.append(max(path[-1].children, key=lambda child, above=above: promise(child, above)))
+        if len(path) < 4:
+            a, b = path[-1].state
+            path[-1].children = [Node((b, c), weight / 1300) for c, weight in row_of(held, a, b)]
+            path += path[-1].children[-1:]
+        value = rolled_out(held, [node.state for node in path], random)
+        for node in path:
+            node.visits += 1
+            node.score += value
+    return top
+
+
+def in_pre_order(node: Node, parent: int = -1) -> list[tuple[int, int, int]]:
+    """Return token, parent's place and visits of every node."""
+    listed: list[tuple[int, int, int]] = []
+
+    def add(node: Node, parent: int) -> None:
+        listed.append((node.state[1], parent, node.visits))
+        place = len(listed) - 1
+        for child in node.children:
+            add(child, place)
+
+    add(node, parent)
+    return listed
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("repeats", [False, True], ids=["every value 1", "other values"])
+def test_search_is_the_published_one(seed: int, repeats: bool) -> None:
+    """Node by node the visits are those of the algorithm as described: selection, expansion, roll-out, constants."""
+    vocabulary = 3 + 4 * (seed % 4)
+    held = table(PAPER_RULE)
+    text = stream(seed, 40 + 200 * (seed % 3), vocabulary)
+    if repeats:
+        text = np.random.default_rng(seed).zipf(1.6, 800).astype(np.int32) % vocabulary
+    held.learn(text)
+    before, root = int(text[20]), int(text[21])
+    found = puct.puct(held.young, held.old, held.base, before, root, PAPER_RULE, np.array([seed], np.uint64))
+    expected = in_pre_order(literal_search(held, before, root, seed))
+    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
+    assert found[2][0] == puct.ITERATIONS
+
+
+def test_search_of_repeated_tokens() -> None:
+    """Where a token follows itself the published value is more than 1, and the search still keeps its bounds."""
+    held = table(PAPER_RULE)
+    held.learn(np.random.default_rng(1).integers(0, 3, 300).astype(np.int32))
+    tokens, parents, visits = puct.puct(held.young, held.old, held.base, 1, 1, PAPER_RULE, np.array([9], np.uint64))
+    assert len(tokens) == 1 + 3 + 9 + 27
+    assert visits[0] == puct.ITERATIONS
+    for node in range(len(tokens)):
+        assert parents[node] < node
+        assert visits[parents == node].sum() <= visits[node]
+
+
+def test_paths_of_the_published_draft() -> None:
+    """The most visited prefixes, each with one greedy token more, without repeats and without the root's own."""
+    tokens, parents, visits = (np.array(column) for column in ([9, 1, 2, 3], [-1, 0, 1, 0], [10, 6, 5, 3]))
+    asked = []
+
+    def greedy(a: int, b: int) -> int | None:
+        asked.append((a, b))
+        return {(9, 1): 2, (1, 2): 7}.get((a, b))
+
+    assert puct.published_paths(tokens, parents, visits, greedy) == [[1, 2], [1, 2, 7], [3]]
+    assert asked == [(9, 1), (1, 2), (9, 3)]
+
+
+def test_budget_of_the_published_draft() -> None:
+    """Distinct tokens are summed over all paths, and whole paths go, the longest and first of them first."""
+    tokens, parents, visits = [0], [-1], [99]
+    for branch in range(12):
+        above = 0
+        for depth in range(3):
+            tokens.append(100 * branch + depth)
+            parents.append(above)
+            visits.append(30 - branch)
+            above = len(tokens) - 1
+    columns = (np.array(column) for column in (tokens, parents, visits))
+    paths = puct.published_paths(*columns, lambda _, b: b + 50)
+    # The 23 most visited are 7 branches of 3 and 2 more nodes, lengthened by one: 7 * (2 + 3 + 4) + 2 + 3 = 68.
+    assert sum(map(len, paths)) == 64
+    assert [len(path) for path in paths] == [2, 3, *[2, 3, 4] * 6, 2, 3]
+
+
+def test_only_the_end_of_the_prompt_is_learned() -> None:
+    """As the official drafter after one call with 40 distinct ids: nothing follows (105, 106), something (130, 131)."""
+    drafter = AdedPaperDrafter(vocabulary=1000)
+    drafter.open(ids(range(100, 140))).propose(64)
+    assert row_of(drafter._table, 105, 106) == []
+    assert row_of(drafter._table, 130, 131) == [(132, 52)]
+    assert drafter._table.successors == 14
+
+
+def test_the_update() -> None:
+    """Each drafting step adds 0.04 to the last 14 tri-grams, up to 3.0, in units of 1/1300."""
+    drafter = AdedPaperDrafter(vocabulary=1000)
+    session = drafter.open(ids(range(100, 140)))
+    for step in range(1, 80):
+        session.propose(64)
+        assert row_of(drafter._table, 137, 138) == [(139, min(52 * step, 3900))]
+    assert 0.04 * puct.SCALE == 52
+    session.observe(committed(7))
+    session.propose(64)
+    assert row_of(drafter._table, 138, 139) == [(7, 52)]
+    # The window has moved on by one token.
+    assert row_of(drafter._table, 124, 125) == [(126, 3900)]
+    assert row_of(drafter._table, 125, 126) == [(127, 3900)]
+
+
+def test_junk_where_nothing_is_known() -> None:
+    """After a pair never seen the published code drafts token 100, in small vocabularies one that exists."""
+    for vocabulary in (1000, 60):
+        session = AdedPaperDrafter(vocabulary=vocabulary).open(ids(range(30)))
+        tree = session.propose(64)
+        assert tree.tokens.tolist() == [PAPER_JUNK % vocabulary]
+    assert PAPER_JUNK == 100
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_too_short_a_prompt(length: int) -> None:
+    """Where the official drafter kills the process, nothing is drafted, and the next token mends it."""
+    session = AdedPaperDrafter(vocabulary=1000).open(ids([5] * length))
+    assert len(session.propose(64)) == 0
+    session.observe(committed(6, 7))
+    assert session.propose(64).tokens.tolist() == [PAPER_JUNK]
+
+
+def test_bounds_of_the_draft() -> None:
+    """Drafts are at most 4 deep and 64 wide, siblings differ, and a smaller budget is their beginning."""
+    for vocabulary in (2, 3, 6, 20):
+        text = np.random.default_rng(vocabulary).integers(0, vocabulary, 600).astype(np.int32)
+        drafter = AdedPaperDrafter(vocabulary=vocabulary)
+        drafter.learn(text)
+        session, other = (drafter.open(text[:30], seed=4) for _ in range(2))
+        depths = set()
+        for token in text[30:80].tolist():
+            tree = session.propose(1000)
+            assert 1 <= len(tree) <= 64
+            assert len(paths_of(tree)) == len(tree)
+            depths.add(int(tree.depths().max()))
+            session.observe(committed(token))
+        assert max(depths) == 4
+        assert len(other.propose(3)) == 3
+        assert len(other.propose(0)) == 0
+
+
+def test_same_seed_same_draft() -> None:
+    """The roll-outs are seeded, so engines with several ranks draft the same trees; the seed does matter."""
+    text = np.random.default_rng(2).integers(0, 3, 400).astype(np.int32)
+
+    def drafts(seed: int) -> list[list[int]]:
+        drafter = AdedPaperDrafter(vocabulary=3)
+        session = drafter.open(text[:50], seed=seed)
+        listed = []
+        for token in text[50:120].tolist():
+            tree = session.propose(64)
+            listed.append([*tree.tokens.tolist(), *tree.parents.tolist()])
+            session.observe(committed(token))
+        return listed
+
+    assert drafts(1) == drafts(1)
+    assert drafts(1) != drafts(2)
+    assert len(drafts(-1)) == 70

@@ -1,0 +1,157 @@
+"""Max-Gram: copying first, bi-grams where nothing matches, and the memory they are kept in."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speculant.core.drafter import EMPTY_PATH, Needs, Session, Verified
+from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
+from speculant.core.tree import DraftTree
+from speculant.drafters.copying.maxgram import MaxGramDrafter, MaxGramSettings
+from speculant.memory.file import write_memory
+from tables import ids
+
+
+def drafter(**options: object) -> MaxGramDrafter:
+    """Return an empty drafter."""
+    return MaxGramDrafter(**{"vocabulary": 1000, "tokenizer": "t", **options})
+
+
+def commit(session: Session, *tokens: int) -> None:
+    """Tell a session what was committed."""
+    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
+
+
+def test_the_longest_match_is_copied() -> None:
+    """Matches have no length limit, and the published draft is a chain of ten."""
+    text = [*range(100, 140), 60, 137, 138, 139, 70, *range(105, 140)]
+    tree = drafter().open(ids(text)).propose(64)
+    assert tree.tokens.tolist() == [60, 137, 138, 139, 70, 105, 106, 107, 108, 109]
+    assert tree.parents.tolist() == list(range(-1, 9))
+    assert drafter().needs == Needs()
+
+
+def test_bigrams_where_nothing_matches() -> None:
+    """Past requests say what follows a token that this one has not seen, and from there copies are looked for again."""
+    held = drafter()
+    held.open(ids([1, 2, 3, 4]))
+    assert held.open(ids([50, 1])).propose(64).tokens.tolist() == [2, 3, 4]
+    assert held.open(ids([3, 60, 61, 62, 63, 1])).propose(5).tokens.tolist() == [2, 3, 60, 61, 62]
+    assert len(held.open(ids([4])).propose(64)) == 0
+
+
+def test_the_most_frequent_successor_counts() -> None:
+    """The rarest successor gives up its place; the frequent one stays whatever passes by."""
+    held = drafter()
+    for other in range(100, 400):
+        held.open(ids([1, 5]))
+        held.open(ids([1, other]))
+    assert held.open(ids([1])).propose(1).tokens.tolist() == [5]
+    weight = float(held.open(ids([1])).propose(1).weights[0])
+    assert 0.4 < weight < 0.6
+
+
+def test_every_token_is_learned_once() -> None:
+    """A prompt and its rounds add up to the counts of the whole text."""
+    text = np.random.default_rng(0).integers(0, 3, 60).astype(np.int32)
+    whole, parts = drafter(), drafter()
+    whole.open(text)
+    session = parts.open(text[:20])
+    for at in range(20, 60, 4):
+        session.propose(4)
+        commit(session, *text[at : at + 4].tolist())
+    assert (whole._counts == parts._counts).all()
+    assert whole._counts.sum() == 59
+
+
+def test_weights_are_joint_probabilities() -> None:
+    """They fall along the chain, and rise as copies turn out right."""
+    held = drafter()
+    session = held.open(ids([*range(100, 300), 100]))
+    first = session.propose(10).weights
+    assert (np.diff(first) <= 0).all()
+    for at in range(101, 291, 10):
+        session.propose(10)
+        commit(session, *range(at, at + 10))
+    assert session.propose(10).weights[0] > 0.9 > first[0]
+
+
+def test_odd_requests() -> None:
+    """No prompt, no budget, ids beyond the vocabulary, and a draft of any length."""
+    held = drafter()
+    session = held.open(ids([]))
+    assert len(session.propose(8)) == 0
+    commit(session, 7)
+    commit(session, 7)
+    assert len(session.propose(0)) == 0
+    assert session.propose(3).tokens.tolist() == [7, 7, 7]
+    assert len(held.open(ids([5000, 1, 6000])).propose(8)) == 0
+    long = drafter(settings=MaxGramSettings(drafted=10_000)).open(ids([1, 2, 1])).propose(10_000)
+    assert long.tokens.tolist()[:4] == [2, 1, 2, 1]
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    """What was learned comes back, under another padding of the vocabulary too."""
+    held = drafter()
+    held.open(ids([1, 2, 3, 999]))
+    held.save(tmp_path / "memory")
+    for vocabulary in (1000, 1200, 500):
+        loaded = drafter(vocabulary=vocabulary)
+        loaded.load(tmp_path / "memory")
+        expected = [2, 3, 999] if vocabulary > 999 else [2, 3]
+        assert loaded.open(ids([1])).propose(8).tokens.tolist() == expected
+        loaded.open(ids([7, 8]))
+
+
+def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
+    """Each is told apart, and nothing is forgotten."""
+    held = drafter()
+    held.open(ids([1, 2]))
+    drafter(tokenizer="other").save(tmp_path / "other")
+    write_memory(tmp_path / "kind", kind="trigram", tokenizer="t", arrays={}, facts={})
+    (tmp_path / "text").write_text("no memory")
+    for name, error in (("other", ForeignMemoryError), ("kind", ForeignMemoryError), ("text", CorruptMemoryError)):
+        with pytest.raises(error):
+            held.load(tmp_path / name)
+    with pytest.raises(FileError):
+        held.load(tmp_path / "missing")
+    assert held.open(ids([1])).propose(1).tokens.tolist() == [2]
+
+
+def test_the_limit() -> None:
+    """The model has one size; a limit below it is refused with a way out, and learning takes no more."""
+    assert drafter(memory_limit=32_000).memory_bytes == 32_000
+    with pytest.raises(UnsupportedError, match=r"32000 bytes.*31999.*Raise the limit"):
+        drafter(memory_limit=31_999)
+    held = drafter()
+    held.open(np.random.default_rng(0).integers(0, 1000, 50_000).astype(np.int32))
+    assert held.memory_bytes == 32_000
+
+
+def test_threads_share_the_memory(tmp_path: Path) -> None:
+    """Learning, drafting and saving at once loses no count."""
+    held = drafter()
+    failures: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            text = (np.random.default_rng(first).integers(0, 3, 2000) + first).astype(np.int32)
+            session = held.open(text[:100])
+            for at in range(100, 2000, 4):
+                assert set(session.propose(16).tokens.tolist()) <= {first, first + 1, first + 2}
+                commit(session, *text[at : at + 4].tolist())
+            held.save(tmp_path / str(first))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 10, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert held._counts.sum() == 3 * 1999

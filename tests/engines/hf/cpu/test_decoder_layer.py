@@ -1,0 +1,285 @@
+"""Fused layers: they say what the layers themselves say, and stand back where a layer is not what they know."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from models import tiny_model
+from speculant.engines.hf.cache import usable_cache
+from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+
+pytestmark = pytest.mark.usefixtures("compiled")
+IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
+
+
+def model_of(name: str, **changes: Any) -> Any:
+    """Return a model whose norms and biases are not what they are in the beginning, ones and zeros."""
+    model = tiny_model(name, **changes)
+    torch.manual_seed(3)
+    for each, weight in model.named_parameters():
+        if "norm" in each or "bias" in each:
+            nn.init.uniform_(weight, 0.3, 1.7)
+    return model
+
+
+@torch.inference_mode()
+def said(
+    model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True, prepared: Fast | None = None, own: bool = True
+) -> Tensor:
+    """Return what the last layer says of so many rows behind four cached ones, normed; in our cache or theirs."""
+    cache = usable_cache(None) if own else DynamicCache()
+    model(IDS[:batch, :4], past_key_values=cache)
+    prepared = prepared or prepare_model(model, True)
+    with prepared.active(rows) if fast else torch.inference_mode():
+        hidden: Tensor = model.model(IDS[:batch].repeat(1, 20)[:, :rows], past_key_values=cache).last_hidden_state
+    return hidden
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 1), (8, 1), (1, 2), (7, 2), (97, 1)])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_pass_is_that_of_the_layers_themselves(name: str, rows: int, batch: int, own: bool) -> None:
+    """Guards norms, biases, turned heads and both residuals; one row, many, and more than the code does."""
+    model = model_of(name)
+    assert len(prepare_model(model, True).layers) == 3
+    found, expected = said(model, rows=rows, batch=batch, own=own), said(model, rows=rows, batch=batch, fast=False)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}, {"num_key_value_heads": 4}])
+def test_every_bias_counts(changes: dict[str, Any]) -> None:
+    """Guards layers with what most of their family lack."""
+    model = model_of("llama", **changes)
+    torch.testing.assert_close(said(model), said(model, fast=False), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (8, 1), (30, 1), (7, 2)])
+@pytest.mark.parametrize("own", [True, False])
+def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch: int, own: bool) -> None:
+    """Guards models as most are published: around torch's attention nearly every number is the same.
+
+    Torch rounds probabilities too, so with our attention the whole is held against the same model in float32.
+    """
+    model, given = model_of(name).bfloat16(), {"rows": rows, "batch": batch, "own": own}
+    prepared = prepare_model(model, True)
+    assert fused(prepared) == 3
+    theirs, found = said(model, fast=False, **given), said(model, prepared=prepared, **given)
+    around = said(model, prepared=replace(prepared, attention=None), **given)
+    assert around.dtype is torch.bfloat16
+    assert (around == theirs).float().mean() > 0.97
+    exact = said(model.float(), fast=False, **given)
+    assert (found - exact).abs().mean() < 2 * (theirs - exact).abs().mean()
+
+
+def test_a_model_may_change_its_type() -> None:
+    """Guards `model.to(...)` after it was prepared, of the whole and of a part, which leaves its layer alone."""
+    model = model_of("qwen2")
+    prepared = prepare_model(model, True)
+    model.bfloat16()
+    assert fused(prepared) == 3
+    assert torch.equal(said(model, prepared=prepared), said(model))
+    model.model.layers[1].input_layernorm.float()
+    assert fused(prepared) == 2
+    model.float()
+    agreed(model, prepared)
+
+
+@torch.inference_mode()
+def test_a_cache_of_another_type_is_taken_over() -> None:
+    """Guards conversations that go on after `model.to(...)`: rows are never read as what they are not."""
+    answers = []
+    for fast in (True, False):
+        model, cache = model_of("qwen2"), usable_cache(None)
+        model(IDS[:1, :4], past_key_values=cache)
+        prepared = prepare_model(model.bfloat16(), fast)
+        with prepared.active(8):
+            answers.append(model.model(IDS[:1], past_key_values=cache).last_hidden_state)
+    torch.testing.assert_close(*answers, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_row_does_not_depend_on_those_beside_it(own: bool, dtype: torch.dtype) -> None:
+    """Guards that drafts change nothing of what is said, not to the last bit."""
+    model = model_of("qwen2").to(dtype)
+    whole = said(model, rows=20, own=own)
+    for rows in (1, 2, 3, 9):
+        assert torch.equal(said(model, rows=rows, own=own), whole[:, :rows])
+
+
+def test_a_full_cache_grows() -> None:
+    """Guards the rows that no longer fit into the buffers, and those behind them."""
+    model = model_of("qwen2")
+    with torch.inference_mode(), prepare_model(model, True).active(60):
+        whole, parts = (usable_cache(None) for _ in range(2))
+        ids = IDS[:1].repeat(1, 30)
+        expected = model.model(ids, past_key_values=whole).last_hidden_state
+        pieces = [model.model(piece, past_key_values=parts).last_hidden_state for piece in ids.split(60, dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_large_numbers_stay_what_they_are() -> None:
+    """Guards the exponential far from zero."""
+    model = model_of("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate_proj.weight.mul_(300)
+    found, expected = said(model), said(model, fast=False)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+
+
+def fused(prepared: Fast) -> int:
+    """Return how many layers a pass fuses."""
+    return sum(layer.ready() is not None for layer in prepared.layers)
+
+
+def agreed(model: Any, prepared: Fast) -> None:
+    """Check that a prepared model says what it says itself."""
+    torch.testing.assert_close(said(model, prepared=prepared), said(model, fast=False), atol=2e-5, rtol=2e-5)
+
+
+def test_hooks_see_what_they_always_saw() -> None:
+    """Guards tools that listen to parts of a model, or to all modules there are: their layers are not fused."""
+    model, seen = model_of("llama"), []
+    prepared = prepare_model(model, True)
+
+    def listen(module: nn.Module, *_: Any) -> None:
+        seen.append(type(module).__name__)
+
+    handle = model.model.layers[1].mlp.register_forward_hook(listen)
+    assert fused(prepared) == 2
+    said(model, prepared=prepared)
+    assert seen == 2 * ["LlamaMLP"]
+    handle.remove()
+    assert fused(prepared) == 3
+    seen.clear()
+    handle = nn.modules.module.register_module_forward_hook(listen)
+    said(model, prepared=prepared)
+    handle.remove()
+    assert seen.count("LlamaMLP") == 6
+
+
+def test_hidden_states_asked_for_once_change_nothing() -> None:
+    """Guards the hooks that transformers leaves behind: models stay as fast as they were."""
+    model = model_of("llama")
+    prepared = prepare_model(model, True)
+    assert len(model(IDS, output_hidden_states=True).hidden_states) == 4
+    assert fused(prepared) == 3
+    with torch.inference_mode(), prepared.active(8):
+        assert len(model(IDS[:1], output_hidden_states=True).hidden_states) == 4
+
+
+CHANGES = ["forward", "linear", "norm", "shape", "activation", "class", "layer", "sparse", "attribute"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_changed_part_leaves_its_layer_alone(case: str, when: str) -> None:
+    """Guards offloading, adapters and surgery, before the model is prepared and after it."""
+    model = model_of("llama", num_key_value_heads=4)
+    prepared = prepare_model(model, True)
+    change(model.model.layers[0], case)
+    if when == "before":
+        prepared = prepare_model(model, True)
+    assert fused(prepared) == 2
+    if case != "sparse":  # which layers themselves cannot multiply with
+        agreed(model, prepared)
+
+
+def change(layer: Any, case: str) -> None:
+    weight = layer.self_attn.k_proj.weight
+    if case == "forward":
+        layer.self_attn.forward = lambda *a, **k: type(layer.self_attn).forward(layer.self_attn, *a, **k)
+    elif case == "linear":
+        layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)
+    elif case == "norm":
+        layer.input_layernorm = nn.RMSNorm(32)
+    elif case == "shape":  # at the same address
+        weight.data = weight.data.T
+    elif case == "activation":
+        layer.mlp.act_fn = nn.GELU()
+    elif case == "class":
+        layer.self_attn.__class__ = type("Steered", (type(layer.self_attn),), {})
+    elif case == "layer":
+        twice = {"forward": lambda self, x, **options: 2 * type(self).__base__.forward(self, x, **options)}
+        layer.__class__ = type("Doubled", (type(layer),), twice)
+    elif case == "sparse":
+        layer.self_attn.k_proj.weight = nn.Parameter(weight.data.to_sparse())
+    elif case == "attribute":
+        del layer.self_attn.k_proj.weight
+        layer.self_attn.k_proj.weight = weight.data
+
+
+@pytest.mark.parametrize("name", ["mlp", "linear", "rotary", "part", "eager"])
+def test_patched_code_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards libraries that put their own code into transformers', other attention, and releases to come."""
+    model = model_of("llama", **({"attention": "eager"} if name == "eager" else {}))
+    earlier, layer = prepare_model(model, True), model.model.layers[0]
+    if name == "mlp":
+        monkeypatch.setattr(type(layer.mlp), "forward", lambda _, x: x)
+    elif name == "linear":
+        monkeypatch.setattr(nn.Linear, "forward", lambda _, x: x)
+    elif name == "rotary":
+        monkeypatch.setattr(sys.modules[type(layer).__module__], "apply_rotary_pos_emb", lambda q, k, *_: (k, q))
+    elif name == "part":
+        for each in model.model.layers:
+            each.self_attn.sink = nn.Identity()
+    assert fused(prepare_model(model, True)) == 0
+    assert name == "part" or fused(earlier) == 0
+
+
+def test_what_is_looked_up_counts_at_once() -> None:
+    """Guards training and offloading: weights, biases and norms that change between passes, or as one begins."""
+    model = model_of("qwen2")
+    prepared = prepare_model(model, True)
+    layers = model.model.layers
+    with torch.no_grad():
+        layers[0].mlp.up_proj.weight = nn.Parameter(layers[0].mlp.up_proj.weight.flip(0))
+        layers[1].self_attn.q_proj.bias.data = torch.ones(32)
+        layers[2].input_layernorm.weight.mul_(0.5)
+        layers[2].post_attention_layernorm.variance_epsilon = 0.3
+    agreed(model, prepared)
+    new = torch.randn(48, 32)
+    hook = model.model.register_forward_pre_hook(lambda *_: setattr(layers[0].mlp.up_proj.weight, "data", new.clone()))
+    agreed(model, prepared)
+    hook.remove()
+    assert fused(prepared) == 3
+
+
+def test_an_attention_of_the_users_gets_what_it_always_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards functions that look at the window, and what they give: never read as what it is not."""
+    model, seen = model_of("mistral"), []
+
+    def own(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        seen.append({name: options[name] for name in ("dropout", "scaling", "sliding_window")})
+        answer, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return answer.to(wanted), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", own)
+    wanted = torch.float32
+    prepared = prepare_model(model, True)
+    agreed(model, prepared)
+    assert len({str(each) for each in seen}) == 1
+    wanted = torch.float64
+    with pytest.raises(RuntimeError, match=r"gave torch\.float64"), torch.inference_mode(), prepared.active(8):
+        model(IDS[:1])
+
+
+def test_training_and_gradients_are_left_alone() -> None:
+    """Guards who trains between requests: a fused layer would give no gradient."""
+    model = model_of("llama")
+    prepared = prepare_model(model, True)
+    with prepared.active(8):
+        model(IDS[:1]).logits.sum().backward()
+    assert model.model.layers[0].mlp.up_proj.weight.grad is not None

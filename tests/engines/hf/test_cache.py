@@ -1,0 +1,154 @@
+"""The cache that is written in place: growth, rollback, what others may do with it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from models import tiny_model
+from speculant import Speculator
+from speculant.engines.hf.cache import LEAST_ROWS, InPlaceLayer, crop_cache, keep_rows, usable_cache
+
+IDS = torch.tensor([[5, 9, 14, 3, 8]])
+
+
+def states(rows: int, start: int = 0) -> torch.Tensor:
+    """Return [1, 2, rows, 3] whose numbers name their row."""
+    return torch.arange(start, start + rows).float()[None, None, :, None].expand(1, 2, rows, 3)
+
+
+def filled(rows: int) -> DynamicCache:
+    cache = usable_cache(None)
+    cache.update(states(rows), -states(rows), 0)
+    return cache
+
+
+def numbers(cache: DynamicCache) -> list[int]:
+    assert torch.equal(cache.layers[0].keys, -cache.layers[0].values)
+    found: list[int] = cache.layers[0].keys[0, 1, :, 2].int().tolist()
+    return found
+
+
+def test_rows_are_written_in_place() -> None:
+    """Guards against copying the cache in every round."""
+    cache = filled(5)
+    place = cache.layers[0].keys.data_ptr()
+    for start in range(5, 100, 5):
+        cache.update(states(5, start), -states(5, start), 0)
+        assert cache.layers[0].keys.data_ptr() == place
+    assert numbers(cache) == list(range(100))
+
+
+def test_a_full_cache_doubles() -> None:
+    """Guards growth: the rows survive it, and it is rare."""
+    cache, places = filled(1), set()
+    for start in range(1, 5 * LEAST_ROWS):
+        cache.update(states(1, start), -states(1, start), 0)
+        places.add(cache.layers[0].keys.data_ptr())
+    assert numbers(cache) == list(range(5 * LEAST_ROWS))
+    assert len(places) <= 4
+
+
+def test_rows_that_the_caller_writes() -> None:
+    """Guards compiled code: it gets the very rows behind those held, and none where there is no room or no buffer."""
+    layer = filled(5).layers[0]
+    keys, values = layer.extend(2)
+    keys[..., 5:, :], values[..., 5:, :] = states(2, 5), -states(2, 5)
+    layer.update(states(1, 7), -states(1, 7))
+    assert layer.keys[0, 1, :, 2].tolist() == (-layer.values)[0, 1, :, 2].tolist() == list(range(8))
+    assert layer.extend(LEAST_ROWS - 7) is None
+    assert layer.keys.shape[-2] == 8
+    layer.keys = layer.keys.clone()
+    assert layer.extend(1) is None
+    assert InPlaceLayer().extend(1) is None
+
+
+@pytest.mark.parametrize(("rows", "expected"), [([], []), ([0, 1], [4, 5]), ([1, 3], [5, 7]), ([2], [6])])
+def test_rows_of_a_path_are_kept(rows: list[int], expected: list[int]) -> None:
+    """Guards the move inside the buffer, and that the next rows are written behind it."""
+    cache = filled(9)
+    place = cache.layers[0].keys.data_ptr()
+    keep_rows(cache, 4, rows)
+    assert numbers(cache) == [0, 1, 2, 3, *expected]
+    cache.update(states(1, 50), -states(1, 50), 0)
+    assert numbers(cache) == [0, 1, 2, 3, *expected, 50]
+    assert cache.layers[0].keys.data_ptr() == place
+
+
+def test_a_given_cache_is_adopted() -> None:
+    """Guards a user's cache: it is the very object, with the same rows, and is not written into elsewhere."""
+    given = DynamicCache()
+    given.update(states(3), -states(3), 0)
+    theirs = given.layers[0].keys
+    cache = usable_cache(given)
+    assert cache is given
+    cache.update(states(2, 3), -states(2, 3), 0)
+    assert numbers(cache) == [0, 1, 2, 3, 4]
+    assert theirs.shape[-2] == 3
+
+
+def test_what_others_put_in_place_of_the_views_is_taken_over() -> None:
+    """Guards transformers' own operations on the cache: cropping, reordering, copies."""
+    cache = filled(6)
+    layer = cache.layers[0]
+    layer.keys, layer.values = layer.keys[..., :4, :], layer.values[..., :4, :]
+    cache.update(states(1, 4), -states(1, 4), 0)
+    cache.reorder_cache(torch.tensor([0]))
+    cache.update(states(1, 5), -states(1, 5), 0)
+    twin = copy.deepcopy(cache)
+    cache.update(states(1, 6), -states(1, 6), 0)
+    twin.update(states(1, 60), -states(1, 60), 0)
+    assert numbers(cache) == [0, 1, 2, 3, 4, 5, 6]
+    assert numbers(twin) == [0, 1, 2, 3, 4, 5, 60]
+    cache.reset()
+    cache.update(states(2), -states(2), 0)
+    assert numbers(cache) == [0, 1]
+
+
+def test_rows_written_in_inference_mode_can_be_continued_outside() -> None:
+    """Guards torch's rule that such tensors are not written later."""
+    with torch.inference_mode():
+        cache = filled(3)
+    cache.update(states(1, 3), -states(1, 3), 0)
+    assert numbers(cache) == [0, 1, 2, 3]
+
+
+def test_gradients_flow_through_the_cache() -> None:
+    """Guards training on a returned cache, where nothing may be written in place."""
+    cache, new = filled(3), states(1, 3).clone().requires_grad_()
+    cache.update(new, -new, 0)
+    cache.update(states(1, 4), -states(1, 4), 0)
+    cache.layers[0].keys.sum().backward()
+    assert new.grad is not None
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "bloom"])
+def test_turns_over_the_bound_equal_plain_decoding(name: str) -> None:
+    """Guards reuse: two of our turns and one of plain `generate`, longer than a buffer, on one cache."""
+    model = tiny_model(name)
+    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    plain = model.generate(IDS, **(options | {"max_new_tokens": 180}))[0].tolist()
+    speculator = Speculator.from_transformers(model)
+    text, cache = IDS[0].tolist(), None
+    for _ in range(2):
+        result = speculator.generate(text, max_new_tokens=60, temperature=0, cache=cache, eos_token_id=None)
+        text, cache = text + result.ids, result.cache
+    assert cache.get_seq_length() == len(text) - 1
+    assert all(type(layer) is InPlaceLayer for layer in cache.layers)
+    ids = torch.tensor([text])
+    continued = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options)
+    assert continued[0].tolist() == plain
+
+
+def test_a_cropped_cache_serves_another_prompt() -> None:
+    """Guards the chat's way of going back to what two prompts share."""
+    model = tiny_model("llama")
+    speculator = Speculator.from_transformers(model)
+    first = speculator.generate(IDS, max_new_tokens=12, temperature=0)
+    crop_cache(first.cache, 5)
+    prompt = torch.tensor([[*IDS[0].tolist(), 30, 31]])
+    expected = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, 7:].tolist()
+    assert speculator.generate(prompt, max_new_tokens=12, temperature=0, cache=first.cache).ids == expected

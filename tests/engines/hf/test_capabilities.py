@@ -1,0 +1,107 @@
+"""What models are accepted, and how the others are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    LlamaModel,
+    T5Config,
+)
+
+from models import SHAPE, tiny_model
+from speculant import Speculator
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.capabilities import check_model
+
+
+def test_llama_takes_trees() -> None:
+    """Guards the common case: trees, bool masks, no notes."""
+    abilities = check_model(tiny_model("llama"))
+    assert abilities.trees
+    assert not abilities.additive
+    assert abilities.positions == 256
+    assert abilities.notes == ()
+
+
+def test_gemma_mixes_full_and_sliding_layers() -> None:
+    """Guards dict masks: they are needed only where layer types alternate."""
+    gemma, mistral = check_model(tiny_model("gemma3")), check_model(tiny_model("mistral"))
+    assert (gemma.mixed, gemma.window) == (True, 12)
+    assert (mistral.mixed, mistral.window) == (False, 12)
+
+
+def test_eager_attention_gets_additive_masks() -> None:
+    """Guards against bool masks under eager attention, which are silently wrong."""
+    assert check_model(tiny_model("llama", "eager")).additive
+
+
+def test_flash_attention_falls_back_to_chains_and_says_so() -> None:
+    """Guards kernels without tree masks."""
+    model = tiny_model("llama")
+    model.config._attn_implementation = "flash_attention_2"
+    abilities = check_model(model)
+    assert not abilities.trees
+    assert "sdpa" in abilities.notes[0]
+
+
+def test_alibi_models_verify_chains() -> None:
+    """Guards models whose positions cannot be given."""
+    abilities = check_model(tiny_model("bloom"))
+    assert not abilities.trees
+    assert "chains" in abilities.notes[0]
+
+
+def test_half_precision_and_quantised_weights_are_noted() -> None:
+    """Guards the honest word about near-ties."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    model.config.quantization_config = {"quant_method": "gptq"}
+    notes = " ".join(check_model(model).notes)
+    assert "gptq" in notes
+    assert "bfloat16" in notes
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: AutoModelForSeq2SeqLM.from_config(_encoder_decoder()), "encoder-decoder"),
+        (lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **_recurrent())), "rolled back"),
+        (lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **_linear())), "rolled back"),
+        (lambda: Gemma3ForConditionalGeneration(_multimodal()), "multimodal"),
+        (lambda: LlamaModel(tiny_model("llama").config), "head"),
+    ],
+    ids=["encoder-decoder", "recurrent", "linear-attention", "multimodal", "headless"],
+)  # fmt: skip
+def test_others_are_refused_with_reason_and_way_out(make: Any, reason: str) -> None:
+    """Guards against wrong output on models this loop cannot roll back or read."""
+    with pytest.raises(UnsupportedError, match=reason):
+        Speculator.from_transformers(make())
+
+
+def _encoder_decoder() -> T5Config:
+    return T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=1, vocab_size=40)
+
+
+def _recurrent() -> dict[str, Any]:
+    return {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+
+
+def _linear() -> dict[str, Any]:
+    shape = SHAPE | {"head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    heads = {"linear_num_value_heads": 2, "linear_num_key_heads": 2}
+    return shape | heads | {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}
+
+
+def _multimodal() -> Gemma3Config:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return Gemma3Config(
+        text_config=SHAPE | {"head_dim": 8, "sliding_window": 8},
+        vision_config=vision | {"image_size": 28, "patch_size": 14},
+    )
