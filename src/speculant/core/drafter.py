@@ -1,47 +1,73 @@
-"""The contract between a drafter and the decoding loop.
+"""The contract of a drafter: what it is asked for, what it returns and what it learns from.
 
-A drafter lives as long as the process and owns the memory; a session lives as long as one request. Drafts
-are deterministic given the input and the seed, since engines with several ranks must draft the same tree.
+A drafter lives as long as the process and owns what was learned over all requests; a session lives as long as one
+request. Drafts are deterministic given the input and the seed, since engines with several ranks must draft the same
+tree.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from speculant.core.engine import Needs, TargetCache
+from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import DraftTree, Float32, Int32
 
 MEMORY_LIMIT = 256 << 20  # bytes that a drafter's memory may take if the user does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What a drafter wants back from the target's pass.
+class Budget:
+    """What a draft may be. It is set before the draft exists, so nothing cuts a sampled draft afterwards.
 
     Attributes:
-        top_k: how many of the target's best tokens at every row, rejected nodes too; 0 for none.
-        hidden_layers: the layers whose hidden states it reads.
+        nodes: the most nodes; 0 asks for no draft.
+        depth: the deepest node: what the text, the model's positions and its rotary limits have room for.
+        trees: whether nodes may have siblings; else the draft must be a chain.
     """
 
-    top_k: int = 0
-    hidden_layers: tuple[int, ...] = ()
+    nodes: int
+    depth: int
+    trees: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Start:
+    """What a session begins with.
+
+    Attributes:
+        prompt: Int32[T].
+        sampling: how the target's distribution is warped; a drafter that samples warps its own likewise.
+        seed: of the drafter's random numbers. It is derived, never the sampler's own: drafts and acceptance tests that
+            share a random stream are correlated, which biases the output.
+        target: the target's cache of this sequence, lent to drafters that draft with the target itself; else None.
+    """
+
+    prompt: Int32
+    sampling: Sampling = GREEDY
+    seed: np.random.SeedSequence = field(default_factory=lambda: np.random.SeedSequence(0))
+    target: TargetCache | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verified:
-    """What happened in a round.
+    """The result of a round, for the session to learn from.
 
     Attributes:
         tree: the draft that was verified, N nodes.
         path: Int32[A], the accepted nodes in order.
-        tokens: Int32[A + 1], what was committed: the accepted ones, then the target's own. Where the text ends
+        tokens: Int32[A + 1], what was committed: the accepted tokens, then the target's own. Where the text ends
             inside the draft its last token is the target's own, so this holds there too.
         top_ids: Int32[N + 1, k], the target's best tokens after each row (row 0: the root), or None.
         top_logits: Float32[N + 1, k], their logits, or None.
-        hidden: Float32[N + 1, L, D], or None.
+        hidden: [N + 1, L', D], the hidden states that `Needs` asks for, an array of the engine's on its device; in the
+            first observation, after the prompt's pass, [1, L', D], or with `Needs.prompt` the T' prompt tokens that
+            the pass read, [T', L', D]. None if none were asked for.
     """
 
     tree: DraftTree
@@ -49,60 +75,49 @@ class Verified:
     tokens: Int32
     top_ids: Int32 | None = None
     top_logits: Float32 | None = None
-    hidden: Float32 | None = None
+    hidden: Any = None
 
 
 class Session(Protocol):
     """Drafts for one request."""
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Return at most `max_nodes` nodes, best first."""
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return a draft within the budget, best nodes first. Asked again before `observe`, it returns the same."""
 
     def observe(self, verified: Verified) -> None:
-        """Learn from a round; called once after prefill too, with an empty tree and the first token."""
+        """Learn from a round; called once after the prompt's pass too, with an empty tree and the first token."""
 
     def close(self) -> None:
-        """End the request; what it taught stays in the drafter's memory."""
+        """End the request; what was learned stays in the drafter."""
 
 
 class Drafter(Protocol):
     """Owns what was learned over all requests; safe to share between threads."""
 
     @property
-    def needs(self) -> Needs: ...
+    def needs(self) -> Needs:
+        """What it wants back from the target's passes."""
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        """Begin a request with prompt Int32[T]; `target` is lent to drafters that draft with it."""
+    def open(self, start: Start) -> Session:
+        """Begin a request."""
+
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        """Return a draft for each of several sessions; drafters that are models override it to run one batched pass.
+
+        Where it raises, the caller may ask for each session alone, to find out which one fails.
+        """
+        return [session.propose(budget) for session, budget in zip(sessions, budgets, strict=True)]
+
+
+@runtime_checkable
+class Persistent(Protocol):
+    """A drafter whose memory can be saved."""
 
     def save(self, path: Path) -> None:
         """Write the memory so that a crash leaves the old file or the new one, never half of one."""
 
     def load(self, path: Path) -> None:
         """Replace the memory by the file's."""
-
-
-class NoDrafter:
-    """Method `none`: plain decoding by the same loop, the baseline of every comparison."""
-
-    needs = Needs()
-
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        return self
-
-    def propose(self, max_nodes: int) -> DraftTree:
-        return DraftTree.empty()
-
-    def observe(self, verified: Verified) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def save(self, path: Path) -> None:
-        """Write nothing: plain decoding learns nothing."""
-
-    def load(self, path: Path) -> None:
-        """Read nothing: plain decoding has no memory."""
 
 
 EMPTY_PATH: Int32 = np.empty(0, np.int32)

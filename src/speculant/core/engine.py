@@ -1,66 +1,157 @@
-"""The contract between a target and the decoding loop. Both parts live as long as one request."""
+"""The contract of an engine: where forward passes of the target happen, and the cache of one sequence on it.
+
+`Array` stands for the engine's own arrays (torch tensors on the model's device, numpy for recorded outputs), so that
+nothing here imports an engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from speculant.core.tree import DraftTree, Float32, Int32
 
-Logits = Any
-"""The engine's own array: [V] after prefill, [N + 1, V] after a verify pass."""
-
-Choices = Any
-"""The engine's own array of chosen tokens, Int[N + 1], still on its device."""
+Array = Any
 
 
-class Target(Protocol):
-    """The model whose output must be reproduced, with the cache of one sequence."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a drafter wants back from the target's passes.
 
-    def prefill(self) -> Logits:
-        """Read the prompt; return Logits[1, V], which follow its last token. Where it fails nothing was read."""
+    Attributes:
+        top_k: how many of the target's best tokens at every row, rejected nodes too; 0 for none.
+        hidden_layers: the decoder layers whose output it reads, counted from 0; -1 is the last, before the final norm.
+        prompt: whether the hidden states of the prompt are wanted too.
+    """
 
-    def restart(self) -> None:
-        """Forget the prompt and all that followed: the cache is as it was given."""
-
-    def shape(self, tree: DraftTree) -> DraftTree:
-        """Return the part of the draft that this target can verify in one pass."""
-
-    def verify(self, root: int, tree: DraftTree) -> Logits:
-        """Run one pass over root and N nodes; return Logits[N + 1, V], row 0 follows the root."""
-
-    def commit(self, path: list[int]) -> None:
-        """Keep the cache rows of the root and of the accepted path, drop the others."""
-
-    def rollback(self) -> None:
-        """Forget the cache rows of a pass that was not committed; nothing happens where there are none."""
-
-    def read(self, choices: Sequence[Choices]) -> list[list[int]]:
-        """Return what samplers chose, brought from the device in one go."""
-
-    def top(self, logits: Logits, k: int) -> tuple[Int32, Float32]:
-        """Return ids and logits of each row's k best tokens, best first: [N + 1, k].
-
-        Called before the sampler looks, so that both answers cross from the device together; the arrays may be
-        read only after `read` or, where the sampler has nothing to receive, after it looked.
-        """
+    top_k: int = 0
+    hidden_layers: tuple[int, ...] = ()
+    prompt: bool = False
 
 
-class Sampler(Protocol):
-    """Draws the target's tokens exactly as plain decoding would."""
+NO_NEEDS = Needs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pass:
+    """What a forward pass over R rows returned.
+
+    Attributes:
+        logits: [R, V], on the engine's device; None where only hidden states of a subset of layers were computed.
+        hidden: [R, L', D], the layers that `Needs.hidden_layers` names, in that order; None if none.
+        top_ids: Int32[R, k] of the best tokens, best first; None if none were asked for. On the host, but to be read
+            only after the engine's next `read`, which waits for the device.
+        top_logits: Float32[R, k], their logits.
+    """
+
+    logits: Array
+    hidden: Array = None
+    top_ids: Int32 | None = None
+    top_logits: Float32 | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do with its model.
+
+    Attributes:
+        vocabulary: V, how many token ids the model knows.
+        positions: the most tokens that the model has positions for; None for any number.
+        trees: whether a pass can verify a tree; else only chains.
+        hidden_layers: how many decoder layers can be tapped; 0 if none can.
+        notes: what the user should know.
+    """
+
+    vocabulary: int
+    positions: int | None = None
+    trees: bool = True
+    hidden_layers: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class TargetCache(Protocol):
+    """The keys and values of one sequence on one model, and the passes that extend them.
+
+    Rows that `prefill` read or that `keep` kept are committed. `forward` appends rows below those, in any number of
+    calls, so that a tree can be grown level by level; `keep` or `rollback` ends that.
+    """
 
     @property
-    def room(self) -> int:
-        """How many more tokens the text may take."""
+    def length(self) -> int:
+        """How many tokens are committed."""
 
-    def look(self, logits: Logits, tree: DraftTree) -> Choices | None:
-        """Take the logits of a pass, Logits[N + 1, V]; return choices to be received before any draw, or None."""
+    @property
+    def unread(self) -> int:
+        """How many prompt tokens `prefill` has not read yet."""
 
-    def receive(self, choices: list[int]) -> None:
-        """Take the choices of the last look, read from the device."""
+    @property
+    def depth(self) -> int:
+        """How deep a draft below a root may be now: what positions and rotary limits have room for."""
 
-    def draw(self, row: int) -> tuple[int, bool]:
-        """Draw and commit the token after a row; return it and whether the text ends with it."""
+    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+        """Read further prompt tokens, at most `most`; return None until all are read, then the last token's Pass.
 
-    def settle(self) -> None:
-        """End the round, with the random stream where plain decoding would have it."""
+        The Pass has one row; with `needs.prompt` its `hidden` holds all tokens read so far, [T', L', D]. Where a call
+        fails, the cache is as it was before that call, and the call may be repeated.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+            UsageError: the cache was used elsewhere meanwhile.
+        """
+
+    def forward(
+        self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
+    ) -> Pass:
+        """Run a pass over n new rows and append them.
+
+        Args:
+            tokens: Int32[n].
+            parents: Int32[n], the row that each follows, counted from the first row that is not committed; -1 for
+                those that follow the last committed token.
+            needs: what is wanted beside the logits.
+            layers: the decoder layers to run, in order; None for all. Rows of a pass that left layers out have no keys
+                in those, so such rows must be dropped, not kept.
+
+        Raises:
+            OutOfMemoryError: the device is full; nothing was appended.
+            UsageError: the cache was used elsewhere meanwhile.
+            UnsupportedError: hidden states or a subset of layers are not available on this model.
+        """
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit these rows, rising and counted like `parents`, as the sequence's next tokens; drop the others."""
+
+    def rollback(self) -> None:
+        """Drop all rows that are not committed; nothing happens where there are none."""
+
+    def restart(self) -> None:
+        """Drop everything but what was cached before `prefill`."""
+
+    def release(self) -> None:
+        """Free the keys and values; nothing can follow."""
+
+
+class Engine(Protocol):
+    """Runs passes of one model."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+        """Run one target pass over several sequences; return the Pass over each one's root and N nodes, R = N + 1.
+
+        Every cache must be given `keep` or `rollback` afterwards, also where this raises.
+
+        Args:
+            batch: of each sequence its TargetCache on this engine, its root and its draft.
+            needs: what is wanted beside the logits.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+            UsageError: a cache was used elsewhere meanwhile.
+            ValueError: a node is no token of the model.
+        """
+
+    def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
+        """Return arrays of the device, [n] each, as lists; waits for the device once for all of them."""

@@ -1,17 +1,19 @@
-"""The draft: a tree of tokens below the last committed one, and the forms engines want it in.
+"""DraftTree: the drafted tokens below the root, and the forms in which engines take them.
 
-A draft of N nodes hangs below the root, which is not a node. Arrays list parents before children and
-best nodes first, so every prefix of them is itself a valid tree and a budget is a slice. Where rows of a
-target pass are meant, row 0 is the root and row i + 1 is node i.
+A draft of N nodes hangs below the root, the last committed token, which is not a node. Arrays list parents before
+children and the best nodes first, so every prefix of them is itself a valid tree. Row 0 of a target pass is the root,
+row i + 1 is node i.
 
-Tree attention, ancestors only, is from SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781).
+Tree attention, in which a row attends to its ancestors only, is from SpecInfer (Miao et al., ASPLOS 2024, arXiv
+2305.09781).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +28,18 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """What sampled tokens were drawn from; deterministic drafts have none.
+    """The distributions that drafted tokens were sampled from. A draft whose tokens were all chosen has none.
 
     Attributes:
-        q: Float32[N, V], the distribution node i was drawn from given its parent and its earlier siblings,
-            warped like the target's. A one-hot row marks a chosen token in a mixed tree.
-        replacement: True if siblings were drawn with replacement, so equal ones may occur.
+        q: [>= rows with children, V], row i is the distribution after row i (0: the root, i + 1: node i), warped like
+            the target's; an array of the drafter's, on its device. Rows without children are never read.
+        drawn: "iid" if siblings were drawn with replacement, so that equal ones may occur; "distinct" if without.
+        chosen: Bool[N], True at nodes that were chosen rather than sampled; None if all were sampled.
     """
 
-    q: Float32
-    replacement: bool
+    q: Any
+    drawn: Literal["iid", "distinct"] = "iid"
+    chosen: Bool | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +50,7 @@ class DraftTree:
         tokens: Int32[N].
         parents: Int32[N], index of the parent, -1 for a child of the root; always smaller than the node's own.
         weights: Float32[N], the drafter's estimate of the joint probability, from the root, that the node is
-            reached and right; never above its parent's.
+            accepted; never above its parent's.
         proposal: None if every token was chosen rather than sampled.
 
     Raises:
@@ -57,6 +61,7 @@ class DraftTree:
     parents: Int32
     weights: Float32
     proposal: Proposal | None = None
+    _depths: Int32 | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -68,6 +73,15 @@ class DraftTree:
                 raise ValueError("every parent must come before its children, or be -1 for the root")
             if not weights[node] <= (1.0 if parent == ROOT else weights[parent]):
                 raise ValueError("a node's weight is a joint probability and cannot exceed its parent's, or 1")
+
+    @classmethod
+    def trusted(cls, tokens: Int32, parents: Int32, weights: Float32) -> DraftTree:
+        """Return a tree of chosen tokens without checking it, for kernels that guarantee what is checked."""
+        tree = object.__new__(cls)
+        fields = {"tokens": tokens, "parents": parents, "weights": weights, "proposal": None, "_depths": None}
+        for name, value in fields.items():
+            object.__setattr__(tree, name, value)
+        return tree
 
     @classmethod
     def empty(cls) -> DraftTree:
@@ -106,11 +120,14 @@ class DraftTree:
         return [int(i) for i in np.flatnonzero(self.parents == node)]
 
     def depths(self) -> Int32:
-        """Return Int32[N]: 1 for children of the root."""
-        depths: list[int] = []
-        for parent in self.parents.tolist():
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return np.array(depths, np.int32)
+        """Return Int32[N]: 1 for children of the root. Computed once."""
+        if self._depths is None:
+            depths: list[int] = []
+            for parent in self.parents.tolist():
+                depths.append(1 if parent == ROOT else depths[parent] + 1)
+            object.__setattr__(self, "_depths", np.array(depths, np.int32))
+        assert self._depths is not None
+        return self._depths
 
     def path(self, node: int) -> Int32:
         """Return the node indices from the root's child down to `node`."""
@@ -130,36 +147,36 @@ class DraftTree:
         """Return the first n nodes.
 
         Raises:
-            ValueError: nodes were sampled; dropping those by value would bias the output.
+            ValueError: one of the other nodes was sampled; dropping it by its value would bias the output.
         """
         if n >= len(self):
             return self
-        if self.proposal is not None:
-            raise ValueError("a sampled draft cannot be cut after it was drawn; set max_nodes before")
-        return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n])
+        if self.proposal is None:
+            return DraftTree.trusted(self.tokens[:n], self.parents[:n], self.weights[:n])
+        chosen = self.proposal.chosen
+        if chosen is None or not chosen[n:].all():
+            raise ValueError("a sampled node cannot be dropped after it was drawn; set the budget before")
+        proposal = replace(self.proposal, chosen=chosen[:n])
+        return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal)
 
-    def within(self, depth: int) -> DraftTree:
-        """Return the nodes at most `depth` deep. Depth is no value of a node, so sampled drafts may be cut too."""
-        return self._subset(np.flatnonzero(self.depths() <= depth))
-
-    def chain(self) -> DraftTree:
-        """Return the best chain as a tree of its own, for engines that verify one line of tokens.
+    def within(self, *, depth: int, trees: bool = True) -> DraftTree:
+        """Return the nodes at most `depth` deep, or without `trees` those on the best chain: for drafters, whose
+        search does not know a budget's limits, before they return a draft of chosen tokens.
 
         Raises:
-            ValueError: nodes were sampled and branch; choosing among them by weight would bias the output.
+            ValueError: nodes were sampled.
         """
-        kept = self.best_chain()
-        if self.proposal is not None and len(kept) < len(self):
-            raise ValueError("a sampled draft cannot be cut to its best chain; draft a chain instead")
-        return self._subset(kept)
-
-    def _subset(self, kept: npt.NDArray[np.integer]) -> DraftTree:
+        if not len(self) or (trees and depth >= len(self)):
+            return self
+        if self.proposal is not None:
+            raise ValueError("a sampled draft cannot be cut after it was drawn; set the budget before")
+        kept = np.arange(len(self)) if trees else self.best_chain()
+        kept = kept[self.depths()[kept] <= depth]
         if len(kept) == len(self):
             return self
         renumbered = np.full(len(self) + 1, ROOT, np.int32)
         renumbered[kept] = np.arange(len(kept))
-        proposal = self.proposal and Proposal(self.proposal.q[kept], self.proposal.replacement)
-        return DraftTree(self.tokens[kept], renumbered[self.parents[kept]], self.weights[kept], proposal)
+        return DraftTree.trusted(self.tokens[kept], renumbered[self.parents[kept]], self.weights[kept])
 
     @staticmethod
     def merge(trees: Sequence[DraftTree], max_nodes: int) -> DraftTree:

@@ -1,0 +1,58 @@
+"""The contract of a verifier: the acceptance rule that walks a draft after the target's pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from speculant.core.engine import Array, Pass
+from speculant.core.sampler import Sampler
+from speculant.core.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a round commits.
+
+    Attributes:
+        path: the accepted nodes [A], in order.
+        tokens: the committed tokens [A + 1]: the accepted ones, then the target's own.
+        ended: whether the text ends with the last of them.
+    """
+
+    path: list[int]
+    tokens: list[int]
+    ended: bool
+
+
+class Verifier(Protocol):
+    """An acceptance rule.
+
+    Attributes:
+        exactness: "tokens" if the output is token-identical to plain decoding with the same random stream;
+            "distribution" if it has exactly the target's distribution; "lossy" if neither.
+        order: "path" if p is needed only at rows that are walked, in order; "tree" if at others too, which rules out
+            processors that have state or look at the text.
+        trees: whether drafts may branch.
+        sampled: whether drafts may be sampled (have a Proposal).
+    """
+
+    exactness: Literal["tokens", "distribution", "lossy"]
+    order: Literal["path", "tree"]
+    trees: bool
+    sampled: bool
+
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
+        """Give the sampler a pass, and compute on the device what the walk needs on the host, if anything, [n].
+
+        What the sequences of a round return here crosses from the device in one transfer.
+        """
+
+    def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
+        """Accept a path of the draft, commit its tokens and the target's own; return them.
+
+        Args:
+            tree: the draft.
+            prepared: what `prepare` returned, on the host.
+            sampler: of the sequence; each committed token goes through its `commit`.
+        """
