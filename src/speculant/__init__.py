@@ -1,4 +1,4 @@
-"""Speculant decodes large language models faster without changing what they say."""
+"""Speculant decodes large language models faster without changing their output."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from speculant.api.batch import Batch as Batch
-    from speculant.api.batch import Ticket as Ticket
+    from speculant.api.batch import BatchError as BatchError
+    from speculant.api.result import Generation as Generation
     from speculant.api.result import Piece as Piece
     from speculant.api.result import Result as Result
     from speculant.api.speculator import Speculator as Speculator
     from speculant.core.errors import SpeculantError as SpeculantError
     from speculant.core.stats import Stats as Stats
     from speculant.core.tree import DraftTree as DraftTree
-    from speculant.decoding.step import Source as Source
+    from speculant.decoding.sequence import Source as Source
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "api.batch",
+    "BatchError": "api.batch",
     "DraftTree": "core.tree",
+    "Generation": "api.result",
     "Piece": "api.result",
     "Result": "api.result",
-    "Source": "decoding.step",
+    "Source": "decoding.sequence",
     "SpeculantError": "core.errors",
     "Speculator": "api.speculator",
     "Stats": "core.stats",
-    "Ticket": "api.batch",
 }
 
 __all__ = [
     "Batch",
+    "BatchError",
     "DraftTree",
+    "Generation",
     "Piece",
     "Result",
     "Source",
     "SpeculantError",
     "Speculator",
     "Stats",
-    "Ticket",
     "__version__",
 ]
 
@@ -49,3 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'speculant' has no attribute '{name}'")
     return getattr(import_module(f"speculant.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType, NoneType
+from typing import Any, get_args, get_type_hints
 
-from speculant.core.errors import UnknownMethodError
-
-if TYPE_CHECKING:
-    from speculant.core.drafter import Drafter
+from speculant.core.drafter import MEMORY_LIMIT, Drafter
+from speculant.core.errors import UnknownMethodError, UnsupportedError, UsageError
+from speculant.core.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class Method:
         corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", or None.
         exactness: "lossless", or "(lossy)" with the reason.
         source: paper and arXiv id.
+        verifier: the acceptance rule it uses if the user names none.
+        verifiers: the rules it may use.
     """
 
     name: str
@@ -40,12 +42,70 @@ class Method:
     corpus: str | None
     exactness: str
     source: str
+    verifier: str = "sample-then-follow"
+    verifiers: tuple[str, ...] = ("sample-then-follow", "speculative-sampling")
 
-    def build(self, **options: Any) -> Drafter:
-        """Import and construct the drafter with its keyword options."""
-        module, name = self.drafter.split(":")
-        drafter: Drafter = getattr(import_module(module), name)(**options)
+    def build(
+        self,
+        *,
+        vocabulary: int = 0,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: Any = None,
+        open_cache: Any = None,
+    ) -> Drafter:
+        """Import and construct the drafter.
+
+        Args:
+            vocabulary: V of the target.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that its memory may take.
+            settings: an object of its settings' class, or a dict of some of them; None for the defaults.
+            open_cache: opens caches of a draft model, see `DraftModelDrafter`.
+
+        Raises:
+            UsageError: the method needs a draft model, or takes no draft model or no such settings.
+        """
+        kind = _load(self.drafter)
+        taken = inspect.signature(kind.__init__).parameters if kind.__init__ is not object.__init__ else {}
+        if open_cache is not None and "open_cache" not in taken:
+            raise UsageError(f"the method '{self.name}' takes no draft model; use the method 'draft-model'.")
+        if open_cache is None and "open_cache" in taken:
+            raise UsageError(f"the method '{self.name}' needs a draft model: pass draft_model=.")
+        given = {
+            "vocabulary": vocabulary,
+            "tokenizer": tokenizer,
+            "memory_limit": memory_limit,
+            "settings": self._settings(kind, settings),
+            "open_cache": open_cache,
+        }
+        drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken})
         return drafter
+
+    def settings_class(self) -> type[Any] | None:
+        """Return the dataclass of its drafter's settings, or None if there are none."""
+        kind = _load(self.drafter)
+        hints = get_type_hints(kind.__init__) if kind.__init__ is not object.__init__ else {}
+        found = [each for each in get_args(hints.get("settings")) if each is not NoneType]
+        return found[0] if found else None
+
+    def _settings(self, kind: type[Any], settings: Any) -> Any:
+        if settings is None:
+            return None
+        own = self.settings_class()
+        if own is None:
+            raise UsageError(f"the method '{self.name}' has no settings.")
+        if isinstance(settings, own):
+            return settings
+        names = [each.name for each in fields(own)]
+        if not isinstance(settings, Mapping):
+            raise UsageError(f"settings of '{self.name}' are a {own.__name__} or a dict, not {type(settings).__name__}.")
+        for name in settings:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, n=1)
+                hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(names)}."
+                raise UsageError(f"the method '{self.name}' has no setting {name!r}. {hint}")
+        return own(**settings)
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -56,7 +116,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="none",
                 family="plain decoding",
                 summary="no drafts: the same loop, one token a pass; the baseline",
-                drafter="speculant.core.drafter:NoDrafter",
+                drafter="speculant.drafters.none:NoDrafter",
                 memory=False,
                 replayable=True,
                 corpus=None,
@@ -184,7 +244,28 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 exactness="lossless",
                 source="He et al. 2024, arXiv 2311.08252",
             ),
+            Method(
+                name="draft-model",
+                family="independent drafting, smaller model",
+                summary="a smaller model of the same vocabulary drafts a chain",
+                drafter="speculant.drafters.models.draft_model:DraftModelDrafter",
+                memory=False,
+                replayable=False,
+                corpus=None,
+                exactness="lossless",
+                source="Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
+                verifier="speculative-sampling",
+                verifiers=("speculative-sampling",),
+            ),
         )
+    }
+)
+
+
+VERIFIERS: Mapping[str, str] = MappingProxyType(
+    {
+        "sample-then-follow": "speculant.verifiers.sample_then_follow:SampleThenFollow",
+        "speculative-sampling": "speculant.verifiers.speculative_sampling:SpeculativeSampling",
     }
 )
 
@@ -195,10 +276,40 @@ def find_method(name: str) -> Method:
     Raises:
         UnknownMethodError: there is none; the message suggests the nearest name.
     """
-    if name in METHODS:
+    if isinstance(name, str) and name in METHODS:
         return METHODS[name]
-    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
-    hint = f"Did you mean '{near[0]}'? " if near else ""
     raise UnknownMethodError(
-        f"there is no method '{name}'. {hint}`speculant methods` lists them: {', '.join(METHODS)}."
+        f"there is no method {name!r}. {_nearest(name, METHODS)}`speculant methods` lists them: {', '.join(METHODS)}."
     )
+
+
+def build_verifier(method: str, name: str | None = None) -> Verifier:
+    """Return an acceptance rule: the one of that name, or the method's own.
+
+    Raises:
+        UsageError: there is no such rule.
+        UnsupportedError: the method's drafts cannot be verified by it.
+    """
+    found = find_method(method)
+    chosen = found.verifier if name is None else name
+    if not isinstance(chosen, str) or chosen not in VERIFIERS:
+        raise UsageError(
+            f"there is no verifier {chosen!r}. {_nearest(chosen, VERIFIERS)}There are {', '.join(VERIFIERS)}."
+        )
+    if chosen not in found.verifiers:
+        raise UnsupportedError(
+            f"drafts of the method '{method}' are sampled, which the verifier '{chosen}' does not take. "
+            f"Use {' or '.join(found.verifiers)}."
+        )
+    verifier: Verifier = _load(VERIFIERS[chosen])()
+    return verifier
+
+
+def _nearest(name: Any, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
+    return f"Did you mean '{near[0]}'? " if near else ""
+
+
+def _load(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)

@@ -1,17 +1,12 @@
-"""Several requests decoded together: drafts of each, one target pass for all, and every text walks its own way.
-
-    each session proposes a tree; the nodes of the pass go where they gain most
-    the target runs one pass over the roots and nodes of all
-    each verifier walks its tree; each text grows by as much as its draft was right, and leaves when it ends
-    seats that are free go to requests that wait; their prompts are read
-
-A request has its own cache, options, random stream and stop, and says what it would say alone. Requests join and leave
-between rounds (continuous batching: Yu et al., Orca, OSDI 2022). One that fails leaves the others be.
+"""Several requests decoded together: one target pass a round for all, which join and leave between rounds.
 
     with speculator.batch() as batch:
-        tickets = [batch.add(prompt, max_new_tokens=64) for prompt in prompts]
-        for ticket, piece in batch:
+        generations = [batch.add(prompt, max_new_tokens=64) for prompt in prompts]
+        for generation, piece in batch:
             ...
+
+Each request has its own cache, options, random stream and stop, yields what it would yield alone, and fails alone.
+Prompts are read between rounds, in chunks, so that a long one does not hold up the texts of the others.
 """
 
 from __future__ import annotations
@@ -23,47 +18,40 @@ from typing import Any
 
 import torch
 
-from speculant.api.result import Piece, Result, Run, Text
-from speculant.core.errors import BatchError, OutOfMemoryError, UsageError
+from speculant.api.result import Generation, Piece, Result
+from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.stats import BatchStats
-from speculant.core.tree import DraftTree
-from speculant.decoding.step import Round
-from speculant.engines.hf.batch_pass import RaggedPass
-from speculant.sizing.acceptance import Values
-from speculant.sizing.batch import BatchSizing
+from speculant.decoding.step import Parts, prefill, step
+from speculant.engines.hf.engine import HFEngine
 
-NOTHING = Piece("", [], [], [])
+PREFILL_TOKENS = 512  # of prompts, read between two rounds
 
 
-class Ticket:
-    """A request of a batch.
+class BatchError(SpeculantError):
+    """Some requests of a batch failed.
 
     Attributes:
-        result: what there is of its text so far; its finish_reason is "error" if the request failed.
-        error: why it failed, or None.
-        done: whether it has left the batch.
+        results: of all requests, in order; a failed one's holds its text until then.
+        errors: why requests failed, by their place.
     """
 
-    def __init__(self, run: Run, text: Text, values: Values) -> None:
-        self.run, self.text, self.values = run, text, values
-        self.error: BaseException | None = None
-        self.done = False
-
-    @property
-    def result(self) -> Result:
-        return self.text.result
+    def __init__(self, results: list[Result], errors: dict[int, BaseException]) -> None:
+        place, first = next(iter(errors.items()))
+        super().__init__(
+            f"{len(errors)} of {len(results)} requests failed, the first of them number {place + 1}: "
+            f"{type(first).__name__}: {str(first).rstrip('.')}. The other texts are in the error's `results`."
+        )
+        self.results, self.errors = results, errors
 
 
 class Batch:
-    """Decodes up to `size` requests at a time; more wait. Not for several threads, and it has the model to itself."""
+    """Decodes up to `size` requests at a time; more wait. Not for several threads at once."""
 
     def __init__(
         self,
-        prepare: Callable[..., Run],
-        tokenizer: Any,
-        ragged: RaggedPass,
-        sizing: BatchSizing,
-        values: Values,
+        prepare: Callable[..., Generation],
+        parts: Parts,
+        engine: HFEngine,
         *,
         size: int,
         keep_caches: bool = False,
@@ -72,37 +60,35 @@ class Batch:
 
         Args:
             prepare: returns the request that a prompt and options make.
-            tokenizer: for texts, or None.
-            ragged: runs the passes.
-            sizing: shares the nodes of a pass.
-            values: what nodes have been worth so far; every request goes its own way from there, and teaches it.
+            parts: what decodes.
+            engine: the same as in `parts`.
             size: the most requests in a pass.
             keep_caches: whether results hold their caches for a next turn. Those of many requests fill the memory.
 
         Raises:
             UsageError: there would be no room.
         """
-        if size < 1:
-            raise UsageError(f"a batch has room for 1 request or more, not {size}.")
-        self._prepare, self._tokenizer, self._ragged, self._sizing = prepare, tokenizer, ragged, sizing
-        self._values, self._size, self._keep_caches = values, size, keep_caches
-        self._waiting: deque[Ticket] = deque()
-        self._seated: list[Ticket] = []
-        self._pieces: deque[tuple[Ticket, Piece]] = deque()  # not given out yet
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
+        self._prepare, self._parts, self._engine = prepare, parts, engine
+        self._size, self._keep_caches = size, keep_caches
+        self._waiting: deque[Generation] = deque()
+        self._admitted: list[Generation] = []
+        self._pieces: deque[tuple[Generation, Piece]] = deque()  # not handed out yet
         self._interrupt: BaseException | None = None
         self.stats = BatchStats(size=size)
 
     def __len__(self) -> int:
         """Return how many requests have not left yet."""
-        return len(self._waiting) + len(self._seated)
+        return len(self._waiting) + len(self._admitted)
 
-    def add(self, prompt: Any, *, seed: int | None = None, **options: Any) -> Ticket:
-        """Let a request wait for the next free seat.
+    def add(self, prompt: Any, *, seed: int | None = None, **options: Any) -> Generation:
+        """Queue a request.
 
         Args:
             prompt: as in `Speculator.stream`.
             seed: of its random stream; None draws one from torch's default stream, since a stream shared by several
-                texts would give none of them what it says alone.
+                texts would give none of them what it yields alone.
             options: as in `Speculator.stream`.
 
         Raises:
@@ -110,36 +96,35 @@ class Batch:
         """
         if seed is None:
             seed = int(torch.randint(1 << 62, (1,)))
-        return self.take(self._prepare(prompt, seed=seed, **options))
+        return self.submit(self._prepare(prompt, seed=seed, **options))
 
-    def take(self, run: Run) -> Ticket:
-        """Let a request that is ready wait for the next free seat.
+    def submit(self, generation: Generation) -> Generation:
+        """Queue a request that is ready.
 
         Raises:
             UsageError: it is decoded elsewhere, or was.
         """
-        run.decoding.claim()
-        ticket = Ticket(run, Text(run, self._tokenizer), Values(self._values))
-        self._waiting.append(ticket)
-        return ticket
+        generation.sequence.claim()
+        self._waiting.append(generation)
+        return generation
 
-    def remove(self, ticket: Ticket) -> None:
-        """Let a request leave before its end; what it said so far is in its result. One that has left stays as it is.
+    def remove(self, generation: Generation) -> None:
+        """Retire a request before its end; its text so far is in its result. One that has left stays as it is.
 
         Raises:
             UsageError: it is another batch's.
         """
-        if ticket.done:
+        if generation.done:
             return
-        if ticket not in self._waiting and ticket not in self._seated:
+        if generation not in self._waiting and generation not in self._admitted:
             raise UsageError("this request is not in this batch; remove it from the one that it was added to.")
-        self._leave(ticket)
+        self._retire(generation)
         self._raise_interrupt()
 
     def close(self) -> None:
-        """Let every request leave."""
-        for ticket in [*self._waiting, *self._seated]:
-            self._leave(ticket)
+        """Retire every request."""
+        for generation in [*self._waiting, *self._admitted]:
+            self._retire(generation)
         self._raise_interrupt()
 
     def __enter__(self) -> Batch:
@@ -148,7 +133,7 @@ class Batch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[tuple[Ticket, Piece]]:
+    def __iter__(self) -> Iterator[tuple[Generation, Piece]]:
         """Decode until every request has left, those added meanwhile too; yield what each round adds to each text.
 
         Whoever stops early gets the rest of the round's pieces from the next iteration or step.
@@ -159,12 +144,12 @@ class Batch:
             if self._pieces:
                 yield self._pieces.popleft()
 
-    def step(self) -> list[tuple[Ticket, Piece]]:
-        """Run one round, then seat who waits; return what that added to each text, an empty piece where one failed.
+    def step(self) -> list[tuple[Generation, Piece]]:
+        """Run one round, then read prompts; return what that added to each text, an empty piece where one failed.
 
         Raises:
-            OutOfMemoryError: the pass, or the prompt of who is next, does not fit. Nothing is lost: `remove` a request,
-                then go on.
+            OutOfMemoryError: the pass, or the prompt of the next request, does not fit. Nothing is lost: `remove` a
+                request, then go on.
             KeyboardInterrupt: it came. The request that it met, if any, has failed; the pieces of the others come with
                 the next step.
         """
@@ -173,160 +158,132 @@ class Batch:
         self._pieces.clear()
         return pieces
 
+    def run(self, generations: Sequence[Generation]) -> list[Result]:
+        """Decode until every request has left; return the results of these.
+
+        Raises:
+            BatchError: some failed; it holds all results.
+        """
+        with self:
+            try:
+                for _ in self:
+                    pass
+            except OutOfMemoryError as error:  # nothing here can decide which should go first
+                for generation in generations:
+                    if not generation.done:
+                        self._fail(generation, error)
+        results = [generation.result for generation in generations]
+        errors = {place: each.error for place, each in enumerate(generations) if each.error is not None}
+        if errors:
+            raise BatchError(results, errors)
+        return results
+
     def _advance(self) -> None:
         began = time.perf_counter()
         try:
             with torch.no_grad():
-                if self._seated:
-                    self._round()
-                    self._raise_interrupt()
-                self._seat()
+                self._round()
+                self._raise_interrupt()
+                self._read_prompts()
         finally:
             self.stats.seconds += time.perf_counter() - began
-            self.stats.notes = [self._ragged.note] if self._ragged.note else []
+            self.stats.notes = list(self._engine.notes)
 
-    def _seat(self) -> None:
-        began = time.perf_counter()
+    def _round(self) -> None:
+        active = [generation for generation in self._admitted if generation.sequence.active]
+        if not active:
+            return
         try:
-            while self._waiting and len(self._seated) < self._size:
-                ticket = self._waiting.popleft()
-                self._seated.append(ticket)
+            done = step([generation.sequence for generation in active], self._parts)
+            observing = sum(each.observe_seconds for each in done.each)
+            if done.each:
+                self.stats.add_round(
+                    [each.draft for each in done.each],
+                    sum(len(each.walk.tokens) for each in done.each),
+                    target=done.target_seconds,
+                    draft=done.draft_seconds + observing,
+                )
+        except BaseException as error:
+            self._collect(active)
+            if self._interrupt is error:
+                self._interrupt = None
+            raise
+        self._collect(active)
+
+    def _read_prompts(self) -> None:
+        """Admit waiting requests and read prompts, so many tokens of them; then rounds go on."""
+        began, left = time.perf_counter(), PREFILL_TOKENS
+        try:
+            while left > 0:
+                generation = self._next_unread()
+                if generation is None:
+                    return
+                unread = generation.sequence.cache.unread
                 try:
-                    done = ticket.run.decoding.begin()
-                    self.stats.tokens += 1
-                    self._grow(ticket, done)
+                    if prefill(generation.sequence, self._parts, most=min(left, generation.chunk or left)):
+                        self.stats.tokens += 1
                 except BaseException as error:
-                    if isinstance(error, OutOfMemoryError) and len(self._seated) > 1:
-                        self._seated.remove(ticket)  # there may be room for it when others have left
-                        self._waiting.appendleft(ticket)
+                    if isinstance(error, OutOfMemoryError) and len(self._admitted) > 1:
+                        self._admitted.remove(generation)  # there may be room for it when others have left
+                        self._waiting.appendleft(generation)
                         raise
-                    self._fail(ticket, error)
-                if ticket.done or ticket.run.decoding.ended:
-                    self._leave(ticket)
+                    self._fail(generation, error)
+                left -= max(1, unread - generation.sequence.cache.unread)
+                self._collect([generation])
                 self._raise_interrupt()
         finally:
             self.stats.prefill_seconds += time.perf_counter() - began
 
-    def _round(self) -> None:
-        began = time.perf_counter()
-        trees = list[DraftTree]()
-        for ticket in list(self._seated):
-            started = time.perf_counter()
+    def _next_unread(self) -> Generation | None:
+        """Return the request whose prompt is to be read next."""
+        for generation in self._admitted:
+            if generation.sequence.session is None:
+                return generation
+        if self._waiting and len(self._admitted) < self._size:
+            self._admitted.append(self._waiting.popleft())
+            return self._admitted[-1]
+        return None
+
+    def _collect(self, generations: Sequence[Generation]) -> None:
+        """Take what a round added to the texts, since the caches have it; retire requests that ended or failed."""
+        for generation in generations:
+            if generation.done:  # another request's streamer removed it meanwhile
+                continue
             try:
-                trees.append(ticket.run.decoding.draft(self._sizing.budget()))
-            except Exception as error:
-                self._fail(ticket, error)
-            ticket.run.stats.draft_seconds += time.perf_counter() - started
-        tickets = list(self._seated)
-        if not tickets:
-            return
-        trees = self._sizing.cut(trees, [ticket.values for ticket in tickets])
-        drafted = time.perf_counter()
-        tokens, learning = 0, 0.0
-        try:
-            self._verify(tickets, trees)
-            target = time.perf_counter() - drafted
-            for ticket, tree in zip(tickets, trees, strict=True):
-                before = len(ticket.result.ids)
-                try:
-                    learning += self._follow(ticket, tree, target)
-                except BaseException as error:
-                    ticket.run.target.rollback()
-                    self._fail(ticket, error)
-                tokens += len(ticket.result.ids) - before
-        except BaseException:
-            for ticket in tickets:
-                ticket.run.target.rollback()
-            raise
-        draft = drafted - began + learning
-        self._sizing.learn(trees, tokens, target=target, draft=draft)
-        self.stats.add_round(trees, tokens, target=target, draft=draft)
+                piece = generation.take()
+            except BaseException as error:
+                self._fail(generation, error)
+                continue
+            if piece is not None:
+                self._pieces.append((generation, piece))
+            if generation.sequence.error is not None:
+                self._fail(generation, generation.sequence.error)
+            elif generation.sequence.ended:
+                self._retire(generation)
 
-    def _verify(self, tickets: Sequence[Ticket], trees: Sequence[DraftTree]) -> None:
-        decodings = [ticket.run.decoding for ticket in tickets]
-        targets = [ticket.run.target for ticket in tickets]
-        logits = self._ragged.verify(targets, [decoding.root for decoding in decodings], trees)
-        looked = [each.look(own, tree) for each, own, tree in zip(decodings, logits, trees, strict=True)]
-        receivers = [
-            (decoding.sampler, choices)
-            for decoding, choices in zip(decodings, looked, strict=True)
-            if choices is not None
-        ]
-        if receivers:
-            read = targets[0].read([choices for _, choices in receivers])
-            for (sampler, _), choices in zip(receivers, read, strict=True):
-                sampler.receive(choices)
-
-    def _follow(self, ticket: Ticket, tree: DraftTree, target: float) -> float:
-        """Let a text grow by its part of a round, and learn from that; return the seconds of learning."""
-        decoding = ticket.run.decoding
-        if ticket.done:  # another request's streamer has removed it meanwhile
-            ticket.run.target.rollback()
-            return 0.0
-        done, path = decoding.follow(tree)
-        decoding.stats.target_seconds += target
-        self._grow(ticket, done)
-        began = time.perf_counter()
-        decoding.learn(tree, path, done)
-        if len(tree):
-            ticket.values.learn(tree, path)
-            self._values.learn(tree, path)
-        learning = time.perf_counter() - began
-        decoding.stats.draft_seconds += learning
-        if decoding.ended:
-            self._leave(ticket)
-        return learning
-
-    def _grow(self, ticket: Ticket, done: Round) -> None:
-        try:
-            ticket.run.finish()
-        finally:  # the cache has the round, so the text must, even where the streamer fails
-            self._pieces.append((ticket, ticket.text.add(done)))
-
-    def _fail(self, ticket: Ticket, error: BaseException) -> None:
-        """Let a request leave for an error. An interrupt is the caller's: it is kept until the others are served."""
-        if ticket.error is None:
-            ticket.error, ticket.result.finish_reason = error, "error"
-            self._pieces.append((ticket, NOTHING))
+    def _fail(self, generation: Generation, error: BaseException) -> None:
+        """Retire a request because of an error. An interrupt is kept until the others are served."""
+        if generation.error is None:
+            generation.fail(error)
+            self._pieces.append((generation, Piece("", [], [], [])))
         if not isinstance(error, Exception) and self._interrupt is None:
             self._interrupt = error
-        self._leave(ticket)
+        self._retire(generation)
 
-    def _leave(self, ticket: Ticket) -> None:
-        for places in (self._waiting, self._seated):
-            if ticket in places:
-                places.remove(ticket)
-        ticket.done = True
+    def _retire(self, generation: Generation) -> None:
+        for queue in (self._waiting, self._admitted):
+            if generation in queue:
+                queue.remove(generation)
+        generation.done = True
         try:
-            ticket.run.decoding.close()
+            generation.sequence.close()
         except BaseException as error:
-            self._fail(ticket, error)
+            self._fail(generation, error)
         if not self._keep_caches:
-            ticket.run.target.release()
-            ticket.result.cache = None
+            generation.sequence.cache.release()
+            generation.result.cache = None
 
     def _raise_interrupt(self) -> None:
         error, self._interrupt = self._interrupt, None
         if error is not None:
             raise error
-
-
-def finish(batch: Batch, tickets: Sequence[Ticket]) -> list[Result]:
-    """Decode until every request has left; return the results of these.
-
-    Raises:
-        BatchError: some failed; it holds all results.
-    """
-    with batch:
-        try:
-            for _ in batch:
-                pass
-        except OutOfMemoryError as error:  # nobody here can say who should go first
-            for ticket in tickets:
-                if not ticket.done:
-                    batch._fail(ticket, error)
-    results = [ticket.result for ticket in tickets]
-    errors = {place: ticket.error for place, ticket in enumerate(tickets) if ticket.error is not None}
-    if errors:
-        raise BatchError(results, errors)
-    return results

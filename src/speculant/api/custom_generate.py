@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput, logits_process, stopping_criteria
 
-from speculant.api.batch import Batch, finish
-from speculant.api.result import Run
-from speculant.core.errors import BatchError, UnsupportedError
+from speculant.api.batch import Batch, BatchError
+from speculant.api.result import Generation, Stream
+from speculant.core.errors import UnsupportedError
+from speculant.decoding.step import Parts
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.generate_capture import Call, check
-from speculant.sizing.policy import Sizing
 
 PARTS = (logits_process.LogitsProcessor, stopping_criteria.StoppingCriteria)
 OWN = {logits_process.__name__, stopping_criteria.__name__}
@@ -40,13 +40,13 @@ class Bound:
 
     Attributes:
         begin: returns the request that a call of one row makes.
-        sizing: returns what says how many nodes a request spends by itself.
+        parts: returns what decodes a request by itself.
         batch: returns an empty batch of a size.
         streamer, stop, seed, tokenizer: see `Speculator.bind`.
     """
 
-    begin: Callable[..., Run]
-    sizing: Callable[[], Sizing]
+    begin: Callable[..., Generation]
+    parts: Callable[[], Parts]
     batch: Callable[[int], Batch]
     streamer: Any
     stop: str | Sequence[str] | None
@@ -64,7 +64,7 @@ class Bound:
     ) -> Any:
         """Decode and return what `generate` returns: ids Int64[B, T], or an output object if it was asked for.
 
-        Each of several rows says what it would say as a call of its own, in which processors and criteria see
+        Each of several rows yields what it would yield as a call of its own, in which processors and criteria see
         its ids Int64[1, T], padding in front included, as they do in `generate`. They are copied for every row, so the
         originals stay as they were; plain functions cannot be copied and are shared. Sampled rows have random
         streams of their own; where `bind` was given no seed, theirs are drawn from torch's default stream.
@@ -75,42 +75,42 @@ class Bound:
 
         Raises:
             UnsupportedError: something that was asked for cannot be honoured; nothing was decoded.
-            BatchError: some of several rows failed; it holds what all of them said.
+            BatchError: some of several rows failed; it holds all their texts.
         """
         call = Call()
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
-        runs = [self._alone(call)] if input_ids.shape[0] == 1 else self._together(call)
-        return _output(runs, generation_config)
+        rows = [self._alone(call)] if input_ids.shape[0] == 1 else self._together(call)
+        return _output(rows, generation_config)
 
-    def _alone(self, call: Call) -> Run:
+    def _alone(self, call: Call) -> Generation:
         if self.streamer is not None:
             self.streamer.put(call.ids.cpu())
-        run = self._begin(call, self.seed)
-        for _ in run.rounds(self.sizing()):
+        generation = self._begin(call, self.seed)
+        for _ in Stream(generation, self.parts()):
             pass
-        return run
+        return generation
 
-    def _together(self, call: Call) -> list[Run]:
+    def _together(self, call: Call) -> list[Generation]:
         check(call)
         if self.streamer is not None:
             raise UnsupportedError(
                 f"a streamer takes one sequence, not {call.ids.shape[0]}. Leave it out, or use `Speculator.batch`, "
-                "which gives every text piece by piece."
+                "which yields every text piece by piece."
             )
-        runs = [self._begin(row, self._seed(row, place)) for place, row in enumerate(split(call))]
-        if any(run.request.other_criteria and not run.request.ending for run in runs):
+        rows = [self._begin(row, self._seed(row, place)) for place, row in enumerate(split(call))]
+        if any(row.sampler.has_criteria and not row.sampler.end_tokens for row in rows):
             raise UnsupportedError(
                 "without an end of text transformers pads nothing: rows that a criterion or stop string ended go on "
                 "until all have ended. Set eos_token_id, or call once for each row."
             )
-        batch = self.batch(len(runs))
+        batch = self.batch(len(rows))
         try:
-            finish(batch, [batch.take(run) for run in runs])
+            batch.run([batch.submit(row) for row in rows])
         except BatchError as error:
             raise error from next(iter(error.errors.values()))
-        return runs
+        return rows
 
-    def _begin(self, call: Call, seed: int | None) -> Run:
+    def _begin(self, call: Call, seed: int | None) -> Generation:
         streamer = self.streamer
         return self.begin(call, streamer=streamer, stop=self.stop, seed=seed, tokenizer=self.tokenizer)
 
@@ -167,39 +167,40 @@ def _parts(call: Call, place: int) -> tuple[list[Any], list[Any]]:
             f"every row needs processors and criteria of its own, and these cannot be copied: {error} "
             "Give them a __deepcopy__, or call once for each row."
         ) from error
-    return [_told(processor, place) for processor in processors], criteria
+    return [_for_row(processor, place) for processor in processors], criteria
 
 
 def _stateless(part: Any) -> bool:
     return isinstance(part, PARTS) and type(part).__module__ in OWN and not isinstance(part, STATEFUL)
 
 
-def _told(processor: Any, place: int) -> Any:
+def _for_row(processor: Any, place: int) -> Any:
     """Return a processor that knows its row's place in the batch, which a call of one row does not show."""
-    told = processor
+    own = processor
     if isinstance(processor, logits_process.PrefixConstrainedLogitsProcessor):
-        told, allowed = copy.copy(processor), processor._prefix_allowed_tokens_fn
-        told._prefix_allowed_tokens_fn = lambda _, ids: allowed(place, ids)
+        own, allowed = copy.copy(processor), processor._prefix_allowed_tokens_fn
+        own._prefix_allowed_tokens_fn = lambda _, ids: allowed(place, ids)
     elif isinstance(processor, logits_process.RepetitionPenaltyLogitsProcessor):
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, Tensor):
-            told = copy.copy(processor)
-            told.prompt_ignore_length = ignored[place : place + 1]
-    return told
+            own = copy.copy(processor)
+            own.prompt_ignore_length = ignored[place : place + 1]
+    return own
 
 
-def _output(runs: Sequence[Run], config: Any) -> Any:
-    requests = [run.request for run in runs]
+def _output(rows: Sequence[Generation], config: Any) -> Any:
+    samplers = [row.sampler for row in rows]
     pad = -1 if config._pad_token_tensor is None else int(config._pad_token_tensor)  # without one no row ends early
-    rows = [request.true_ids()[0] for request in requests]
-    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    sequences = torch.nn.utils.rnn.pad_sequence(
+        [sampler.ids()[0] for sampler in samplers], batch_first=True, padding_value=pad
+    )
     if not config.return_dict_in_generate:
         return sequences
     return GenerateDecoderOnlyOutput(
         sequences=sequences,
-        scores=_steps([request.scores for request in requests], pad) if requests[0].keep_scores else None,
-        logits=_steps([request.raw for request in requests], pad) if requests[0].keep_raw else None,
-        past_key_values=runs[0].target.cache if len(runs) == 1 else None,
+        scores=_steps([sampler.scores for sampler in samplers], pad) if samplers[0].keeps_scores else None,
+        logits=_steps([sampler.logits for sampler in samplers], pad) if samplers[0].keeps_logits else None,
+        past_key_values=rows[0].result.cache if len(rows) == 1 else None,
     )
 
 

@@ -1,56 +1,60 @@
 """From a prompt and its options to a request that is ready to be decoded.
 
 transformers' own `generate` does the preparation (configs, processors, criteria, cache) and is stopped where its
-decoding loop would start; what it prepared is checked for what ours can honour.
+decoding loop would start; what it prepared is checked for what this loop can honour.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from speculant.api.result import Run
-from speculant.core.drafter import Drafter
+from speculant.api.options import check_number, check_stop, unknown_option
+from speculant.api.result import Generation
+from speculant.core.drafter import Start
 from speculant.core.errors import PromptError, TokenizerError, UsageError
 from speculant.core.stats import Stats
-from speculant.engines.hf.capabilities import Abilities
-from speculant.engines.hf.cpu.accelerate import Fast
-from speculant.engines.hf.generate_capture import Call, prepare, sampling_options
-from speculant.engines.hf.sampler import Request
-from speculant.engines.hf.target import TransformersTarget
+from speculant.decoding.sequence import Sequence as DecodedSequence
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
+from speculant.engines.hf.sampler import make_sampler
 
 MAX_NEW_TOKENS = 256
+DRAFTING_STREAM = 1  # the spawn key of drafters' random numbers, apart from the sampler's
 _ELSEWHERE = "results have no field for it; ask `model.generate(..., custom_generate=speculator)`"
-NOT_HERE = {
+_DRAFTING = "what drafts is chosen by the speculator's `method`"
+REFUSED = {
     "past_key_values": "give the cache of an earlier turn as `cache`",
     **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), _ELSEWHERE),
+    **dict.fromkeys(("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens"), _DRAFTING),
+    "custom_generate": "this is what a speculator is",
 }
+INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
 Message = dict[str, str]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 
 
-class Requests:
+class Preparation:
     """Prepares requests to one model."""
 
-    def __init__(self, model: Any, tokenizer: Any, abilities: Abilities, fast: Fast, *, method: str) -> None:
+    def __init__(self, engine: HFEngine, tokenizer: Any, *, method: str) -> None:
         """Take the parts that all requests share.
 
         Args:
-            model: a causal LM that `check_model` accepted; abilities: what it said.
+            engine: runs the model.
             tokenizer: the model's, or None.
-            fast: the model's preparation.
             method: the drafting method's name, for the records.
         """
-        self._model, self._tokenizer, self._abilities, self._fast = model, tokenizer, abilities, fast
-        self._method = method
+        self._engine, self._tokenizer, self._method = engine, tokenizer, method
 
-    def prepare(
+    def request(
         self,
-        drafter: Drafter,
         prompt: Prompt,
         *,
         max_new_tokens: int | None = None,
@@ -62,34 +66,20 @@ class Requests:
         streamer: Any = None,
         cache: Any = None,
         **options: Any,
-    ) -> Run:
-        """Return a request, not begun yet.
-
-        Args:
-            drafter: drafts for it.
-            prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
-            max_new_tokens: end of the text at the latest; less where the model has no more positions. None for what a
-                `generation_config` or `max_length` among the options says, else 256.
-            temperature: 0 for greedy, above 0 to sample; None for what the model's generation config says.
-            top_p, top_k: as in transformers; they need sampling.
-            seed: of a random stream of its own; None uses torch's default stream. Either way the text is the
-                one that plain decoding gives with that stream.
-            stop: strings that end the text; the one that did is part of it, as in transformers.
-            streamer: a transformers streamer.
-            cache: `Result.cache` of an earlier turn that this prompt continues.
-            options: anything else `model.generate` takes for one sequence: `generation_config`,
-                `logits_processor`, `stopping_criteria`, `repetition_penalty`, `attention_mask`, ...
+    ) -> Generation:
+        """Return a request, not begun yet; the parameters are those of `Speculator.stream`.
 
         Raises:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
-        for name, way_out in NOT_HERE.items():
-            if options.get(name, False) not in (None, False):
-                raise UsageError(f"`{name}` is not understood here: {way_out}.")
+        options = {name: value for name, value in options.items() if value is not None}
+        _check(options, temperature=temperature, top_p=top_p, top_k=top_k)
+        strings = check_stop(stop)
         ids = self._encode(prompt)
         self._check_length(ids)
-        most, notes, positions = _most(ids.shape[1], max_new_tokens, options), [], self._abilities.positions
+        positions = self._engine.capabilities.positions
+        most, notes = _most(ids.shape[1], max_new_tokens, options), list[str]()
         if most < 1:
             raise UsageError(f"new tokens must be 1 or more, not {most}: see max_new_tokens and max_length.")
         if positions is not None and ids.shape[1] + most > positions:
@@ -99,53 +89,55 @@ class Requests:
         options |= sampling_options(temperature, top_p, top_k, **options)
         call = Call()
         try:
-            self._model.generate(ids, custom_generate=call, past_key_values=cache, max_new_tokens=most, **options)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        run = self.run(drafter, call, streamer=streamer, stop=stop, seed=seed, tokenizer=self._tokenizer)
-        run.stats.notes += notes
+            self._engine.model.generate(
+                ids, custom_generate=call, past_key_values=cache, max_new_tokens=most, **options
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"transformers refuses these options: {error}") from error
+        generation = self.captured(call, streamer=streamer, stop=strings, seed=seed, tokenizer=self._tokenizer)
+        generation.sequence.stats.notes += notes
         if streamer is not None:
             streamer.put(ids.cpu())
-        return run
+        return generation
 
-    def run(self, drafter: Drafter, call: Call, *, streamer: Any, stop: Any, seed: int | None, tokenizer: Any) -> Run:
-        """Return the request that `generate` prepared.
+    def captured(self, call: Call, *, streamer: Any, stop: Any, seed: int | None, tokenizer: Any) -> Generation:
+        """Return the request of one row that `generate` prepared.
 
         Raises:
             UsageError: it is for another model.
             PromptError, UnsupportedError: it cannot be decoded.
         """
-        if call.model is not self._model:
+        engine = self._engine
+        if call.model is not engine.model:
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
         ids = call.ids[:, call.start :]
         self._check_length(ids)
-        prepared = prepare(call, stop=stop, tokenizer=tokenizer)
-        stats = Stats(method=self._method, notes=[*self._abilities.notes, *self._fast.notes])
-        target = TransformersTarget(
-            self._model,
-            self._abilities,
+        generator = None if seed is None else _generator(engine.model.device, seed)
+        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator)
+        cache = engine.open(
             ids,
             cache=call.cache,
             padding=None if call.padding is None else call.padding[:, call.start :],
             positions=None if call.positions is None else call.positions[:, call.start :],
-            chunk=call.config.prefill_chunk_size,
-            fast=self._fast,
         )
-        if target.cached >= ids.shape[1]:
+        if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
-        stats.prompt_tokens = ids.shape[1] - target.cached
-        generator = None if seed is None else _stream(self._model.device, seed)
-        request = Request(
-            ids=call.ids,
-            processors=prepared.processors,
-            criteria=prepared.criteria,
-            sample=prepared.sample,
-            generator=generator,
-            emitted=(lambda token: streamer.put(torch.tensor([token]))) if streamer is not None else (lambda _: None),
-            keep_scores=prepared.keep_scores,
-            keep_raw=prepared.keep_raw,
+        sampler = make_sampler(call.ids, plan)
+        start = Start(
+            prompt=ids[0].to(torch.int32).cpu().numpy().astype(np.int32),
+            sampling=sampling_settings(call),
+            seed=_drafting_seed(seed),
+            target=cache,
         )
-        return Run(target, request, drafter, seed=seed or 0, streamer=streamer, stats=stats)
+        stats = Stats(method=self._method, prompt_tokens=cache.unread, notes=list(engine.notes))
+        return Generation(
+            DecodedSequence(cache, sampler, start, stats),
+            sampler,
+            cache=cache.cache,
+            tokenizer=tokenizer,
+            streamer=streamer,
+            chunk=call.config.prefill_chunk_size,
+        )
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.
@@ -161,6 +153,7 @@ class Requests:
         return ids
 
     def _encode(self, prompt: Prompt) -> torch.Tensor:
+        vocabulary = self._engine.capabilities.vocabulary
         if isinstance(prompt, torch.Tensor):
             ids = prompt if prompt.ndim == 2 else prompt[None]
         elif isinstance(prompt, str):
@@ -178,21 +171,44 @@ class Requests:
                 raise PromptError(f"a prompt is text, token ids or chat messages, not {prompt!r:.60}.") from error
         if ids.ndim != 2 or (ids.numel() and ids.is_floating_point()):
             raise PromptError(f"token ids must be whole numbers [T] or [1, T], not {ids.dtype} {list(ids.shape)}.")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._abilities.vocabulary:
-            raise PromptError(f"token ids must be below {self._abilities.vocabulary}, the model's vocabulary.")
-        return ids.to(self._model.device, torch.long)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+            raise PromptError(f"token ids must be below {vocabulary}, the model's vocabulary.")
+        return ids.to(self._engine.model.device, torch.long)
 
     def _check_length(self, ids: torch.Tensor) -> None:
         if ids.shape[1] == 0:
             raise PromptError("the prompt is empty.")
-        positions = self._abilities.positions
+        positions = self._engine.capabilities.positions
         if positions is not None and ids.shape[1] >= positions:
             raise PromptError(f"the prompt has {ids.shape[1]} tokens, the model {positions} positions. Shorten it.")
+
+
+def _check(options: dict[str, Any], *, temperature: Any, top_p: Any, top_k: Any) -> None:
+    """Refuse options that do not exist, cannot be honoured, or have values that transformers would misread."""
+    known = {*GenerationConfig().to_dict(), *INPUTS}
+    for name, value in options.items():
+        if name in REFUSED and value is not False:
+            raise UsageError(f"`{name}` is not taken here: {REFUSED[name]}.")
+        if name not in known:
+            raise unknown_option(name, {*known, "max_new_tokens", "seed", "stop", "streamer", "cache"} - set(REFUSED))
+    check_number("temperature", temperature, least=0)
+    if temperature and temperature < 1e-6:
+        raise UsageError(f"temperature {temperature:g} would overflow the logits; use 0 for greedy decoding.")
+    check_number("top_p", top_p, least=0, most=1, above=True)
+    check_number("top_k", top_k, least=0, whole=True)
+    check_number("min_p", options.get("min_p"), least=0, most=1)
+    check_number("repetition_penalty", options.get("repetition_penalty"), least=0, above=True)
+    for name in ("logits_processor", "stopping_criteria"):
+        parts = options.get(name, [])
+        if not isinstance(parts, list) or not all(callable(part) for part in parts):
+            raise UsageError(f"{name} is a list of callables (transformers' classes, or functions), not {parts!r:.60}.")
 
 
 def _most(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:
     """Return how many tokens may follow a prompt of so many; `max_length` leaves the options."""
     config, length = options.get("generation_config"), options.pop("max_length", None)
+    check_number("max_new_tokens", max_new_tokens, least=1, whole=True)
+    check_number("max_length", length, least=1, whole=True)
     found = max_new_tokens
     if found is None and length is not None:
         found = length - prompt
@@ -200,15 +216,23 @@ def _most(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> i
         found = config.max_new_tokens
         if found is None and config.max_length not in (None, GenerationConfig().max_length):
             found = config.max_length - prompt
-    if found is None:
-        return MAX_NEW_TOKENS
-    if not isinstance(found, int):
-        raise UsageError(f"max_new_tokens must be a whole number, not {found!r}.")
-    return found
+    return MAX_NEW_TOKENS if found is None else found
 
 
-def _stream(device: torch.device, seed: int) -> torch.Generator:
+def _generator(device: torch.device, seed: int) -> torch.Generator:
     try:
         return torch.Generator(device).manual_seed(seed)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"a seed is a whole number of at most 64 bits, not {seed!r}.") from error
+
+
+def _drafting_seed(seed: int | None) -> np.random.SeedSequence:
+    """Return the seed of a request's drafter.
+
+    It is derived, so that drafts never share a random stream with acceptance. Where the request draws from torch's
+    default stream, it follows from that stream's state, which differs from request to request.
+    """
+    if seed is None:
+        state = torch.get_rng_state().numpy().tobytes()
+        return np.random.SeedSequence(int.from_bytes(hashlib.blake2b(state, digest_size=16).digest(), "little"))
+    return np.random.SeedSequence(seed % (1 << 64), spawn_key=(DRAFTING_STREAM,))

@@ -1,70 +1,18 @@
-"""One text in the making: its rounds, the pieces they add, and the result.
-
-A text is a stream that may be left at any time; what it said until then is in its result.
-"""
+"""What a request yields: pieces as they come, and the result."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from speculant.api.detokenizer import Detokenizer
-from speculant.core.drafter import Drafter
-from speculant.core.engine import Sampler
 from speculant.core.stats import Stats
-from speculant.decoding.step import Decoding, Round, Source, decode
-from speculant.engines.hf.sampler import Request, make_sampler
-from speculant.engines.hf.target import TransformersTarget
-from speculant.sizing.policy import Sizing
-
-
-class Run:
-    """One request on its way."""
-
-    def __init__(
-        self,
-        target: TransformersTarget,
-        request: Request,
-        drafter: Drafter,
-        *,
-        seed: int,
-        streamer: Any,
-        stats: Stats,
-        sampler: Sampler | None = None,
-    ) -> None:
-        """Put a request together; without a `sampler` it gets the one that fits."""
-        self.target, self.request, self.stats = target, request, stats
-        self.finish_reason = ""
-        self._streamer = streamer
-        prompt = target.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
-        self.decoding = Decoding(target, sampler or make_sampler(request), drafter, prompt, seed=seed, stats=stats)
-
-    def rounds(self, sizing: Sizing) -> Generator[Round]:
-        """Decode; the finish reason is set before the last round is given out."""
-        steps = decode(self.decoding, sizing)
-        try:
-            while True:
-                with torch.no_grad():
-                    done = next(steps, None)
-                if done is None:
-                    break
-                try:
-                    self.finish()
-                finally:  # the cache has the round, so the text must, even where the streamer fails
-                    yield done
-        finally:
-            steps.close()
-
-    def finish(self) -> None:
-        """Where the last round completed the text, say why it ended."""
-        if self.request.ended:
-            self.finish_reason = "stop" if self.request.stopped else "length"
-            if self._streamer is not None:
-                self._streamer.end()
+from speculant.decoding.sequence import Sequence, Source
+from speculant.decoding.step import Parts, prefill, step
+from speculant.engines.hf.sampler import HostSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,41 +46,112 @@ class Result:
     cache: Any = None
 
 
-class Text:
-    """A text as it grows, round by round."""
+class Generation:
+    """A request: the sequence that is decoded, and its text as it grows.
 
-    def __init__(self, run: Run, tokenizer: Any) -> None:
-        self.result = Result(stats=run.stats, cache=run.target.cache)
-        self._run = run
-        self._tokens = Detokenizer(tokenizer, run.target.ids[0, -4:].tolist())
+    Attributes:
+        sequence: the state of its decoding.
+        result: what there is of its text so far; its finish_reason is "error" if the request failed.
+        error: why it failed, or None.
+        done: whether nothing more will come.
+    """
 
-    def add(self, done: Round) -> Piece:
-        """Take in a round that the run has settled; return what it adds."""
-        result = self.result
-        texts = [self._tokens.push(token) for token in done.tokens]
-        if self._run.finish_reason:
-            texts[-1] += self._tokens.flush()
-            result.finish_reason = self._run.finish_reason
-        result.ids += done.tokens
-        result.sources += done.sources
+    def __init__(
+        self,
+        sequence: Sequence,
+        sampler: HostSampler,
+        *,
+        cache: Any = None,
+        tokenizer: Any = None,
+        streamer: Any = None,
+        chunk: int | None = None,
+    ) -> None:
+        """Prepare the text of a sequence.
+
+        Args:
+            sequence: not decoded yet.
+            sampler: the sequence's own.
+            cache: transformers' cache that the sequence is decoded in.
+            tokenizer: for its text, or None.
+            streamer: a transformers streamer that every token is put to, or None.
+            chunk: the most prompt tokens to read in a pass, or None for any number.
+        """
+        self.sequence, self.sampler, self.chunk = sequence, sampler, chunk
+        self.result = Result(stats=sequence.stats, cache=cache)
+        self.error: BaseException | None = None
+        self.done = False
+        self._streamer = streamer
+        self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist())
+
+    def take(self) -> Piece | None:
+        """Return what was committed since the last call, None if nothing was.
+
+        Where the streamer raises, the piece is in the result all the same.
+        """
+        sequence, result = self.sequence, self.result
+        known, committed = len(result.ids), len(sequence.sources)
+        if known == committed:
+            return None
+        tokens, sources = sequence.sampler.tokens[known:committed], sequence.sources[known:]
+        texts = [self._detokenizer.push(token) for token in tokens]
+        if sequence.ended:
+            texts[-1] += self._detokenizer.flush()
+            result.finish_reason = "stop" if self.sampler.stopped else "length"
+        result.ids += tokens
+        result.sources += sources
         result.text += "".join(texts)
-        return Piece("".join(texts), done.tokens, texts, done.sources)
+        piece = Piece("".join(texts), tokens, texts, sources)
+        if self._streamer is not None:
+            for token in tokens:
+                self._streamer.put(torch.tensor([token]))
+            if sequence.ended:
+                self._streamer.end()
+        return piece
+
+    def fail(self, error: BaseException) -> None:
+        """End the request because of an error; its text so far stays in the result."""
+        self.sequence.fail(error)
+        if self.error is None:
+            self.error, self.result.finish_reason = error, "error"
 
 
 class Stream:
     """Iterates over the pieces of a text; `result` is what there is so far, complete in the end."""
 
-    def __init__(self, run: Run, tokenizer: Any, sizing: Sizing) -> None:
-        self._run, self._sizing, self._text = run, sizing, Text(run, tokenizer)
+    def __init__(self, generation: Generation, parts: Parts) -> None:
+        self._generation, self._parts = generation, parts
 
     @property
     def result(self) -> Result:
-        return self._text.result
+        """What there is so far."""
+        return self._generation.result
 
     def __iter__(self) -> Iterator[Piece]:
-        rounds = self._run.rounds(self._sizing)
+        """Decode, and yield each round's piece.
+
+        Raises:
+            OutOfMemoryError: a pass does not fit.
+            UsageError: this request was decoded before.
+        """
+        generation, sequence = self._generation, self._generation.sequence
+        sequence.claim()
         try:
-            for done in rounds:
-                yield self._text.add(done)
+            while not sequence.ended:
+                self._advance(sequence)
+                piece = generation.take()
+                if piece is not None:
+                    yield piece
+                if sequence.error is not None:
+                    raise sequence.error
         finally:
-            rounds.close()
+            sequence.close()
+            generation.done = True
+            if sequence.sizing is not None:
+                sequence.stats.sizes = self._parts.sizing.reason(sequence.sizing)
+
+    def _advance(self, sequence: Sequence) -> None:
+        with torch.no_grad():
+            if sequence.session is None:
+                prefill(sequence, self._parts, most=self._generation.chunk)
+            else:
+                step([sequence], self._parts)

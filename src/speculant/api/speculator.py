@@ -1,8 +1,8 @@
-"""The front door: a model, a drafter and a tokenizer, ready to decode.
+"""Speculator: a model, a drafter and a tokenizer, ready to decode.
 
-`generate` and `stream` let transformers' own `generate` do all preparation (configs, processors, criteria,
-cache), take over where its decoding loop would start, and run ours. `custom_generate=speculator` does the
-same from the other side.
+`generate` and `stream` let transformers' own `generate` do all preparation (configs, processors, criteria, cache), take
+over where its decoding loop would start, and run the round of `speculant.decoding`. `custom_generate=speculator` does
+the same from the other side.
 """
 
 from __future__ import annotations
@@ -12,33 +12,40 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from speculant.api.batch import Batch, finish
+from speculant.api.batch import Batch
 from speculant.api.custom_generate import Bound
 from speculant.api.loading import load_model
-from speculant.api.requests import Message, Prompt, Requests
-from speculant.api.result import Result, Run, Stream
-from speculant.core.drafter import MEMORY_LIMIT, Drafter
+from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
+from speculant.api.requests import Message, Preparation, Prompt
+from speculant.api.result import Generation, Result, Stream
+from speculant.api.tuning import stored_step_cost
+from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
-from speculant.engines.hf.batch_pass import RaggedPass
-from speculant.engines.hf.capabilities import check_model
+from speculant.core.verifier import Verifier
+from speculant.decoding.step import Parts
 from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
-from speculant.engines.hf.generate_capture import Call
+from speculant.engines.hf.engine import HFEngine
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import find_method
-from speculant.sizing.acceptance import Values
-from speculant.sizing.batch import BatchSizing, BestBudget, FixedBudget
-from speculant.sizing.exploration import Lessons
-from speculant.sizing.latency import RoundCost
-from speculant.sizing.policy import BestSize, FixedSize, Sizing, warm_up
-from speculant.sizing.tuning import stored_step_cost
-
-AUTO = "auto"
-MOST_NODES = 64  # of a draft whose size is chosen round by round
+from speculant.registry import build_verifier, find_method
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.exploration import ExplorationBonus
+from speculant.sizing.latency import LatencyModel
+from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing, warm_up
+from speculant.sizing.throughput import Throughput
 
 
 class Speculator:
-    """Decodes with drafts. The memory it learns is shared by all its requests."""
+    """Decodes with drafts. The memory it learns is shared by all its requests.
+
+    Attributes:
+        engine: runs the model.
+        drafter: proposes tokens; owns the memory.
+        verifier: the acceptance rule.
+        method: the drafting method's name.
+        nodes: most nodes per draft, or "auto".
+        last_stats: of the last request that was prepared.
+    """
 
     def __init__(
         self,
@@ -47,6 +54,7 @@ class Speculator:
         drafter: Drafter,
         *,
         method: str,
+        verifier: Verifier | None = None,
         nodes: int | str | None = None,
         fast: bool | Fast | None = None,
     ) -> None:
@@ -55,22 +63,24 @@ class Speculator:
         Raises:
             UnsupportedError: drafts cannot be verified on this model.
         """
-        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.tokenizer = tokenizer
-        self.drafter = drafter
-        self.method = method
-        self.abilities = check_model(self.model)
-        if not (nodes is None or nodes == AUTO or (isinstance(nodes, int) and nodes >= 0)):
-            raise UsageError(f"nodes must be 0 or more, or '{AUTO}', not {nodes!r}.")
-        self.nodes = nodes if nodes is not None else 0 if method == "none" else AUTO
-        self.fast = prepare_model(self.model, fast)
-        known = stored_step_cost(self.model, self.fast, most=MOST_NODES)
-        self._cost, self._values = RoundCost(most=MOST_NODES, known=known), Values()
-        self._lessons = Lessons() if drafter.needs.top_k else None
+        self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
+        self.verifier = build_verifier(method) if verifier is None else verifier
+        target = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.engine = HFEngine(target, acceleration=prepare_model(target, fast))
+        self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
+        known = stored_step_cost(self.engine, most=MAX_NODES)
+        self._latencies = {1: LatencyModel(most=MAX_NODES, known=known)}
+        self._acceptance, self._throughput = AcceptanceModel(), Throughput()
+        self._exploration = ExplorationBonus() if drafter.needs.top_k else None
         if self.nodes == AUTO:
             warm_up()
         self.last_stats: Stats | None = None
-        self._requests = Requests(self.model, tokenizer, self.abilities, self.fast, method=method)
+        self._preparation = Preparation(self.engine, tokenizer, method=method)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self.engine.model
 
     @classmethod
     def from_transformers(
@@ -79,11 +89,13 @@ class Speculator:
         tokenizer: Any = None,
         *,
         method: str = "mix",
+        verifier: str | None = None,
         nodes: int | str | None = None,
         memory: str | Path | None = None,
-        memory_limit: int = MEMORY_LIMIT,
+        memory_limit: int | float | str = MEMORY_LIMIT,
+        settings: Any = None,
+        draft_model: Any = None,
         fast: bool | Fast | None = None,
-        **options: Any,
     ) -> Speculator:
         """Wrap a loaded model.
 
@@ -91,30 +103,40 @@ class Speculator:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
             method: a name from `speculant methods`.
-            nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by what passes
-                turn out to cost and nodes to be worth.
+            verifier: an acceptance rule; None for the method's own.
+            nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by measured
+                pass latency and acceptance.
             memory: a memory file to begin with, if it exists.
-            memory_limit: bytes the drafter's memory may take.
-            fast: whether passes run the library's own code, on CPUs, or recorded graphs, on CUDA; None: on CPUs, where
-                that pays. Where it cannot be, `stats.notes` says why. Speculators of one model may share what was
-                prepared: `fast=other.fast`.
-            options: further options of the method's drafter, such as `settings=`.
+            memory_limit: bytes the drafter's memory may take, as a number or as text such as "1GB".
+            settings: of the method's drafter, such as `MixSettings`, or a dict of some of them; None for its defaults.
+            draft_model: for the method `draft-model`: a smaller model with the same vocabulary, loaded or by name.
+            fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
+                Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
+                `fast=other.engine.acceleration`.
 
         Raises:
-            UnknownMethodError, UnsupportedError: the method or the model cannot be used.
+            UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
+        check_model_object(model, tokenizer)
         found = find_method(method)
-        if memory is not None and not found.memory:
+        check_nodes(nodes)
+        if not (fast is None or isinstance(fast, bool | Fast)):
+            raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
+        if memory is not None and found.memory is None:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
-        if method != "none":
-            vocabulary = model.config.get_text_config(decoder=True).vocab_size
-            options["vocabulary"] = vocabulary
-            options["tokenizer"] = tokenizer_fingerprint(tokenizer, vocabulary)
-            options["memory_limit"] = memory_limit
-        speculator = cls(model, tokenizer, found.build(**options), method=method, nodes=nodes, fast=fast)
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        drafter = found.build(
+            vocabulary=vocabulary,
+            tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
+            memory_limit=check_bytes(memory_limit),
+            settings=settings,
+            open_cache=None if draft_model is None else _draft_caches(draft_model, vocabulary),
+        )
+        rule = build_verifier(method, verifier)
+        speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast)
         if memory is not None and Path(memory).exists():
-            speculator.drafter.load(Path(memory))
+            speculator.load(memory)
         return speculator
 
     @classmethod
@@ -125,66 +147,153 @@ class Speculator:
         dtype: str | None = None,
         device: str | None = None,
         attention: str | None = None,
-        **options: Any,
+        method: str = "mix",
+        verifier: str | None = None,
+        nodes: int | str | None = None,
+        memory: str | Path | None = None,
+        memory_limit: int | float | str = MEMORY_LIMIT,
+        settings: Any = None,
+        draft_model: Any = None,
+        fast: bool | Fast | None = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
-            options: see `from_transformers`.
+            method, verifier, nodes, memory, memory_limit, settings, draft_model, fast: see `from_transformers`.
         """
+        find_method(method)
         model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
-        return cls.from_transformers(model, tokenizer, **options)
+        return cls.from_transformers(
+            model,
+            tokenizer,
+            method=method,
+            verifier=verifier,
+            nodes=nodes,
+            memory=memory,
+            memory_limit=memory_limit,
+            settings=settings,
+            draft_model=draft_model,
+            fast=fast,
+        )
 
-    def generate(self, prompt: Prompt, **options: Any) -> Result:
-        """Return the whole continuation of a prompt.
-
-        Args:
-            prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
-            options: see `stream`.
-        """
-        stream = self.stream(prompt, **options)
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logits_processor: list[Any] | None = None,
+        stopping_criteria: list[Any] | None = None,
+        generation_config: Any = None,
+        streamer: Any = None,
+        cache: Any = None,
+        **other_options: Any,
+    ) -> Result:
+        """Return the whole continuation of a prompt; the parameters are those of `stream`."""
+        stream = self.stream(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=stop,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=streamer,
+            cache=cache,
+            **other_options,
+        )
         for _ in stream:
             pass
         return stream.result
 
-    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logits_processor: list[Any] | None = None,
+        stopping_criteria: list[Any] | None = None,
+        generation_config: Any = None,
+        streamer: Any = None,
+        cache: Any = None,
+        **other_options: Any,
+    ) -> Stream:
         """Return the continuation of a prompt piece by piece.
 
         Args:
             prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
-            options: `max_new_tokens`, `temperature`, `seed`, `stop` and all others of `Requests.prepare`.
+            max_new_tokens: end of the text at the latest; less where the model has no more positions. None for what
+                `generation_config` or `max_length` says, else 256.
+            temperature: 0 for greedy, above 0 to sample; None for what the model's generation config says.
+            top_p, top_k, min_p: keep only the most probable tokens, as in transformers; they need sampling.
+            repetition_penalty: above 1 lowers tokens that the text contains already.
+            seed: of a random stream of its own; None uses torch's default stream. Either way the text is the one that
+                plain decoding yields with that stream.
+            stop: strings that end the text; the one that did is part of it, as in transformers.
+            logits_processor, stopping_criteria: of transformers, or functions with their parameters.
+            generation_config: a transformers GenerationConfig.
+            streamer: a transformers streamer.
+            cache: `Result.cache` of an earlier turn that this prompt continues.
+            other_options: any other field of GenerationConfig, `attention_mask` or `position_ids`.
 
         Raises:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
-        return Stream(self.prepare(prompt, **options), self.tokenizer, self.sizing())
+        generation = self.prepare(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=stop,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=streamer,
+            cache=cache,
+            **other_options,
+        )
+        return Stream(generation, self.parts())
 
-    def prepare(self, prompt: Prompt, **options: Any) -> Run:
-        """Return a request that is ready to be decoded by a stream or a batch; as in `stream`."""
-        run = self._requests.prepare(self.drafter, prompt, **options)
-        self.last_stats = run.stats
-        return run
+    def prepare(self, prompt: Prompt, **options: Any) -> Generation:
+        """Return a request that is ready to be decoded by a batch; `options` as in `stream`."""
+        generation = self._preparation.request(prompt, **options)
+        self.last_stats = generation.sequence.stats
+        return generation
 
     def batch(self, size: int = 8, *, keep_caches: bool = False) -> Batch:
         """Return an empty batch, which decodes up to `size` requests in one target pass a round.
 
-        Requests are added at any time and leave when their texts end; each says what it would say alone. Where
-        `nodes` is a number, it is shared by all drafts of a pass. While a batch runs, the model belongs to it: nothing
-        else may run it in another thread. With `keep_caches` results hold their caches for a next turn's `cache=`.
+        Requests are added at any time and leave when their texts end; each yields what it would yield alone. Where
+        `nodes` is a number, it is shared by all drafts of a pass. With `keep_caches` results hold their caches for a
+        next turn's `cache=`.
         """
-        if not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
-        return Batch(
-            self.prepare,
-            self.tokenizer,
-            RaggedPass(self.model, self.abilities, fast=self.fast),
-            self._batch_sizing(size),
-            self._values,
-            size=size,
-            keep_caches=keep_caches,
-        )
+        return Batch(self.prepare, self.parts(size), self.engine, size=size, keep_caches=keep_caches)
 
     def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
         """Return the whole continuations of many prompts, up to `size` of them decoded together.
@@ -207,11 +316,11 @@ class Speculator:
         batch = self.batch(size)
         seed = options.pop("seed", None)
         stateful = {name: options.pop(name) for name in ("logits_processor", "stopping_criteria") if name in options}
-        tickets = []
+        generations = []
         for place, prompt in enumerate(prompts):
             own = copy.deepcopy(stateful)
-            tickets.append(batch.add(prompt, seed=None if seed is None else seed + place, **own, **options))
-        return finish(batch, tickets)
+            generations.append(batch.add(prompt, seed=None if seed is None else seed + place, **own, **options))
+        return batch.run(generations)
 
     def bind(
         self,
@@ -230,8 +339,8 @@ class Speculator:
             tokenizer: for `stop`; the speculator's own if None.
         """
         return Bound(
-            begin=self._begin,
-            sizing=self.sizing,
+            begin=self._captured,
+            parts=self.parts,
             batch=self.batch,
             streamer=streamer,
             stop=stop,
@@ -255,24 +364,23 @@ class Speculator:
         """Write the drafter's memory.
 
         Raises:
+            UnsupportedError: the method keeps no memory.
             FileError: it cannot be written; an older file is unchanged.
         """
-        self.drafter.save(Path(path))
+        self._persistent().save(_path(path))
 
     def load(self, path: str | Path) -> None:
-        """Replace the drafter's memory by a file's."""
-        self.drafter.load(Path(path))
+        """Replace the drafter's memory by a file's.
 
-    def sizing(self) -> Sizing:
-        """Return what says how many nodes the rounds of one request spend."""
-        if isinstance(self.nodes, int):
-            return FixedSize(self.nodes)
-        return BestSize(self._cost, self._values, self._lessons)
+        Raises:
+            UnsupportedError: the method keeps no memory.
+            FileError, MemoryFileError: the file cannot be used.
+        """
+        self._persistent().load(_path(path))
 
-    def _batch_sizing(self, size: int) -> BatchSizing:
-        if isinstance(self.nodes, int):
-            return FixedBudget(self.nodes)
-        return BestBudget(RoundCost(most=size - 1 + MOST_NODES), most=MOST_NODES)
+    def parts(self, size: int = 1) -> Parts:
+        """Return what decodes a stream (size 1) or a batch."""
+        return Parts(engine=self.engine, drafter=self.drafter, verifier=self.verifier, sizing=self._sizing(size))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.
@@ -280,9 +388,47 @@ class Speculator:
         Raises:
             TokenizerError: there is no tokenizer, or it has no chat template.
         """
-        return self._requests.encode_chat(messages)
+        return self._preparation.encode_chat(messages)
 
-    def _begin(self, call: Call, **options: Any) -> Run:
-        run = self._requests.run(self.drafter, call, **options)
-        self.last_stats = run.stats
-        return run
+    def _sizing(self, size: int) -> Sizing:
+        if isinstance(self.nodes, int):
+            return FixedSizing(self.nodes)
+        if size not in self._latencies:
+            self._latencies[size] = LatencyModel(most=size - 1 + MAX_NODES)
+        return AdaptiveSizing(self._latencies[size], self._acceptance, self._throughput, self._exploration)
+
+    def _persistent(self) -> Persistent:
+        if not isinstance(self.drafter, Persistent):
+            raise UnsupportedError(f"the method '{self.method}' keeps no memory that could be saved or loaded; use 'mix'.")
+        return self.drafter
+
+    def _captured(self, call: Any, **options: Any) -> Generation:
+        generation = self._preparation.captured(call, **options)
+        self.last_stats = generation.sequence.stats
+        return generation
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | Path) or not str(path):
+        raise UsageError(f"a memory file is named by a path, not {path!r}.")
+    return Path(path)
+
+
+def _draft_caches(draft_model: Any, vocabulary: int) -> Any:
+    """Return what opens caches of a draft model, which is loaded where it is a name.
+
+    Raises:
+        UnsupportedError: its vocabulary is another one.
+    """
+    import torch
+
+    model = load_model(draft_model)[0] if isinstance(draft_model, str | Path) else draft_model
+    check_model_object(model, None)
+    own = model.config.get_text_config(decoder=True).vocab_size
+    if abs(own - vocabulary) > max(128, vocabulary // 100):  # models of a family pad their vocabularies differently
+        raise UnsupportedError(
+            f"the draft model has {own} tokens and the target {vocabulary}: they need the same tokenizer. "
+            "Name a smaller model of the target's family."
+        )
+    engine = HFEngine(model, acceleration=prepare_model(model, None))
+    return lambda prompt: engine.open(torch.from_numpy(prompt).long()[None].to(model.device))

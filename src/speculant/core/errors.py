@@ -9,7 +9,7 @@ SpeculantError
 │   ├── ModelNotFoundError
 │   ├── TokenizerError
 │   └── OutOfMemoryError
-├── BatchError                some requests of a batch failed; holds what all of them said
+├── BatchError                some requests of a batch failed; stands in `speculant.api.batch`
 ├── MemoryFileError           a drafter's memory file cannot be used
 │   ├── CorruptMemoryError
 │   └── ForeignMemoryError    made with another tokenizer, by another method or version
@@ -17,12 +17,6 @@ SpeculantError
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from speculant.api.result import Result
-
 
 class SpeculantError(Exception):
     """Base of all; `exit_code` is what the command line ends with."""
@@ -62,23 +56,6 @@ class TokenizerError(ModelError):
 
 class OutOfMemoryError(ModelError):
     """The device ran out of memory."""
-
-
-class BatchError(SpeculantError):
-    """Some requests of a batch failed.
-
-    Attributes:
-        results: of all requests, in order; a failed one's holds what it said until then.
-        errors: why requests failed, by their place.
-    """
-
-    def __init__(self, results: list[Result], errors: dict[int, BaseException]) -> None:
-        place, first = next(iter(errors.items()))
-        super().__init__(
-            f"{len(errors)} of {len(results)} requests failed, the first of them number {place + 1}: "
-            f"{type(first).__name__}: {str(first).rstrip('.')}. What the others said is in the error's `results`."
-        )
-        self.results, self.errors = results, errors
 
 
 class MemoryFileError(SpeculantError):

@@ -123,9 +123,9 @@ class BatchStats:
 
     Attributes:
         size: the most requests in a pass.
-        tokens: of all requests, those that prompts gave included.
+        tokens: of all requests, the first ones, which prompts' passes yield, included.
         rounds: target passes after prompts.
-        seats: requests that took part, summed over rounds.
+        sequences: requests that took part, summed over rounds.
         drafted: draft nodes verified.
         prefill_seconds, draft_seconds, target_seconds: reading prompts, drafting and learning, target passes.
         seconds: all steps, also those that failed.
@@ -135,7 +135,7 @@ class BatchStats:
     size: int
     tokens: int = 0
     rounds: int = 0
-    seats: int = 0
+    sequences: int = 0
     drafted: int = 0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -143,11 +143,11 @@ class BatchStats:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def add_round(self, trees: Sequence[DraftTree], tokens: int, *, target: float, draft: float) -> None:
-        """Count a round in which these drafts gave so many tokens."""
+    def add_round(self, drafts: Sequence[DraftTree], tokens: int, *, target: float, draft: float) -> None:
+        """Count a round in which these drafts yielded so many tokens."""
         self.rounds += 1
-        self.seats += len(trees)
-        self.drafted += sum(len(tree) for tree in trees)
+        self.sequences += len(drafts)
+        self.drafted += sum(len(tree) for tree in drafts)
         self.tokens += tokens
         self.target_seconds += target
         self.draft_seconds += draft

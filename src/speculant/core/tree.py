@@ -160,8 +160,9 @@ class DraftTree:
         return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal)
 
     def within(self, *, depth: int, trees: bool = True) -> DraftTree:
-        """Return the nodes at most `depth` deep, or without `trees` those on the best chain: for drafters, whose
-        search does not know a budget's limits, before they return a draft of chosen tokens.
+        """Return the nodes at most `depth` deep; without `trees` only those on the best chain.
+
+        For drafters whose search does not know a budget's limits, before they return a draft of chosen tokens.
 
         Raises:
             ValueError: nodes were sampled.

@@ -1,194 +1,239 @@
-"""The round loop: draft, verify, commit, learn.
+"""The round: draft, verify, commit, observe. One target pass for B sequences; the only round there is.
 
-    prefill
-    while the text goes on:
-        sizing says how many nodes may be worth drafting
-        the session proposes a tree of at most as many, best first; sizing cuts off what does not pay
-        the target runs one pass over the root and all nodes
-        the verifier walks the tree along the target's own tokens
-        the target keeps the cache rows of the accepted path
-        the session learns what was committed, sizing what it took
+    sizing says how many nodes each sequence may draft
+    the drafter proposes a tree for each; sizing drops chosen nodes that do not pay
+    the engine runs one pass over all roots and nodes
+    the verifier walks each tree: accepted path, then the target's own token
+    each sequence keeps the cache rows of its path
+    sessions and sizing learn from what happened
 
-Draft-then-verify is Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318); the
-tree form SpecInfer (Miao et al. 2023, arXiv 2305.09781).
+Draft-then-verify is from Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318), trees from
+SpecInfer (Miao et al. 2023, arXiv 2305.09781), sequences that join and leave between rounds from Orca (Yu et al., OSDI
+2022). Plain decoding is the same loop with a drafter that proposes nothing.
+
+An error of one sequence ends that sequence (`Sequence.error`) and no other. What fails for all, such as a full device,
+is raised, with every cache as it was before the round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
-from speculant.core.drafter import EMPTY_PATH, Drafter, Session, Verified
-from speculant.core.engine import Choices, Logits, Sampler, Target
-from speculant.core.errors import UsageError
-from speculant.core.stats import Stats
-from speculant.core.tree import DraftTree, Float32, Int32
-from speculant.sizing.policy import Sizing
-from speculant.verifiers.sample_then_follow import sample_then_follow
+from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Verified
+from speculant.core.engine import Engine, Pass
+from speculant.core.tree import DraftTree
+from speculant.core.verifier import Verifier, Walk
+from speculant.decoding.sequence import Sequence
+from speculant.sizing.policy import Sizing, SizingState
 
 
-class Source(Enum):
-    """Where a token came from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What decodes; a method is a choice of these. `clock` returns seconds."""
 
-    PLAIN = "plain"
-    ACCEPTED = "accepted"
-    BONUS = "bonus"
+    engine: Engine
+    drafter: Drafter
+    verifier: Verifier
+    sizing: Sizing
+    clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tokens of one round and where each came from."""
+    """What a round did to one sequence: its draft, what was committed, and the seconds that observing took."""
 
-    tokens: list[int]
-    sources: list[Source]
-
-
-class Decoding:
-    """One request on its way, a step of a round at a time; so that one loop or many requests at once can drive it."""
-
-    def __init__(
-        self, target: Target, sampler: Sampler, drafter: Drafter, prompt: Int32, *, seed: int, stats: Stats
-    ) -> None:
-        """Prepare a request; nothing is computed yet.
-
-        Args:
-            target, sampler: of this request.
-            drafter: shared; a session is opened on it.
-            prompt: Int32[T].
-            seed: for drafters that draw random numbers.
-            stats: is filled.
-        """
-        self.target, self.sampler, self.stats = target, sampler, stats
-        self.ended = False
-        self.root = -1
-        self._drafter, self._prompt, self._seed = drafter, prompt, seed
-        self._session: Session | None = None
-        self._best: Best = (None, None)
-        self._claimed = False
-        self._began = time.perf_counter()
-
-    def claim(self) -> None:
-        """Let one loop or batch have the request.
-
-        Raises:
-            UsageError: another has it, or had it.
-        """
-        if self._claimed:
-            raise UsageError("this request was decoded before; prepare it again to decode it once more.")
-        self._claimed = True
-
-    def begin(self) -> Round:
-        """Read the prompt and give the token that follows it; the session learns the prompt.
-
-        Where this fails the cache is as it was given; if the prompt's pass itself did, it may be called again.
-        """
-        self._began = start = time.perf_counter()
-        logits = self.target.prefill()
-        try:
-            nothing = DraftTree.empty()
-            choices = self.look(logits, nothing)
-            if choices is not None:
-                self.sampler.receive(self.target.read([choices])[0])
-            self.root, self.ended = self.sampler.draw(0)
-            self.sampler.settle()
-            self.stats.prefill_seconds = self.stats.seconds = time.perf_counter() - start
-            mark = time.perf_counter()
-            self._session = self._drafter.open(self._prompt, target=self.target, seed=self._seed)
-            self._session.observe(_verified(nothing, [], [self.root], self._best))
-            self.stats.draft_seconds += time.perf_counter() - mark
-        except BaseException:
-            self.target.restart()
-            raise
-        self.stats.tokens = 1
-        return Round([self.root], [Source.PLAIN])
-
-    def draft(self, budget: int) -> DraftTree:
-        """Return a draft of at most `budget` nodes that the text has room for and the target can verify."""
-        assert self._session is not None
-        room = self.sampler.room
-        tree = self._session.propose(budget) if budget and room > 1 else DraftTree.empty()
-        if len(tree) >= room:
-            tree = tree.within(room - 1)
-        return self.target.shape(tree)
-
-    def look(self, logits: Logits, tree: DraftTree) -> Choices | None:
-        """Take Logits[N + 1, V] of a pass; return what the sampler must receive of it before it draws, or None."""
-        top_k = self._drafter.needs.top_k
-        self._best = self.target.top(logits, top_k) if top_k else (None, None)
-        return self.sampler.look(logits, tree)
-
-    def follow(self, tree: DraftTree) -> tuple[Round, list[int]]:
-        """Walk the draft along the target's tokens and keep their cache rows; return the round and its path."""
-        path, tokens, self.ended = sample_then_follow(tree, self.sampler.draw)
-        self.sampler.settle()
-        self.target.commit(path)
-        self.stats.add_round(tree, path, tokens)
-        self.root = tokens[-1]
-        last = Source.BONUS if len(tree) else Source.PLAIN
-        return Round(tokens, [Source.ACCEPTED] * len(path) + [last]), path
-
-    def learn(self, tree: DraftTree, path: list[int], done: Round) -> None:
-        """Let the session learn from a round, if it has not ended meanwhile."""
-        if self._session is not None:
-            self._session.observe(_verified(tree, path, done.tokens, self._best))
-        self.stats.seconds = time.perf_counter() - self._began
-
-    def close(self) -> None:
-        """End the session, once; what it learned stays with the drafter."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+    sequence: Sequence
+    draft: DraftTree
+    walk: Walk
+    observe_seconds: float
 
 
-def decode(decoding: Decoding, sizing: Sizing) -> Generator[Round]:
-    """Decode one request, yielding its rounds as they happen; `sizing` says how many nodes its drafts may have."""
-    decoding.claim()
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The rounds of all sequences that did not fail; the seconds of drafting and of the pass, which they shared."""
+
+    each: list[Round]
+    draft_seconds: float
+    target_seconds: float
+
+
+def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
+    """Run one round for every sequence that is active.
+
+    Raises:
+        OutOfMemoryError, UsageError: the pass failed; nothing was committed.
+        KeyboardInterrupt: it came; the sequence that it met has failed, the others are as before or after the round.
+    """
+    sequences, clock = [sequence for sequence in sequences if sequence.active], parts.clock
     try:
-        yield decoding.begin()
-        while not decoding.ended:
-            yield from _round(decoding, sizing)
-    finally:
-        decoding.close()
-        decoding.stats.sizes = sizing.reason()
-
-
-def _round(decoding: Decoding, sizing: Sizing) -> Generator[Round]:
-    target, stats = decoding.target, decoding.stats
-    began = time.perf_counter()
-    tree = sizing.cut(decoding.draft(sizing.budget()))
-    drafted = time.perf_counter()
-    try:
-        choices = decoding.look(target.verify(decoding.root, tree), tree)
-        if choices is not None:
-            decoding.sampler.receive(target.read([choices])[0])
-        verified = time.perf_counter()
-        done, path = decoding.follow(tree)
-    except BaseException:
-        target.rollback()
+        began = clock()
+        sequences, drafts = _draft(sequences, parts)
+        drafted = clock()
+        passes = parts.engine.forward(
+            [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)],
+            parts.drafter.needs,
+        )
+        found = _walk(sequences, drafts, passes, parts)
+        verified = clock()
+        rounds = _commit(sequences, drafts, passes, found, parts)
+        result = Rounds(rounds, drafted - began, verified - drafted)
+        _observe(result, parts)
+    except BaseException as error:
+        for sequence in sequences:
+            sequence.cache.rollback()
+            if len(sequence.sampler.tokens) > len(sequence.sources):  # interrupted between its text and its cache
+                sequence.fail(error)
         raise
+    _raise_interrupt(sequences)
+    return result
+
+
+def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> bool:
+    """Read up to `most` further tokens of the prompt; return whether that was the last of it.
+
+    Then the first token is committed, the session is open, and rounds may begin.
+
+    Raises:
+        OutOfMemoryError: the pass does not fit; it may be tried again.
+    """
+    clock = parts.clock
+    began = clock()
+    if sequence.began is None:
+        sequence.began = began
+    result = sequence.cache.prefill(most, needs=parts.drafter.needs)
+    if result is None:
+        sequence.stats.prefill_seconds += clock() - began
+        return False
+    nothing = DraftTree.empty()
     try:
-        committed = time.perf_counter()
-        decoding.learn(tree, path, done)
-        draft = drafted - began + time.perf_counter() - committed
-        stats.draft_seconds += draft
-        stats.target_seconds += verified - drafted
-        sizing.learn(tree, path, done.tokens, target=verified - drafted, draft=draft)
-    finally:
-        yield done  # the cache has it, so the text must, even where learning fails
+        prepared = parts.verifier.prepare(nothing, result, sequence.sampler)
+        walk = parts.verifier.walk(
+            nothing, None if prepared is None else parts.engine.read([prepared])[0], sequence.sampler
+        )
+        sequence.sampler.end_round()
+        sequence.stats.prefill_seconds += clock() - began
+        began = clock()
+        session = parts.drafter.open(sequence.start)
+        session.observe(_verified(nothing, walk, result))
+        sequence.sizing = parts.sizing.open()
+        sequence.begin(session, walk.tokens[0], ended=walk.ended)
+    except BaseException:
+        sequence.cache.restart()
+        raise
+    sequence.stats.draft_seconds += clock() - began
+    sequence.stats.seconds = clock() - sequence.began
+    return True
 
 
-Best = tuple[Int32, Float32] | tuple[None, None]
+def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], list[DraftTree]]:
+    """Return a draft of each sequence; those whose drafter fails are left out."""
+    trees = parts.engine.capabilities.trees and parts.verifier.trees
+    budgets = [
+        Budget(nodes=nodes if sequence.depth > 0 else 0, depth=sequence.depth, trees=trees)
+        for sequence, nodes in zip(sequences, parts.sizing.nodes([_state(each) for each in sequences]), strict=True)
+    ]
+    sessions = [_session(sequence) for sequence in sequences]
+    try:
+        drafts = parts.drafter.propose(sessions, budgets)
+    except Exception:
+        drafts = []
+        for sequence, session, budget in zip(sequences, sessions, budgets, strict=True):
+            try:
+                drafts += parts.drafter.propose([session], [budget])
+            except Exception as error:
+                sequence.fail(error)
+        sequences = [sequence for sequence in sequences if sequence.active]
+    return sequences, parts.sizing.trim([_state(each) for each in sequences], drafts)
 
 
-def _verified(tree: DraftTree, path: list[int], tokens: list[int], best: Best) -> Verified:
+def _walk(sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], parts: Parts) -> list[Walk | None]:
+    """Return what each sequence commits, None where its processors fail; the device is waited for once."""
+    verifier, prepared = parts.verifier, dict[int, object]()
+    for place, (sequence, draft, result) in enumerate(zip(sequences, drafts, passes, strict=True)):
+        try:
+            prepared[place] = verifier.prepare(draft, result, sequence.sampler)
+        except Exception as error:
+            sequence.fail(error)
+    waiting = [place for place, array in prepared.items() if array is not None]
+    read = dict(zip(waiting, parts.engine.read([prepared[place] for place in waiting]), strict=True))
+    walks = list[Walk | None]()
+    for place, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+        walk = None
+        if sequence.active:
+            try:
+                walk = verifier.walk(draft, read.get(place), sequence.sampler)
+                sequence.sampler.end_round()
+            except BaseException as error:
+                sequence.fail(error)
+        walks.append(walk)
+    return walks
+
+
+def _commit(
+    sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], walks: list[Walk | None], parts: Parts
+) -> list[Round]:
+    """Commit and let each session learn; return what happened to those that did not fail before."""
+    rounds = []
+    for sequence, draft, result, walk in zip(sequences, drafts, passes, walks, strict=True):
+        if walk is None:
+            continue
+        try:
+            sequence.commit(draft, walk)
+            began = parts.clock()
+            _session(sequence).observe(_verified(draft, walk, result))
+            rounds.append(Round(sequence, draft, walk, parts.clock() - began))
+        except BaseException as error:
+            sequence.fail(error)
+    return rounds
+
+
+def _observe(rounds: Rounds, parts: Parts) -> None:
+    """Let sizing and statistics learn from a round."""
+    each = rounds.each
+    if not each:
+        return
+    observing = sum(done.observe_seconds for done in each)
+    for done in each:
+        stats = done.sequence.stats
+        stats.draft_seconds += rounds.draft_seconds / len(each) + done.observe_seconds
+        stats.target_seconds += rounds.target_seconds
+        stats.seconds = parts.clock() - (done.sequence.began or 0.0)
+    parts.sizing.observe(
+        [_state(done.sequence) for done in each],
+        [done.draft for done in each],
+        [done.walk for done in each],
+        target_seconds=rounds.target_seconds,
+        draft_seconds=rounds.draft_seconds + observing,
+    )
+
+
+def _session(sequence: Sequence) -> Session:
+    assert sequence.session is not None
+    return sequence.session
+
+
+def _state(sequence: Sequence) -> SizingState:
+    assert sequence.sizing is not None
+    return sequence.sizing
+
+
+def _raise_interrupt(sequences: Several[Sequence]) -> None:
+    for sequence in sequences:
+        if sequence.error is not None and not isinstance(sequence.error, Exception):
+            raise sequence.error
+
+
+def _verified(draft: DraftTree, walk: Walk, result: Pass) -> Verified:
     return Verified(
-        tree=tree,
-        path=np.array(path, np.int32) if path else EMPTY_PATH,
-        tokens=np.array(tokens, np.int32),
-        top_ids=best[0],
-        top_logits=best[1],
+        tree=draft,
+        path=np.array(walk.path, np.int32) if walk.path else EMPTY_PATH,
+        tokens=np.array(walk.tokens, np.int32),
+        top_ids=result.top_ids,
+        top_logits=result.top_logits,
+        hidden=result.hidden,
     )

@@ -1,8 +1,9 @@
-"""What drafted nodes turn out to be worth: how often such nodes were accepted, against what the drafter said.
+"""Acceptance model: how often drafted nodes are accepted, against what the drafter estimated.
 
-Drafters overrate their nodes, or underrate them, more so with depth. So acceptances and promised probabilities are
-summed in bands of weight, over all depths and for depths 1, 2, 3 to 4, 5 to 8 and more; their ratio corrects the
-drafter's word, and where little was met, the word counts.
+Drafters overestimate their nodes or underestimate them, more so with depth. So accepted nodes and estimated
+probabilities are summed in bands of weight, over all depths and for depths 1, 2, 3 to 4, 5 to 8 and more. Their ratio
+corrects the drafter's estimate; where few nodes were seen, the estimate counts. Drafts that have to be sized before they
+exist, because they are sampled or expensive, are sized by the acceptance of each depth.
 """
 
 from __future__ import annotations
@@ -19,67 +20,69 @@ Float64 = npt.NDArray[np.float64]
 
 _EDGES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.42, 0.55, 0.7, 0.82, 0.92, 0.97)
 _DEPTHS = 5
-_DOUBT = 4.0  # nodes' worth of acceptances by which the drafter's own word counts in each band of weights
-_FORGET = 0.99  # per round
-_LATE, _BEGUN = 0.98, 10.0  # per round; and how many rounds of others' speed a request begins with
+_PRIOR = 4.0  # accepted nodes for which the drafter's own estimate counts in each band of weights
+_DECAY = 0.99  # per round
+_DEEPEST = 64  # of depths that are counted one by one
+_PRIOR_RATE = 0.7  # of a depth that no draft has reached yet, as of two rounds
 
 
-class Values:
-    """What nodes of each weight and depth have been worth lately, and how fast decoding was with them."""
+class AcceptanceModel:
+    """Corrects a drafter's estimates by the acceptance of late."""
 
-    def __init__(self, begin: Values | None = None) -> None:
-        """Begin with what others have learned, or with trust."""
+    def __init__(self, begin: AcceptanceModel | None = None) -> None:
+        """Begin with a copy of another model, or with the drafter's own estimates."""
         shape = _DEPTHS + 1, len(_EDGES) + 1  # the first row: of all depths
-        self._said: Float64 = np.zeros(shape) if begin is None else begin._said.copy()
-        self._came: Float64 = np.zeros(shape) if begin is None else begin._came.copy()
-        self._tokens, self._passes = 0.0, 0.0
-        if begin is not None and begin._passes:
-            kept = min(1.0, _BEGUN / begin._passes)
-            self._tokens, self._passes = kept * begin._tokens, kept * begin._passes
+        self._expected: Float64 = np.zeros(shape) if begin is None else begin._expected.copy()
+        self._accepted: Float64 = np.zeros(shape) if begin is None else begin._accepted.copy()
+        self._reached: Float64 = np.zeros(_DEEPEST) if begin is None else begin._reached.copy()
+        self._passed: Float64 = np.zeros(_DEEPEST) if begin is None else begin._passed.copy()
 
-    @property
-    def rate(self) -> float:
-        """Tokens per plain pass's time of late; plain decoding's at the least, since no round need be slower."""
-        return max(1.0, self._tokens / self._passes) if self._passes else 1.0
+    def probabilities(self, tree: DraftTree) -> Float64:
+        """Return Float64[N], the probability that each node is accepted."""
+        return _corrected(tree.parents, tree.weights, self._expected, self._accepted)
 
-    def of(self, tree: DraftTree) -> Float64:
-        """Return the probability Float64[N] that each node is accepted."""
-        return _worths(tree.parents, tree.weights, self._said, self._came)
+    def by_depth(self, depth: int) -> Float64:
+        """Return Float64[depth], the probability that a draft is accepted to depth 1, 2, ..."""
+        deep = min(depth, _DEEPEST)
+        rates = (self._passed[:deep] + 2 * _PRIOR_RATE) / (self._reached[:deep] + 2)
+        return np.cumprod(np.append(rates, np.full(depth - deep, rates[-1] if deep else 1.0)))
 
-    def learn(self, tree: DraftTree, path: Sequence[int]) -> None:
-        """Take in which nodes of a draft were accepted."""
-        _count(tree.parents, tree.weights, np.array(path, np.int64), self._said, self._came)
-
-    def learn_rate(self, tokens: int, passes: float) -> None:
-        """Take in what a round gave and took, in plain passes."""
-        self._tokens, self._passes = _LATE * self._tokens + tokens, _LATE * self._passes + passes
+    def observe(self, tree: DraftTree, path: Sequence[int]) -> None:
+        """Count which nodes of a draft were accepted."""
+        if tree.proposal is None:
+            _count(tree.parents, tree.weights, np.array(path, np.int64), self._expected, self._accepted)
+        reached = min(len(path) + (len(path) < int(tree.depths().max())), _DEEPEST)
+        self._reached *= _DECAY
+        self._passed *= _DECAY
+        self._reached[:reached] += 1
+        self._passed[: min(len(path), _DEEPEST)] += 1
 
 
 @njit(cache=True)
-def _worths(parents, weights, said, came):  # type: ignore[no-untyped-def]
-    worths = np.empty(len(weights))
-    rows = _rows(parents)
+def _corrected(parents, weights, expected, accepted):  # type: ignore[no-untyped-def]
+    probabilities = np.empty(len(weights))
+    rows = _depth_rows(parents)
     for node in range(len(weights)):
         row, band = rows[node], _band(weights[node])
-        trust = (came[0, band] + _DOUBT) / (said[0, band] + _DOUBT)
-        deep = (came[row, band] + _DOUBT * trust) / (said[row, band] + _DOUBT)
-        worths[node] = min(1.0, weights[node] * deep)
-    return worths
+        overall = (accepted[0, band] + _PRIOR) / (expected[0, band] + _PRIOR)
+        at_depth = (accepted[row, band] + _PRIOR * overall) / (expected[row, band] + _PRIOR)
+        probabilities[node] = min(1.0, weights[node] * at_depth)
+    return probabilities
 
 
 @njit(cache=True)
-def _count(parents, weights, path, said, came):  # type: ignore[no-untyped-def]
-    said *= _FORGET
-    came *= _FORGET
-    rows = _rows(parents)
+def _count(parents, weights, path, expected, accepted):  # type: ignore[no-untyped-def]
+    expected *= _DECAY
+    accepted *= _DECAY
+    rows = _depth_rows(parents)
     for node in range(len(weights)):
         band = _band(weights[node])
-        said[0, band] += weights[node]
-        said[rows[node], band] += weights[node]
+        expected[0, band] += weights[node]
+        expected[rows[node], band] += weights[node]
     for node in path:
         band = _band(weights[node])
-        came[0, band] += 1
-        came[rows[node], band] += 1
+        accepted[0, band] += 1
+        accepted[rows[node], band] += 1
 
 
 @njit(cache=True)
@@ -91,7 +94,7 @@ def _band(weight):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _rows(parents):  # type: ignore[no-untyped-def]
+def _depth_rows(parents):  # type: ignore[no-untyped-def]
     depths, rows = np.empty(len(parents), np.int64), np.empty(len(parents), np.int64)
     for node, parent in enumerate(parents):
         depths[node] = 1 if parent < 0 else depths[parent] + 1

@@ -1,173 +1,313 @@
-"""How many nodes a round should spend: as many as pay, none where nothing does.
+"""Sizing policy: how many nodes a round drafts, for one sequence or many; as many as pay, none where nothing does.
 
-A node is worth the probability that it is accepted, a pass over more nodes costs more time, and time is worth the
-tokens that could be had in it elsewhere. So with v_i the value of node i, c(n) the seconds of a round with n nodes and
-r the tokens per second of late, the best size is the n that maximises
+A node gains the probability that it is accepted, a pass over more rows costs more time, and time costs the tokens that
+could be had in it elsewhere. With v_i the value of node i, c(n) the seconds of a round with n nodes and r the tokens
+per second of late, the best size is the n that maximises
 
     1 + v_1 + ... + v_n - r c(n)
 
-which is Dinkelbach's way (1967) to maximise a ratio, here tokens over time, taken over all rounds rather than one
+which is Dinkelbach's method (1967) of maximising a ratio, here tokens over time, over all rounds rather than in one
 (Sequoia, Chen et al. 2024, arXiv 2402.12374, and TurboSpec, Liu et al. 2024, arXiv 2406.14066, maximise it per round).
-Drafters overrate their nodes, so v_i is what nodes of such a weight have been worth lately in this request. Costs are
-measured in every round; a curve that `speculant tune` stored only spares the first rounds from trying sizes.
+v_i is the drafter's estimate, corrected by the acceptance of late in this request (`acceptance`), plus a bonus where
+the drafter learns from rejected nodes (`exploration`). c is measured in every round (`latency`); a curve stored by
+`speculant tune` only saves the first rounds from trying sizes.
 
-Drafting is a cost too, by the node; not asking at all pays only where the drafts of late were worth less than the time
-they took. Drafters that learn from rejected nodes get a bonus for those (see `lessons`).
+Several sequences share one pass, so its nodes go where they gain most: a request that repeats itself gets many, one
+about which nothing is known gets none.
 
-Sampled nodes may not be dropped by value. For them the size is set before the draft exists, from late values.
+Drafting costs time by the node, too. Not drafting at all pays only where the drafts of late gained less than the time
+they took; then a sequence pauses for some rounds.
+
+Sampled nodes must not be dropped by their values, which would bias the output. Their number is set before they are
+drawn, from the acceptance of each depth in earlier rounds; so is that of nodes that are expensive to draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from speculant.core.tree import DraftTree
-from speculant.sizing.acceptance import Values
-from speculant.sizing.exploration import Lessons
-from speculant.sizing.latency import RoundCost
+from speculant.core.verifier import Walk
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.exploration import ExplorationBonus
+from speculant.sizing.isotonic import falling_fit
+from speculant.sizing.latency import LatencyModel
+from speculant.sizing.throughput import Throughput
 
+Float64 = npt.NDArray[np.float64]
+
+MAX_NODES = 64  # of a draft whose size is chosen round by round
+_LEAST_ASKED = 4
 _LONGEST_PAUSE = 8
-_PAYING = 0.9  # per round asked
+_DECAY = 0.9  # per round in which a draft was asked for
+_EXPENSIVE = 0.01  # of a plain pass, per node: drafting that should not produce nodes to be dropped
+_SHRINK = 0.9  # of the largest size of late, per round
+
+
+@dataclass(slots=True, eq=False)
+class SizingState:
+    """What a policy keeps of one sequence.
+
+    Attributes:
+        acceptance: of this sequence.
+        wanted: the largest size of late, slowly falling.
+        sampled: whether its last draft was sampled.
+        asked, gain: in this round: nodes asked for, and the tokens that the draft is expected to gain.
+        pause, left: rounds without a draft: how many at a time, and still to come.
+        gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
+        text: the token before the root, and the root.
+        rounds, spent, skipped, paused: counts of rounds, nodes, rounds without nodes, rounds without asking.
+    """
+
+    acceptance: AcceptanceModel
+    wanted: float = MAX_NODES
+    sampled: bool = False
+    asked: int = 0
+    gain: float = 0.0
+    pause: int = 0
+    left: int = 0
+    gained: float = 0.0
+    asks: float = 0.0
+    text: list[int] = field(default_factory=lambda: [-1, -1])
+    rounds: int = 0
+    spent: int = 0
+    skipped: int = 0
+    paused: int = 0
 
 
 class Sizing(Protocol):
-    """What the round loop asks about sizes, one per request."""
+    """Decides how many nodes the rounds of one or many sequences draft."""
 
-    def budget(self) -> int:
-        """Return the most nodes to ask the drafter for; 0 means that it need not draft."""
+    def open(self) -> SizingState:
+        """Return the state of a new sequence."""
 
-    def cut(self, tree: DraftTree) -> DraftTree:
-        """Return the part of the draft that is worth its time."""
+    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+        """Return the most nodes to ask the drafter for, for each sequence; 0 where it need not draft."""
 
-    def learn(
-        self, tree: DraftTree, path: Sequence[int], tokens: Sequence[int], *, target: float, draft: float
+    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+        """Return the parts of the drafts that one pass verifies; only chosen nodes are dropped, from the end."""
+
+    def observe(
+        self,
+        states: Sequence[SizingState],
+        drafts: Sequence[DraftTree],
+        walks: Sequence[Walk],
+        *,
+        target_seconds: float,
+        draft_seconds: float,
     ) -> None:
-        """Take in a round: its draft, the path accepted, the tokens committed, and its seconds.
+        """Learn from a round: its drafts, what was committed, and the seconds of the pass and of drafting."""
 
-        `target` are those of the target's pass, `draft` those of drafting and learning.
-        """
-
-    def reason(self) -> str:
-        """Return one sentence on why sizes were what they were; empty if there is nothing to say."""
+    def reason(self, state: SizingState) -> str:
+        """Return one sentence on why a sequence's drafts had the sizes they had; empty if there is nothing to say."""
 
 
-class FixedSize:
-    """The same most nodes in every round."""
+class FixedSizing:
+    """The same most nodes in every pass, shared by its sequences."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
 
-    def budget(self) -> int:
-        return self._nodes
+    def open(self) -> SizingState:
+        return SizingState(AcceptanceModel())
 
-    def cut(self, tree: DraftTree) -> DraftTree:
-        return tree
+    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+        return [self._nodes for _ in states]
 
-    def learn(
-        self, tree: DraftTree, path: Sequence[int], tokens: Sequence[int], *, target: float, draft: float
+    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+        if len(drafts) < 2:
+            return list(drafts)
+        gains = [_gains(state, draft, None) for state, draft in zip(states, drafts, strict=True)]
+        return _heads(drafts, share(gains, self._nodes))
+
+    def observe(
+        self,
+        states: Sequence[SizingState],
+        drafts: Sequence[DraftTree],
+        walks: Sequence[Walk],
+        *,
+        target_seconds: float,
+        draft_seconds: float,
     ) -> None:
-        pass
+        if len(drafts) > 1:
+            for state, draft, walk in zip(states, drafts, walks, strict=True):
+                if len(draft):
+                    state.acceptance.observe(draft, walk.path)
 
-    def reason(self) -> str:
+    def reason(self, state: SizingState) -> str:
         return ""
 
 
-class BestSize:
-    """Spends what pays."""
+class AdaptiveSizing:
+    """As many nodes as pay."""
 
-    def __init__(self, cost: RoundCost, values: Values, lessons: Lessons | None = None) -> None:
-        """Begin a request.
+    def __init__(
+        self,
+        latency: LatencyModel,
+        acceptance: AcceptanceModel,
+        throughput: Throughput,
+        exploration: ExplorationBonus | None = None,
+    ) -> None:
+        """Begin a stream or a batch.
 
         Args:
-            cost: of passes of this model; requests share it.
-            values: of nodes in requests so far; this one goes its own way from there, and teaches it.
-            lessons: shared; for drafters that learn from rejected nodes, else None.
+            latency: of this model's passes; shared by all requests.
+            acceptance: of the requests so far; each sequence starts with a copy, and updates it.
+            throughput: of the requests so far; likewise.
+            exploration: shared; for drafters that learn from rejected nodes, else None.
         """
-        self._cost, self._shared, self._values, self._lessons = cost, values, Values(values), lessons
-        self._nodes = np.arange(len(cost.curve))
-        self._wanted = float(cost.sizes[-1])  # the largest size of late, falling slowly
-        self._pause, self._left = 0, 0  # rounds without a draft: how many at a time, and still to come
-        self._asked, self._gain = 0, 0.0  # in this round: nodes, and what drafting is expected to bring
-        self._gained, self._asks = 0.0, 0.0  # of late: what drafts were expected to bring, in tokens, and how many
-        self._text = [-1, -1]  # the token before the root, and the root
-        self._spent, self._rounds, self._skipped, self._paused = 0, 0, 0, 0
+        self._latency, self._acceptance, self._exploration = latency, acceptance, exploration
+        self._shared, self._throughput = throughput, Throughput(throughput)
 
-    def budget(self) -> int:
-        self._gain = 0.0
-        self._asked = 0 if self._left else min(self._cost.most, max(4, int(2 * self._wanted)))
-        return self._asked
+    def open(self) -> SizingState:
+        return SizingState(AcceptanceModel(self._acceptance), wanted=min(MAX_NODES, int(self._latency.sizes[-1])))
 
-    def cut(self, tree: DraftTree) -> DraftTree:
-        if tree.proposal is not None or not len(tree):
-            return tree
-        worth = self._values.of(tree)
-        if self._lessons is not None:
-            worth += self._lessons.worth(tree, self._text[1])
-        n = len(tree)
-        cost = self._cost.curve[: n + 1] + self._cost.drafting * self._nodes[: n + 1]
-        net = np.cumsum(worth) - self._values.rate * (cost[1:] - cost[0])
-        best = int(np.argmax(net))
-        self._gain = max(0.0, float(net[best]))
-        return tree.head(best + 1 if net[best] > 0 else 0)
+    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+        most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
+        for state in states:
+            state.gain = 0.0
+            if state.left:
+                state.asked = 0
+            elif state.sampled or self._latency.drafting > _EXPENSIVE:
+                state.asked = self._chain_length(state, most, len(states))
+            else:
+                state.asked = min(most, max(_LEAST_ASKED, int(2 * state.wanted)))
+        return [state.asked for state in states]
 
-    def learn(
-        self, tree: DraftTree, path: Sequence[int], tokens: Sequence[int], *, target: float, draft: float
+    def _chain_length(self, state: SizingState, most: int, sequences: int) -> int:
+        """Return how many nodes pay, one a level, before any exists."""
+        values = state.acceptance.by_depth(most)
+        net = np.cumsum(values) - self._price(sequences) * self._costs(sequences - 1, most)[1:]
+        best = int(np.argmax(net)) if most else 0
+        state.gain = max(0.0, float(net[best])) if most else 0.0
+        return best + 1 if state.gain > 0 else min(1, most)  # one node at least, or nothing more would be learned
+
+    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+        gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
+        held = sum(len(draft) for draft in drafts if draft.proposal is not None)
+        base = len(drafts) - 1 + held
+        values = np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
+        room = max(0, self._latency.most - base)
+        price, costs = self._price(len(drafts)), self._costs(base, min(len(values), room))
+        net = np.append(0, np.cumsum(values[: len(costs) - 1])) - price * costs
+        nodes = int(np.argmax(net))
+        kept = share(gains, nodes)
+        for state, draft, gain, n in zip(states, drafts, gains, kept, strict=True):
+            if draft.proposal is None:
+                state.gain = max(0.0, float(gain[:n].sum()) - price * float(costs[nodes]) * n / max(nodes, 1))
+        return _heads(drafts, kept)
+
+    def _price(self, sequences: int) -> float:
+        """Return the tokens that a unit of time is worth."""
+        return self._throughput.rate(sequences / float(self._latency.curve[sequences - 1]))
+
+    def _costs(self, base: int, nodes: int) -> Float64:
+        """Return Float64[nodes + 1], what a round with 0, 1, ... nodes costs more than one over `base` draft rows."""
+        rows = np.minimum(base + np.arange(nodes + 1), len(self._latency.curve) - 1)
+        curve = self._latency.curve[rows]
+        return np.asarray(curve - curve[0] + self._latency.drafting * np.arange(nodes + 1), np.float64)
+
+    def observe(
+        self,
+        states: Sequence[SizingState],
+        drafts: Sequence[DraftTree],
+        walks: Sequence[Walk],
+        *,
+        target_seconds: float,
+        draft_seconds: float,
     ) -> None:
-        n, cost = len(tree), self._cost
-        cost.learn(n, target)
-        drafting = cost.learn_drafting(n, draft) if self._asked else 0.0
-        for values in (self._values, self._shared):
-            if n:
-                values.learn(tree, path)
-            values.learn_rate(len(tokens), float(cost.curve[n]) + drafting)
-        text = [*self._text, *tokens]
-        if self._lessons is not None:
-            self._lessons.learn(tree, text)
-        self._text = text[-2:]
-        self._rounds += 1
-        self._spent += n
-        self._skipped += n == 0
-        self._paused += not self._asked
-        self._plan(n)
+        latency, nodes = self._latency, sum(len(draft) for draft in drafts)
+        rows = min(nodes + len(drafts), len(latency.curve)) - 1
+        latency.observe(rows, target_seconds)
+        asking = sum(state.asked > 0 for state in states)
+        drafting = latency.observe_drafting(nodes, draft_seconds) if asking else 0.0
+        tokens = sum(len(walk.tokens) for walk in walks)
+        for throughput in (self._throughput, self._shared):
+            throughput.observe(tokens, float(latency.curve[rows]) + drafting)
+        for state, draft, walk in zip(states, drafts, walks, strict=True):
+            if len(draft):
+                state.acceptance.observe(draft, walk.path)
+                self._acceptance.observe(draft, walk.path)
+            text = [*state.text, *walk.tokens]
+            if self._exploration is not None:
+                self._exploration.observe(draft, text)
+            state.text = text[-2:]
+            state.sampled = draft.proposal is not None if len(draft) else state.sampled
+            state.rounds += 1
+            state.spent += len(draft)
+            state.skipped += not len(draft)
+            state.paused += not state.asked
+            self._plan(state, len(draft), len(states), asking)
 
-    def _plan(self, nodes: int) -> None:
-        """Decide how much to ask for next, and whether to ask at all."""
-        if self._left:
-            self._left -= 1
-        elif self._asked:
-            self._wanted = max(float(nodes), 0.9 * self._wanted)
-            if self._drawn(nodes):
-                return
-            self._gained = _PAYING * self._gained + self._gain
-            self._asks = _PAYING * self._asks + 1
-            took = self._asks * self._values.rate * self._cost.usual_drafting
-            self._pause = min(_LONGEST_PAUSE, 2 * self._pause + 1) if self._gained < took else 0
-            self._left = self._pause
+    def _plan(self, state: SizingState, nodes: int, sequences: int, asking: int) -> None:
+        """Set how much to ask for next, and whether to ask at all."""
+        if state.left:
+            state.left -= 1
+        elif state.asked:
+            state.wanted = max(float(nodes), _SHRINK * state.wanted)
+            state.gained = _DECAY * state.gained + state.gain
+            state.asks = _DECAY * state.asks + 1
+            took = state.asks * self._price(sequences) * self._latency.usual_drafting / asking
+            state.pause = min(_LONGEST_PAUSE, 2 * state.pause + 1) if state.gained < took else 0
+            state.left = state.pause
 
-    def _drawn(self, nodes: int) -> bool:
-        """Say whether the draft was left whole unseen, as sampled ones are."""
-        return nodes > 0 and self._gain == 0.0
-
-    def reason(self) -> str:
-        if not self._rounds:
+    def reason(self, state: SizingState) -> str:
+        if not state.rounds:
             return ""
-        mean = self._spent / self._rounds
-        most = max(1, min(round(mean) or 1, len(self._cost.curve) - 1))
-        one, some = self._cost.of(np.array([0, most]))
-        why = f"a pass over {most} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
-        words = f"{mean:.1f} nodes a round, none in {self._skipped / self._rounds:.0%} of rounds: {why}"
-        if self._paused:
-            words += f"; in {self._paused / self._rounds:.0%} drafting was not worth its own time"
-        if self._lessons is not None and self._text[1] >= 0:
-            words += "; some nodes are spent because the drafter learns from rejected ones too"
-        return words + "."
+        mean = state.spent / state.rounds
+        most = max(1, min(round(mean) or 1, len(self._latency.curve) - 1))
+        one, some = self._latency.seconds(np.array([0, most]))
+        text = (
+            f"{mean:.1f} nodes a round, none in {state.skipped / state.rounds:.0%} of rounds: a pass over {most} takes "
+            f"{some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
+        )
+        if state.paused:
+            text += f"; in {state.paused / state.rounds:.0%} of rounds drafting would have cost more than it gains"
+        if self._exploration is not None and state.text[1] >= 0:
+            text += "; some nodes are spent because the drafter learns from rejected ones too"
+        return text + "."
+
+
+def _gains(state: SizingState, draft: DraftTree, exploration: ExplorationBonus | None) -> Float64:
+    """Return Float64[N], what each node of a draft gains, made to fall: only heads of a draft are kept.
+
+    Sampled drafts, which are kept whole, have no gains to compare.
+    """
+    if draft.proposal is not None or not len(draft):
+        return np.empty(0)
+    values = state.acceptance.probabilities(draft)
+    if exploration is not None:
+        values += exploration.bonus(draft, state.text[1])
+    return np.asarray(falling_fit(values), np.float64)
+
+
+def share(gains: Sequence[Float64], nodes: int) -> list[int]:
+    """Return how many of each draft's first nodes are among the `nodes` that gain most over all drafts.
+
+    Args:
+        gains: Float64[N] of each draft, falling.
+        nodes: how many to keep; all if there are fewer.
+    """
+    if len(gains) == 1:
+        return [min(nodes, len(gains[0]))]
+    owners = np.repeat(np.arange(len(gains)), [len(each) for each in gains])
+    best = np.argsort(-np.concatenate([*gains, np.empty(0)]), kind="stable")[:nodes]
+    kept: list[int] = np.bincount(owners[best], minlength=len(gains)).tolist()
+    return kept
+
+
+def _heads(drafts: Sequence[DraftTree], kept: Sequence[int]) -> list[DraftTree]:
+    return [draft if draft.proposal is not None else draft.head(n) for draft, n in zip(drafts, kept, strict=True)]
 
 
 def warm_up() -> None:
-    """Compile what choosing sizes runs, so that no request pays for it."""
-    sizing, node = BestSize(RoundCost(most=1), Values(), Lessons()), DraftTree.from_paths([[0]])
-    sizing.cut(node)
-    sizing.learn(node, [0], [0, 0], target=1.0, draft=0.0)
+    """Compile what choosing sizes runs, so that no request waits for it."""
+    sizing = AdaptiveSizing(LatencyModel(most=1), AcceptanceModel(), Throughput(), ExplorationBonus())
+    state, node = sizing.open(), DraftTree.from_paths([[0]])
+    sizing.trim([state], [node])
+    sizing.observe([state], [node], [Walk([0], [0, 0], False)], target_seconds=1.0, draft_seconds=0.0)

@@ -1,43 +1,59 @@
-"""Sample, then follow: the accept rule for drafts whose tokens were chosen, not sampled.
+"""Sample, then follow: the acceptance rule for drafts whose tokens were chosen, not sampled.
 
-At each node the target's own next token is drawn exactly as plain decoding would draw it, committed, and
-the child that holds it is followed; where no child does, the round ends. Losslessness needs no argument
-about probabilities: the draft decides only how much of the target's text is computed in one pass, never
-what it says, so processors, stop rules and random streams see every token once, in order. The chance to go
-on from a node is the target's summed probability of its children, which is the best any rule can do with
-a fixed set of candidates (the tree used as a cache of target distributions: SpecExec, Svirschevski et al.,
-2024, arXiv 2406.02532).
+At each node the target's own next token is drawn exactly as plain decoding would draw it and committed, and the child
+that holds it is followed; where no child does, the round ends. Losslessness needs no argument about probabilities: the
+draft decides only how many of the target's tokens one pass computes, never which, so processors, stop rules and random
+streams see every token once, in order. The probability of going on from a node is the target's summed probability of
+its children, the most that any rule can reach with a fixed set of candidates (the tree used as a cache of target
+distributions: SpecExec, Svirschevski et al., 2024, arXiv 2406.02532).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, Literal
 
+from speculant.core.engine import Array, Pass
+from speculant.core.errors import UnsupportedError
+from speculant.core.sampler import Sampler
 from speculant.core.tree import ROOT, DraftTree
+from speculant.core.verifier import Verifier, Walk
 
 
-def sample_then_follow(tree: DraftTree, draw: Callable[[int], tuple[int, bool]]) -> tuple[list[int], list[int], bool]:
-    """Walk the tree along the target's own tokens.
+class SampleThenFollow(Verifier):
+    """Token-identical to plain decoding with the same random stream."""
 
-    Args:
-        tree: the draft; its tokens must have been chosen, not sampled.
-        draw: given a row of the target pass (0: the root, i + 1: node i), draws and commits the target's next
-            token; returns it and whether the text ends with it. Called once per committed token, in order.
+    exactness: Literal["tokens", "distribution", "lossy"] = "tokens"
+    order: Literal["path", "tree"] = "path"
+    trees = True
+    sampled = False
 
-    Returns:
-        The accepted nodes [A], the committed tokens [A + 1], and whether the text has ended.
-    """
-    children: dict[tuple[int, int], int] = {}
-    for node, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        children.setdefault(key, node)
-    path: list[int] = []
-    tokens: list[int] = []
-    node = ROOT
-    while True:
-        token, ended = draw(node + 1)
-        tokens.append(token)
-        child = children.get((node, token))
-        if ended or child is None:
-            return path, tokens, ended
-        path.append(child)
-        node = child
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
+        """Let the sampler draw after every row at once, where nothing depends on the prefix.
+
+        Raises:
+            UnsupportedError: nodes were sampled; following those that the target draws would waste what q says.
+        """
+        if tree.proposal is not None:
+            raise UnsupportedError("sample-then-follow takes drafts of chosen tokens; these were sampled.")
+        sampler.load(result.logits)
+        return sampler.choose(tree)
+
+    def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
+        """Walk the tree along the target's own tokens."""
+        if prepared is not None:
+            sampler.set_choices(prepared)
+        children: dict[tuple[int, int], int] = {}
+        for node, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+            children.setdefault(key, node)
+        path: list[int] = []
+        tokens: list[int] = []
+        node = ROOT
+        while True:
+            token = sampler.draw(node + 1)
+            tokens.append(token)
+            ended = sampler.commit(token)
+            child = children.get((node, token))
+            if ended or child is None:
+                return Walk(path, tokens, ended)
+            path.append(child)
+            node = child

@@ -15,8 +15,13 @@ import numpy.typing as npt
 
 from speculant.bench.replay.calibration import Reliability
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Drafter, Verified
-from speculant.verifiers.sample_then_follow import sample_then_follow
+from speculant.core.drafter import Drafter, Start, Verified
+from speculant.core.stats import Stats
+from speculant.decoding.sequence import Sequence
+from speculant.decoding.step import Parts, step
+from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
+from speculant.sizing.policy import FixedSizing
+from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -75,18 +80,6 @@ class Played:
     def mat(self) -> float:
         """Mean tokens per round, bonus included."""
         return self.tokens / self.rounds if self.rounds else 0.0
-
-
-class Playback:
-    """Says a recorded output token by token."""
-
-    def __init__(self, output: list[int], at: int) -> None:
-        self._output, self._at = output, at
-
-    def draw(self, _row: int) -> tuple[int, bool]:
-        """Return the next token and whether it is the last."""
-        self._at += 1
-        return self._output[self._at - 1], self._at == len(self._output)
 
 
 @dataclass(slots=True)
@@ -156,27 +149,36 @@ def replay(
 
 
 def _play(drafter: Drafter, recording: Recording, nodes: int, number: int, log: _Log) -> None:
-    output = recording.output.tolist()
     clock = time.perf_counter
+    parts = Parts(
+        engine=RecordedEngine(), drafter=drafter, verifier=SampleThenFollow(), sizing=FixedSizing(nodes), clock=clock
+    )
     began = clock()
-    session = drafter.open(recording.prompt)
+    sequence = recorded_sequence(recording, parts)
     log.open_seconds.append(clock() - began)
-    done = 0
-    while done < len(output):
-        began = clock()
-        tree = session.propose(nodes)
-        proposed = clock()
-        path, tokens, _ = sample_then_follow(tree, Playback(output, done).draw)
-        verified = Verified(tree=tree, path=np.array(path, np.int32), tokens=np.array(tokens, np.int32))
-        verified_at = clock()
-        session.observe(verified)
-        log.learn_seconds.append(clock() - verified_at)
-        log.propose_seconds.append(proposed - began)
+    while not sequence.ended:
+        rounds = step([sequence], parts)
+        if sequence.error is not None:
+            raise sequence.error
+        done = rounds.each[0]
+        log.learn_seconds.append(done.observe_seconds)
+        log.propose_seconds.append(rounds.draft_seconds)
         log.request.append(number)
-        log.accepted.append(len(path))
-        log.nodes.append(len(tree))
-        log.deepest.append(int(tree.depths().max()) if len(tree) else 0)
-        log.reliability.add(verified)
-        done += len(tokens)
-    session.close()
+        log.accepted.append(len(done.walk.path))
+        log.nodes.append(len(done.draft))
+        log.deepest.append(int(done.draft.depths().max()) if len(done.draft) else 0)
+        path, tokens = (np.array(each, np.int32) for each in (done.walk.path, done.walk.tokens))
+        log.reliability.add(Verified(tree=done.draft, path=path, tokens=tokens))
+    sequence.close()
     log.reliability.fold()
+
+
+def recorded_sequence(recording: Recording, parts: Parts) -> Sequence:
+    """Return a recording as a sequence whose first root is the last token of its prompt."""
+    start = Start(prompt=recording.prompt)
+    sampler = RecordedSampler(recording.output.tolist())
+    sequence = Sequence(RecordedCache(len(recording.prompt) - 1), sampler, start, Stats(method=""))
+    sequence.session, sequence.sizing = parts.drafter.open(start), parts.sizing.open()
+    sequence.root = int(recording.prompt[-1]) if len(recording.prompt) else -1
+    sequence.began, sequence.ended = parts.clock(), sampler.room == 0
+    return sequence

@@ -11,116 +11,102 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from speculant.api.result import Run
+from speculant.api.result import Generation, Stream
 from speculant.api.speculator import Speculator
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Drafter, Needs, Session, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
-from speculant.engines.hf.sampler import Request
-from speculant.engines.hf.target import TransformersTarget
+from speculant.decoding.sequence import Sequence as DecodedSequence
+from speculant.decoding.step import Parts
+from speculant.engines.hf.sampler import HostSampler, SamplingPlan
 from speculant.registry import METHODS, find_method
 
 
-class ForcedSampler:
-    """Commits a recorded output, whatever the target says; a `Sampler`."""
+class ForcedSampler(HostSampler):
+    """Commits a recorded output, whatever the target's logits are."""
 
-    def __init__(self, output: Sequence[int]) -> None:
-        self._output, self._at = output, 0
-        self._logits: Any = None
+    def __init__(self, prompt: Tensor, output: Sequence[int]) -> None:
+        """Take the prompt's ids Int64[1, T] and the output, which must be at least a token long."""
+        super().__init__(prompt, SamplingPlan())
+        self._output = output
 
     @property
     def room(self) -> int:
-        """How many recorded tokens are left."""
-        return len(self._output) - self._at
+        return len(self._output) - len(self.tokens)
 
-    def look(self, logits: Tensor, tree: DraftTree) -> Tensor | None:
-        """Take the logits [N + 1, V]; on an accelerator, choose for all rows at once as plain sampling does."""
-        self._logits = logits
-        return logits.argmax(-1) if logits.is_cuda else None
+    def load(self, logits: Tensor) -> None:
+        self._loaded = logits
 
-    def receive(self, choices: list[int]) -> None:
-        """Take what the target would have said, and do not listen."""
+    def choose(self, tree: DraftTree) -> Tensor | None:
+        """Choose for all rows at once on an accelerator, as plain sampling does, and never use it."""
+        assert self._loaded is not None
+        return self._loaded.argmax(-1) if self._loaded.is_cuda else None
 
-    def draw(self, row: int) -> tuple[int, bool]:
+    def draw(self, row: int) -> int:
         """Return the recorded token, at the cost of choosing the target's own."""
-        if not self._logits.is_cuda:
-            self._logits[row].argmax().item()
-        token = self._output[self._at]
-        self._at += 1
-        return token, self.room == 0
+        assert self._loaded is not None
+        if not self._loaded.is_cuda:
+            self._loaded[row].argmax().item()
+        return self._output[len(self.tokens)]
 
-    def settle(self) -> None:
-        """Nothing to do: no random number was drawn."""
-
-
-def force(speculator: Speculator, prompt: Int32, sampler: ForcedSampler) -> tuple[list[int], Stats]:
-    """Decode a request along a recorded output; return its tokens and what happened.
-
-    Args:
-        speculator, prompt, sampler: see `forced_run`.
-    """
-    run = forced_run(speculator, prompt, sampler)
-    return [token for done in run.rounds(speculator.sizing()) for token in done.tokens], run.stats
+    def commit(self, token: int) -> bool:
+        self.tokens.append(token)
+        return self.room == 0
 
 
-def forced_run(speculator: Speculator, prompt: Int32, sampler: ForcedSampler) -> Run:
-    """Return a request that is decoded along a recorded output.
-
-    Args:
-        speculator: whose model and drafter are used.
-        prompt: Int32[T].
-        sampler: of the output, which must be at least a token long.
-    """
-    model = speculator.model
-    ids = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
-    return Run(
-        TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast),
-        Request(ids=ids, processors=[], criteria=[], sample=False, generator=None, emitted=lambda _: None),
-        Withheld(speculator.drafter),
-        seed=0,
-        streamer=None,
-        stats=Stats(method=speculator.method, prompt_tokens=len(prompt)),
-        sampler=sampler,
-    )
+def forced_request(speculator: Speculator, prompt: Int32, output: Sequence[int]) -> Generation:
+    """Return a request that is decoded along a recorded output of at least one token, by `forced_parts`."""
+    ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.model.device)
+    cache, sampler = speculator.engine.open(ids), ForcedSampler(ids, output)
+    stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
+    return Generation(DecodedSequence(cache, sampler, Start(prompt=prompt), stats), sampler, cache=cache.cache)
 
 
-class Withheld:
-    """A drafter to which the target's logits are not shown."""
+def forced_parts(speculator: Speculator, size: int = 1) -> Parts:
+    """Return what decodes forced requests: the speculator's parts, its drafter without the target's logits."""
+    parts = speculator.parts(size)
+    return replace(parts, drafter=Withheld(parts.drafter))
+
+
+def force(speculator: Speculator, prompt: Int32, output: Sequence[int]) -> tuple[list[int], Stats]:
+    """Decode a request along a recorded output of at least one token; return its tokens and what happened."""
+    generation = forced_request(speculator, prompt, output)
+    for _ in Stream(generation, forced_parts(speculator)):
+        pass
+    return generation.result.ids, generation.result.stats
+
+
+class Withheld(Drafter):
+    """A drafter that is not shown the target's logits and hidden states, which are still computed."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
 
     @property
     def needs(self) -> Needs:
-        """What it asks for, though it gets none of it."""
         return self._drafter.needs
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        return _WithheldSession(self._drafter.open(prompt, target=target, seed=seed))
-
-    def save(self, path: Path) -> None:
-        self._drafter.save(path)
-
-    def load(self, path: Path) -> None:
-        self._drafter.load(path)
+    def open(self, start: Start) -> Session:
+        return WithheldSession(self._drafter.open(start))
 
 
-class _WithheldSession:
+class WithheldSession(Session):
+    """A session of such a drafter."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        return self._session.propose(max_nodes)
+    def propose(self, budget: Budget) -> DraftTree:
+        return self._session.propose(budget)
 
     def observe(self, verified: Verified) -> None:
         self._session.observe(replace(verified, top_ids=None, top_logits=None, hidden=None))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
+from speculant.core.sampler import GREEDY, Sampling
+from speculant.engines.hf.sampler import SamplingPlan
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 NEED_SAMPLING = ("do_sample", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -54,17 +56,6 @@ class Call:
         return input_ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """Processors and criteria, those for stop strings included, and what the output should hold."""
-
-    processors: list[Any]
-    criteria: list[Any]
-    sample: bool
-    keep_scores: bool
-    keep_raw: bool
-
-
 def check(call: Call) -> None:
     """Check what a call asks for, however many rows it has.
 
@@ -90,8 +81,10 @@ def check(call: Call) -> None:
         )
 
 
-def prepare(call: Call, *, stop: str | Sequence[str] | None, tokenizer: Any) -> Prepared:
-    """Check a call of one row and add stop strings.
+def plan_sampling(
+    call: Call, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None
+) -> SamplingPlan:
+    """Check a call of one row and return how its tokens are chosen, stop strings included.
 
     Raises:
         UnsupportedError: it has several rows, or asks for what this loop does not do.
@@ -108,14 +101,27 @@ def prepare(call: Call, *, stop: str | Sequence[str] | None, tokenizer: Any) -> 
     if stop:
         if tokenizer is None:
             raise TokenizerError("stop strings need a tokenizer; give one to the speculator or to bind().")
-        strings = [stop] if isinstance(stop, str) else list(stop)
-        criteria = [*criteria, StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)]
-    return Prepared(
+        criteria = [*criteria, StopStringCriteria(tokenizer=tokenizer, stop_strings=list(stop))]
+    return SamplingPlan(
         processors=call.processors,
         criteria=criteria,
         sample=config.get_generation_mode() == GenerationMode.SAMPLE,
+        generator=generator,
         keep_scores=bool(wanted and config.output_scores),
-        keep_raw=bool(wanted and config.output_logits),
+        keep_logits=bool(wanted and config.output_logits),
+    )
+
+
+def sampling_settings(call: Call) -> Sampling:
+    """Return how a call's configuration warps the target's distribution, for drafters that sample."""
+    config = call.config
+    if config.get_generation_mode() != GenerationMode.SAMPLE:
+        return GREEDY
+    return Sampling(
+        temperature=1.0 if config.temperature is None else float(config.temperature),
+        top_k=config.top_k or None,
+        top_p=config.top_p if config.top_p is not None and config.top_p < 1 else None,
+        min_p=config.min_p,
     )
 
 

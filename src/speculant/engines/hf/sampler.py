@@ -1,24 +1,24 @@
-"""The target's own next token, drawn as transformers' plain `generate` draws it.
+"""The target's next token, drawn as transformers' plain `generate` draws it.
 
-`OneByOne` runs every logits processor and stopping criterion once per token on the true prefix, in order, so
-stateful ones work. `AllAtOnce` serves the common case in which nothing depends on the prefix: no
-processors, or only those that work on a row alone, and no criteria beyond end of text and length. It
-chooses for every row of a pass on the device and reads the answers back in one host sync; since
-`torch.multinomial` of one sample is argmax(p / e) with e exponential noise, noise drawn once per depth
-gives the very tokens, and leaves the random stream where plain decoding leaves it.
+`HostSampler` runs every logits processor and stopping criterion once per token on the true prefix, in order, so
+stateful ones work. `DeviceSampler` serves the common case in which nothing depends on the prefix: no processors, or
+only those that work on a row alone, and no criteria but end of text and length. It draws after every row of a pass on
+the device, and the tokens are read back in one transfer. Since `torch.multinomial` of one sample is argmax(p / e) with
+e exponential noise, noise drawn once per depth yields the very tokens that plain decoding draws, and leaves the random
+stream where plain decoding leaves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.generation import logits_process, stopping_criteria
 
-from speculant.core.engine import Sampler
+from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.topk import best_token
 
@@ -36,199 +36,217 @@ ROW_WISE = tuple(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
-    """One text in the making.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplingPlan:
+    """How the tokens of a request are chosen and when its text ends.
 
     Attributes:
-        ids: Int64[1, T] prompt and committed tokens.
         processors, criteria: transformers' lists, as `generate` prepared them.
         sample: whether to sample; else greedy.
         generator: the random stream; None for torch's default one.
-        ending: ids that end the text, max_length: its most tokens; read from the criteria.
-        other_criteria: whether there are more criteria than those two.
-        scores, raw: per token the processed and the raw logits [1, V], kept if asked for.
-        emitted: called with each token.
-        fresh: committed tokens that are not in `ids` yet; ended: whether the text is complete.
-        stopped: whether anything but its length ended it.
+        keep_scores, keep_logits: whether the processed and the raw logits of every token are kept.
     """
 
-    ids: Tensor
-    processors: list[Any]
-    criteria: list[Any]
-    sample: bool
-    generator: torch.Generator | None
-    emitted: Callable[[int], None]
+    processors: Sequence[Any] = ()
+    criteria: Sequence[Any] = ()
+    sample: bool = False
+    generator: torch.Generator | None = None
     keep_scores: bool = False
-    keep_raw: bool = False
-    scores: list[Tensor] = field(default_factory=list)
-    raw: list[Tensor] = field(default_factory=list)
-    ending: frozenset[int] = frozenset()
-    max_length: int | None = None
-    other_criteria: bool = False
-    fresh: list[int] = field(default_factory=list)
-    ended: bool = False
-    stopped: bool = False
+    keep_logits: bool = False
 
-    def __post_init__(self) -> None:
-        ending: set[int] = set()
-        for criterion in self.criteria:
+
+class HostSampler(Sampler):
+    """Draws each token when the walk comes to it.
+
+    Attributes:
+        tokens: committed, prompt excluded.
+        scores, logits: per token the processed and the raw logits [1, V], if they are kept.
+        stopped: whether anything but its length ended the text.
+        has_criteria: whether there are criteria beside end of text and length.
+        end_tokens: ids that end the text.
+    """
+
+    def __init__(self, prompt: Tensor, plan: SamplingPlan) -> None:
+        """Begin a text.
+
+        Args:
+            prompt: Int64[1, T], padding included, as processors and criteria see it.
+            plan: how to go on.
+        """
+        self._ids, self._plan = prompt, plan
+        self._prompt_length = prompt.shape[1]
+        self.tokens: list[int] = []
+        self.scores: list[Tensor] = []
+        self.logits: list[Tensor] = []
+        self.stopped = False
+        self._loaded: Tensor | None = None
+        self.has_criteria = False
+        ends: set[int] = set()
+        lengths: list[int] = []
+        for criterion in plan.criteria:
             if type(criterion) is stopping_criteria.EosTokenCriteria:
-                ending |= set(criterion.eos_token_id.tolist())
+                ends |= set(criterion.eos_token_id.tolist())
             elif type(criterion) is stopping_criteria.MaxLengthCriteria:
-                length = criterion.max_length
-                self.max_length = length if self.max_length is None else min(length, self.max_length)
+                lengths.append(criterion.max_length)
             else:
-                self.other_criteria = True
-        self.ending = frozenset(ending)
+                self.has_criteria = True
+        self.end_tokens = frozenset(ends)
+        self._max_length = min(lengths, default=1 << 30)
 
     @property
-    def length(self) -> int:
-        """Tokens so far, prompt included."""
-        return self.ids.shape[1] + len(self.fresh)
+    def keeps_scores(self) -> bool:
+        """Whether processed logits are kept."""
+        return self._plan.keep_scores
 
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether raw logits are kept."""
+        return self._plan.keep_logits
+
+    @property
     def room(self) -> int:
-        """How many more tokens fit."""
-        return 1 << 30 if self.max_length is None else self.max_length - self.length
+        return self._max_length - self._prompt_length - len(self.tokens)
 
-    def true_ids(self) -> Tensor:
+    def ids(self) -> Tensor:
         """Return Int64[1, T] with every committed token."""
-        if self.fresh:
-            new = torch.tensor([self.fresh], dtype=self.ids.dtype, device=self.ids.device)
-            self.ids = torch.cat([self.ids, new], dim=-1)
-            self.fresh = []
-        return self.ids
+        fresh = self.tokens[self._ids.shape[1] - self._prompt_length :]
+        if fresh:
+            new = torch.tensor([fresh], dtype=self._ids.dtype, device=self._ids.device)
+            self._ids = torch.cat([self._ids, new], dim=-1)
+        return self._ids
 
-    def append(self, token: int) -> bool:
-        """Commit a token; return whether the text ends with it."""
-        self.fresh.append(token)
-        if self.other_criteria:
-            ids, scores = self.true_ids(), tuple(self.scores) if self.keep_scores else None
-            # Every criterion is asked, as plain decoding does: one that keeps state must see each token.
-            answers = [(criterion, bool(criterion(ids, scores).all())) for criterion in self.criteria]
-            self.ended = any(answer for _, answer in answers)
-            length = stopping_criteria.MaxLengthCriteria
-            self.stopped = any(answer for criterion, answer in answers if type(criterion) is not length)
-        else:
-            self.stopped = token in self.ending
-            self.ended = self.stopped or self.room() <= 0
-        self.emitted(token)
-        return self.ended
-
-
-class OneByOne:
-    """Draws each token when it is its turn."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._logits: Tensor | None = None
-
-    @property
-    def room(self) -> int:
-        """How many more tokens the text may take."""
-        return self._request.room()
-
-    def look(self, logits: Tensor, tree: DraftTree) -> None:
-        """Take the logits [N + 1, V] of a pass, once they are there: who times passes must not time their launch."""
-        self._logits = logits
+    def load(self, logits: Tensor) -> None:
+        """Take the logits [N + 1, V] once they are computed: who times passes must not time only their launch."""
+        self._loaded = logits
         if logits.is_cuda:
             torch.cuda.current_stream(logits.device).synchronize()
 
-    def receive(self, choices: list[int]) -> None:
-        """Nothing to do: nothing was chosen ahead."""
+    def choose(self, tree: DraftTree) -> Tensor | None:
+        return None
 
-    def draw(self, row: int) -> tuple[int, bool]:
-        """Process, draw, commit."""
-        request, logits = self._request, self._logits
+    def set_choices(self, choices: list[Any]) -> None:
+        pass
+
+    def draw(self, row: int) -> int:
+        plan, logits = self._plan, self._loaded
         assert logits is not None
-        if not (request.processors or request.sample or request.keep_scores or request.keep_raw):
-            token = int(logits[row].argmax())
-            return token, request.append(token)
-        ids = request.true_ids()
-        raw = logits[row : row + 1].to(copy=True, dtype=torch.float32, device=ids.device)
-        scores = raw
-        for processor in request.processors:
+        if not (plan.processors or plan.sample or plan.keep_scores or plan.keep_logits):
+            return int(logits[row].argmax())
+        scores = self._process(row)
+        if plan.sample:
+            return int(torch.multinomial(scores.softmax(-1), 1, generator=plan.generator))
+        return int(scores.argmax(-1))
+
+    def distribution(self, row: int) -> Tensor:
+        scores = self._process(row)[0]
+        if self._plan.sample:
+            return scores.double().softmax(-1)
+        return torch.zeros_like(scores, dtype=torch.float64).scatter_(0, scores.argmax(-1, keepdim=True), 1.0)
+
+    def sample(self, distribution: Tensor) -> int:
+        if self._plan.sample:
+            return int(torch.multinomial(distribution, 1, generator=self._plan.generator))
+        return int(distribution.argmax())
+
+    def uniform(self) -> float:
+        if not self._plan.sample:
+            return 0.5
+        return float(torch.rand(1, generator=self._plan.generator, device=self._ids.device, dtype=torch.float64))
+
+    def _process(self, row: int) -> Tensor:
+        """Return the processed logits [1, V] after a row, and keep what is to be kept."""
+        plan, loaded = self._plan, self._loaded
+        assert loaded is not None
+        ids = self.ids() if plan.processors else self._ids
+        logits = loaded[row : row + 1].to(copy=True, dtype=torch.float32, device=ids.device)
+        scores = logits
+        for processor in plan.processors:
             scores = processor(ids, scores)
-        if request.keep_raw:
-            request.raw.append(raw)
-        if request.keep_scores:
-            request.scores.append(scores)
-        if request.sample:
-            token = int(torch.multinomial(scores.softmax(-1), 1, generator=request.generator))
-        else:
-            token = int(scores.argmax(-1))
-        return token, request.append(token)
+        if plan.keep_logits:
+            self.logits.append(logits)
+        if plan.keep_scores:
+            self.scores.append(scores)
+        return scores
 
-    def settle(self) -> None:
-        """Nothing to do: only what was committed was drawn."""
+    def commit(self, token: int) -> bool:
+        self.tokens.append(token)
+        if not self.has_criteria:
+            self.stopped = token in self.end_tokens
+            return self.stopped or self.room <= 0
+        ids, scores = self.ids(), tuple(self.scores) if self._plan.keep_scores else None
+        # Every criterion is asked, as plain decoding does: one that keeps state must see each token.
+        answers = [(criterion, _all(criterion(ids, scores))) for criterion in self._plan.criteria]
+        length = stopping_criteria.MaxLengthCriteria
+        self.stopped = any(answer for criterion, answer in answers if type(criterion) is not length)
+        return any(answer for _, answer in answers)
+
+    def end_round(self) -> None:
+        pass
 
 
-class AllAtOnce:
-    """Chooses at every row of the pass on the device, and reads the choices back together."""
+class DeviceSampler(HostSampler):
+    """Draws after every row of a pass at once."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._choices: list[int] = []
+    def __init__(self, prompt: Tensor, plan: SamplingPlan) -> None:
+        super().__init__(prompt, plan)
+        self._choices: list[int] | None = None
         self._states: list[Tensor] = []
         self._drawn = 0
 
-    @staticmethod
-    def fits(request: Request) -> bool:
-        """Say whether the request has nothing that depends on the prefix."""
-        return not (request.other_criteria or request.keep_scores or request.keep_raw) and all(
-            type(processor) in ROW_WISE for processor in request.processors
-        )
+    def load(self, logits: Tensor) -> None:
+        self._loaded, self._choices, self._states, self._drawn = logits, None, [], 0
 
-    @property
-    def room(self) -> int:
-        """How many more tokens the text may take."""
-        return self._request.room()
-
-    def look(self, logits: Tensor, tree: DraftTree) -> Tensor:
-        """Choose after every row [N + 1]; that they are read is the one place where host and device meet in a round."""
-        request = self._request
-        if not request.sample:
+    def choose(self, tree: DraftTree) -> Tensor:
+        """Draw after every row; that they are read is where host and device meet in a round, once."""
+        plan, logits = self._plan, self._loaded
+        assert logits is not None
+        if not plan.sample:
             return best_token(logits)
         scores = logits.float()
-        for processor in request.processors:
-            scores = processor(request.ids, scores)
+        for processor in plan.processors:
+            scores = processor(self._ids, scores)
         probabilities = scores.softmax(-1)
         depths = [0, *tree.depths().tolist()]
         source = self._generator(logits.device)
-        self._states, self._drawn, noises = [source.get_state()], 0, []
+        self._states, noises = [source.get_state()], []
         for _ in range(max(depths) + 1):
-            noise = torch.empty_like(probabilities[:1]).exponential_(1, generator=request.generator)
-            noises.append(noise)
+            noises.append(torch.empty_like(probabilities[:1]).exponential_(1, generator=plan.generator))
             self._states.append(source.get_state())
         noise = torch.cat(noises)[torch.tensor(depths, device=logits.device)]
         return (probabilities / noise).argmax(-1)
 
-    def receive(self, choices: list[int]) -> None:
-        """Take what was chosen."""
+    def set_choices(self, choices: list[Any]) -> None:
         self._choices = choices
 
-    def draw(self, row: int) -> tuple[int, bool]:
-        """Commit what was chosen."""
+    def draw(self, row: int) -> int:
+        assert self._choices is not None
         self._drawn += 1
-        token = self._choices[row]
-        return token, self._request.append(token)
+        return self._choices[row]
 
-    def settle(self) -> None:
+    def end_round(self) -> None:
         """Give back the noise of depths that were not reached."""
-        if self._request.sample:
-            self._generator(self._request.ids.device).set_state(self._states[self._drawn])
+        if self._states:
+            self._generator(self._ids.device).set_state(self._states[self._drawn])
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        if self._request.generator is not None:
-            return self._request.generator
+        if self._plan.generator is not None:
+            return self._plan.generator
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             return torch.cuda.default_generators[index]
         return torch.default_generator
 
 
-def make_sampler(request: Request) -> Sampler:
-    """Return the sampler that fits: on a CPU there is no sync to save, so rows are drawn as they are needed."""
-    if request.ids.device.type == "cuda" and AllAtOnce.fits(request):
-        return AllAtOnce(request)
-    return OneByOne(request)
+def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
+    """Return the sampler that fits: on a CPU there is no transfer to save, so rows are drawn as they are needed."""
+    row_wise = all(type(processor) in ROW_WISE for processor in plan.processors)
+    sampler = DeviceSampler if prompt.device.type == "cuda" else HostSampler
+    made = sampler(prompt, plan)
+    if made.has_criteria or plan.keep_scores or plan.keep_logits or not row_wise:
+        return HostSampler(prompt, plan)
+    return made
+
+
+def _all(answer: Any) -> bool:
+    """Return a criterion's answer, a tensor [1] or a plain bool."""
+    return bool(answer.all()) if isinstance(answer, Tensor) else bool(answer)

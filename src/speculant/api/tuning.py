@@ -1,7 +1,7 @@
-"""What a target pass costs on this device, measured once and kept for sizing to begin with.
+"""Pass latency on this device by the size of the draft, measured once and kept for sizing to begin with.
 
-The file lies in the user's cache folder, under a name made from everything that the cost depends on: the model's
-shape, dtype, device, threads, the code of its linear layers, torch. `sizing` corrects it in every round, so an old one
+The file lies in the user's cache folder, under a name made from everything that the latency depends on: the model's
+shape, dtype, device, threads, the code of its linear layers, torch. Sizing corrects it in every round, so an old one
 does no harm.
 """
 
@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +21,11 @@ import torch
 from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.cpu.accelerate import Fast
 from speculant.engines.hf.cpu.build import processor
-from speculant.engines.hf.target import TransformersTarget
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.sizing.latency import SIZES
 from speculant.sizing.step_cost import StepCost, read_step_cost
-
-if TYPE_CHECKING:
-    from speculant.api.speculator import Speculator
 
 PREFIXES = (64, 512, 2048)
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
@@ -36,37 +33,39 @@ _LEAST_ROUNDS = 3
 _DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
 
 
-def step_cost_file(model: Any, fast: Fast) -> Path:
-    """Return where the cost of a model's passes on its device is kept."""
+def step_cost_file(engine: HFEngine) -> Path:
+    """Return where the latency of a model's passes on its device is kept."""
+    model = engine.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else [device.type, processor()]
     attention = getattr(model.config, "_attn_implementation", None)
+    acceleration = engine.acceleration
     facts = [
         config,
         attention,
         str(model.dtype),
         name,
         torch.get_num_threads(),
-        bool(fast.forwards),
-        len(fast.layers),
+        bool(acceleration.forwards),
+        len(acceleration.layers),
         torch.__version__,
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(model: Any, fast: Fast, *, most: int) -> StepCost | None:
-    """Return what `speculant tune` found for this model and device for up to `most` nodes, or None."""
+def stored_step_cost(engine: HFEngine, *, most: int) -> StepCost | None:
+    """Return what `speculant tune` measured for this model and device for up to `most` nodes, or None."""
     try:
-        found = read_step_cost(step_cost_file(model, fast))
+        found = read_step_cost(step_cost_file(engine))
     except (FileError, OSError):
         return None  # no cache file, or a broken one, costs a few rounds of measuring, not the request
     return found if found.nodes[-1] >= most else None
 
 
 def measure_step_cost(
-    speculator: Speculator,
+    engine: HFEngine,
     *,
     most: int,
     prefixes: Sequence[int] = PREFIXES,
@@ -76,7 +75,7 @@ def measure_step_cost(
     """Time passes over drafts of up to `most` nodes, sizes taking turns.
 
     Args:
-        speculator: whose model is run.
+        engine: whose model is run.
         most: nodes of the largest draft.
         prefixes: tokens in the cache; those that the model has no room for are left out.
         seconds: to spend per prefix; each size is timed three times at least.
@@ -90,7 +89,7 @@ def measure_step_cost(
         UsageError: no prefix leaves room for the draft.
     """
     sizes = [size for size in SIZES if size < most] + [most]
-    positions = speculator.abilities.positions
+    positions = engine.capabilities.positions
     taken = (1 + _LEAST_ROUNDS) * len(sizes) + most + 1  # every pass leaves a token in the cache
     room = [prefix for prefix in prefixes if positions is None or prefix + taken <= positions]
     if not room:
@@ -99,36 +98,35 @@ def measure_step_cost(
         )
     found = []
     for prefix in room:
-        found.append(_at_prefix(speculator, prefix, sizes, seconds))
+        found.append(_at_prefix(engine, prefix, sizes, seconds))
         advance()
     middle = found[len(found) // 2]
     return {"nodes": sizes, "seconds": middle["seconds"], "prefix": middle["prefix"], "by_prefix": found}
 
 
-def _at_prefix(speculator: Speculator, prefix: int, sizes: list[int], seconds: float) -> dict[str, Any]:
-    model, positions = speculator.model, speculator.abilities.positions
-    ids = torch.ones((1, prefix), dtype=torch.long, device=model.device)
-    times: list[list[float]] = [[] for _ in sizes]
+def _at_prefix(engine: HFEngine, prefix: int, sizes: list[int], seconds: float) -> dict[str, Any]:
+    positions = engine.capabilities.positions
+    samples: list[list[float]] = [[] for _ in sizes]
     with torch.no_grad():
-        target = TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast)
-        target.prefill()
+        cache = engine.open(torch.ones((1, prefix), dtype=torch.long, device=engine.model.device))
+        cache.prefill()
         for size in sizes:
-            _timed_pass(target, size)  # the first of each size allocates
+            _timed_pass(engine, cache, size)  # the first of each size allocates
         began = time.perf_counter()
-        while len(times[0]) < _LEAST_ROUNDS or time.perf_counter() - began < seconds:
-            for size, met in zip(sizes, times, strict=True):
-                met.append(_timed_pass(target, size))
-            if target.cached > min(prefix + _DRIFT, (positions or math.inf) - len(sizes) - sizes[-1] - 1):
+        while len(samples[0]) < _LEAST_ROUNDS or time.perf_counter() - began < seconds:
+            for size, times in zip(sizes, samples, strict=True):
+                times.append(_timed_pass(engine, cache, size))
+            if cache.length > min(prefix + _DRIFT, (positions or math.inf) - len(sizes) - sizes[-1] - 1):
                 break
-    return {"prefix": prefix, "seconds": [float(np.median(met)) for met in times], "rounds": len(times[0])}
+    return {"prefix": prefix, "seconds": [float(np.median(times)) for times in samples], "rounds": len(samples[0])}
 
 
-def _timed_pass(target: TransformersTarget, nodes: int) -> float:
+def _timed_pass(engine: HFEngine, cache: HFTargetCache, nodes: int) -> float:
     above = np.arange(nodes, dtype=np.int32) - 1
-    parents = above // 2 if target.abilities.trees else above
+    parents = above // 2 if engine.capabilities.trees else above
     tree = DraftTree(np.ones(nodes, np.int32), parents, np.ones(nodes, np.float32))
     began = time.perf_counter()
-    logits = target.verify(1, tree)
-    logits.argmax(-1).tolist()  # as the sampler does: the pass is over when its choices are known
-    target.commit([])
+    result = engine.forward([(cache, 1, tree)])[0]
+    engine.read([result.logits.argmax(-1)])  # as the sampler does: the pass is over when its choices are known
+    cache.keep([0])
     return time.perf_counter() - began

@@ -1,0 +1,87 @@
+"""Checks of what users pass: each returns the value in its proper form or raises an error that says what to pass."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from speculant.core.errors import UsageError
+
+AUTO = "auto"
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def check_model_object(model: Any, tokenizer: Any) -> None:
+    """Refuse what is no loaded model, and a model and a tokenizer in each other's place."""
+    if isinstance(model, str):
+        raise UsageError(
+            f"the model is the text {model!r}. Load it first, or use Speculator.from_pretrained({model!r})."
+        )
+    if not hasattr(model, "config") and hasattr(tokenizer, "config"):
+        raise UsageError("the model comes first and the tokenizer second; these are swapped.")
+    if not (hasattr(model, "config") and hasattr(model, "generate")):
+        raise UsageError(
+            f"the model must be a loaded transformers model, not {type(model).__name__}. "
+            "Load one with AutoModelForCausalLM, or use Speculator.from_pretrained."
+        )
+    if tokenizer is not None and not (hasattr(tokenizer, "decode") and callable(tokenizer)):
+        raise UsageError(f"the tokenizer must be a loaded transformers tokenizer, not {type(tokenizer).__name__}.")
+
+
+def check_nodes(nodes: Any) -> int | str | None:
+    """Return a number of nodes, "auto" or None."""
+    whole = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 0
+    if not (nodes is None or nodes == AUTO or whole):
+        raise UsageError(f"nodes must be 0 or more, or '{AUTO}', not {nodes!r}.")
+    return nodes  # type: ignore[no-any-return]
+
+
+def check_bytes(limit: Any) -> int:
+    """Return a memory limit in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB"."""
+    found: float | None = None
+    if isinstance(limit, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", limit)
+        if match and match[2].lower() in _UNITS:
+            try:
+                found = float(match[1]) * _UNITS[match[2].lower()]
+            except ValueError:
+                found = None
+    elif isinstance(limit, int | float) and not isinstance(limit, bool):
+        found = float(limit)
+    if found is None or not math.isfinite(found) or found < 1:
+        raise UsageError(f"memory_limit must be a number of bytes above 0, such as 1e9 or '1GB', not {limit!r}.")
+    return int(found)
+
+
+def check_number(
+    name: str, value: Any, *, least: float, most: float = math.inf, above: bool = False, whole: bool = False
+) -> None:
+    """Refuse an option that is no finite number from `least` (or above it) to `most`; None is let through."""
+    if value is None:
+        return
+    kind = "a whole number" if whole else "a number"
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    inside = right and math.isfinite(value) and (value > least if above else value >= least) and value <= most
+    if not inside:
+        bounds = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
+        raise UsageError(f"{name} must be {kind} {bounds}, not {value!r}.")
+
+
+def check_stop(stop: Any) -> list[str]:
+    """Return stop strings as a list; None gives none."""
+    if stop is None:
+        return []
+    strings = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
+    if not all(isinstance(each, str) and each for each in strings):
+        raise UsageError(f"stop takes a text or a list of texts that are not empty, not {stop!r}. Leave it out for none.")
+    return strings
+
+
+def unknown_option(name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for an option that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    hint = f" Did you mean `{near[0]}`?" if near else " See help(Speculator.stream) and transformers' GenerationConfig."
+    return UsageError(f"there is no option `{name}`.{hint}")

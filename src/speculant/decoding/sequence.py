@@ -1,0 +1,96 @@
+"""The state of one sequence: cache, sampler, drafting session, sizing and statistics."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from speculant.core.drafter import Session, Start
+from speculant.core.engine import TargetCache
+from speculant.core.errors import UsageError
+from speculant.core.sampler import Sampler
+from speculant.core.stats import Stats
+from speculant.core.tree import DraftTree
+from speculant.core.verifier import Walk
+from speculant.sizing.policy import SizingState
+
+
+class Source(Enum):
+    """Where a token came from."""
+
+    PLAIN = "plain"
+    ACCEPTED = "accepted"
+    BONUS = "bonus"
+
+
+class Sequence:
+    """One text being decoded. `prefill` reads its prompt, then `step` adds tokens, round by round.
+
+    Attributes:
+        cache: the target's keys and values.
+        sampler: the target's tokens and the end of the text.
+        start: what its drafting session begins with.
+        stats: grow while it is decoded.
+        session: None before the prompt is read and after the end.
+        sizing: what the sizing policy keeps of it.
+        root: the last committed token.
+        sources: where each committed token came from; their number is the number of committed tokens.
+        ended: whether the text is complete.
+        error: what ended it early, or None.
+        began: when its prompt was first read, in seconds of the clock; None before.
+    """
+
+    def __init__(self, cache: TargetCache, sampler: Sampler, start: Start, stats: Stats) -> None:
+        self.cache, self.sampler, self.start, self.stats = cache, sampler, start, stats
+        self.session: Session | None = None
+        self.sizing: SizingState | None = None
+        self.root = -1
+        self.sources: list[Source] = []
+        self.ended = False
+        self.error: BaseException | None = None
+        self.began: float | None = None
+        self._claimed = False
+
+    @property
+    def active(self) -> bool:
+        """Whether rounds can add to it."""
+        return self.session is not None and not self.ended and self.error is None
+
+    @property
+    def depth(self) -> int:
+        """How deep a draft may be: the last token of the text needs no draft."""
+        return min(self.sampler.room - 1, self.cache.depth)
+
+    def claim(self) -> None:
+        """Let one loop decode it.
+
+        Raises:
+            UsageError: another loop does, or did.
+        """
+        if self._claimed:
+            raise UsageError("this request was decoded before; prepare it again to decode it once more.")
+        self._claimed = True
+
+    def begin(self, session: Session, token: int, *, ended: bool) -> None:
+        """Take the session and the token that the prompt's pass yielded; it belongs to no round."""
+        self.session, self.root, self.ended = session, token, ended
+        self.sources.append(Source.PLAIN)
+        self.stats.tokens = 1
+
+    def commit(self, draft: DraftTree, walk: Walk) -> None:
+        """Keep the cache rows of the root and of the accepted path as the text that they now are."""
+        self.cache.keep([0, *(node + 1 for node in walk.path)])
+        self.stats.add_round(draft, walk.path, walk.tokens)
+        self.sources += [Source.ACCEPTED] * len(walk.path) + [Source.BONUS if len(draft) else Source.PLAIN]
+        self.root, self.ended = walk.tokens[-1], walk.ended
+
+    def fail(self, error: BaseException) -> None:
+        """End it because of an error; what was committed stays."""
+        if self.error is None:
+            self.error = error
+        self.cache.rollback()
+
+    def close(self) -> None:
+        """End its session, once; what it taught the drafter stays there."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()

@@ -1,0 +1,119 @@
+"""A recorded output as an engine: its tokens are what a greedy target would choose, without a model.
+
+Passes compute nothing. So drafters can be tried on outputs of models that are not at hand, by the very round that
+decodes with a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from speculant.core.engine import NO_NEEDS, Array, Capabilities, Engine, Needs, Pass, TargetCache
+from speculant.core.errors import UnsupportedError
+from speculant.core.sampler import Sampler
+from speculant.core.tree import DraftTree, Int32
+
+NO_LIMIT = 1 << 30
+
+
+class RecordedEngine(Engine):
+    """Passes over nothing; `on_pass` is called with the rows of each."""
+
+    def __init__(self, *, vocabulary: int = NO_LIMIT, on_pass: Callable[[int], object] = lambda _rows: None) -> None:
+        self._capabilities = Capabilities(vocabulary=vocabulary)
+        self._on_pass = on_pass
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+        """Count the rows. What a drafter wants of logits and hidden states is missing: a recording has none."""
+        if needs.hidden_layers:
+            raise UnsupportedError("a recorded output has no hidden states; this drafter needs a model.")
+        self._on_pass(sum(len(draft) + 1 for _, _, draft in batch))
+        return [Pass(logits=None) for _ in batch]
+
+    def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
+        return [list(array) for array in arrays]
+
+
+class RecordedCache(TargetCache):
+    """Counts what would be cached of a sequence."""
+
+    def __init__(self, length: int = 0) -> None:
+        """Begin with so many tokens committed."""
+        self._length = length
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def unread(self) -> int:
+        return 0
+
+    @property
+    def depth(self) -> int:
+        return NO_LIMIT
+
+    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+        return Pass(logits=None)
+
+    def forward(
+        self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
+    ) -> Pass:
+        return Pass(logits=None)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._length += len(rows)
+
+    def rollback(self) -> None:
+        pass
+
+    def restart(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+class RecordedSampler(Sampler):
+    """Commits the tokens of an output in order."""
+
+    def __init__(self, output: Sequence[int]) -> None:
+        self._output = output
+        self.tokens: list[int] = []
+
+    @property
+    def room(self) -> int:
+        return len(self._output) - len(self.tokens)
+
+    def load(self, logits: Array) -> None:
+        pass
+
+    def choose(self, tree: DraftTree) -> Array | None:
+        return None
+
+    def set_choices(self, choices: list[Any]) -> None:
+        pass
+
+    def draw(self, row: int) -> int:
+        return self._output[len(self.tokens)]
+
+    def distribution(self, row: int) -> Array:
+        raise UnsupportedError("a recorded output has no distributions; use the verifier 'sample-then-follow'.")
+
+    def sample(self, distribution: Array) -> int:
+        raise UnsupportedError("a recorded output has no distributions; use the verifier 'sample-then-follow'.")
+
+    def uniform(self) -> float:
+        return 0.5
+
+    def commit(self, token: int) -> bool:
+        self.tokens.append(token)
+        return self.room == 0
+
+    def end_round(self) -> None:
+        pass

@@ -1,0 +1,40 @@
+"""Isotonic fits: the nearest sequence that never falls, or never rises.
+
+Both pool adjacent violators (Ayer et al. 1955): neighbours that are out of order are replaced by their mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+def rising_fit(values: list[float], counts: list[int]) -> list[float]:
+    """Return the nearest values that never fall, each weighted by how many samples it has."""
+    pools: list[tuple[float, int, int]] = []  # mean, samples, how many values
+    for value, count in zip(values, counts, strict=True):
+        pool = value, count, 1
+        while pools and pools[-1][0] > pool[0]:
+            mean, samples, width = pools.pop()
+            pool = (mean * samples + pool[0] * pool[1]) / (samples + pool[1]), samples + pool[1], width + pool[2]
+        pools.append(pool)
+    return [mean for mean, _, width in pools for _ in range(width)]
+
+
+@njit(cache=True)
+def falling_fit(values):  # type: ignore[no-untyped-def]
+    """Return the nearest values Float64[N] that never rise.
+
+    They are the slopes of the least concave curve above the sums of `values`, which touches the sums where their
+    maximum less any straight line lies; so a best number of nodes found with them is one for `values` too.
+    """
+    means, widths, pools = np.empty(len(values)), np.empty(len(values), np.int64), 0
+    for value in values:
+        mean, width = value, 1
+        while pools and means[pools - 1] < mean:
+            pools -= 1
+            mean = (mean * width + means[pools] * widths[pools]) / (width + widths[pools])
+            width += widths[pools]
+        means[pools], widths[pools] = mean, width
+        pools += 1
+    return np.repeat(means[:pools], widths[:pools])
