@@ -1,11 +1,11 @@
 """One pass over several sequences: their rows lie one behind the other, and each attends to its own cache alone.
 
-A sequence brings as many rows as its draft has, and a cache as long as its text, so nothing is padded. The model sees a
-single sequence of all rows: whatever it does to a row by itself (products, norms, experts) is done for all at once.
-Only where rows look at each other they are told apart: keys and values go into the caches of their sequences, and the
-model's own attention runs once for each of them, in the shapes it has when the sequence is decoded alone.
+A sequence brings as many rows as its draft has, and a cache as long as its text, so nothing is padded. The model runs
+on a single sequence of all rows: whatever it does to a row by itself (products, norms, experts) is done for all at
+once. Only where rows attend to each other they are kept apart: keys and values go into the caches of their sequences,
+and the model's own attention runs once for each of them, in the shapes it has when the sequence is decoded alone.
 
-The rows are taken apart at two of transformers' seams, the cache's `update` and the attention function that the config
+The rows are separated at two of transformers' seams, the cache's `update` and the attention function that the config
 names, and only for the length of a pass. A model that does not go through them is run sequence by sequence.
 """
 
@@ -22,116 +22,106 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import OutOfMemoryError
-from speculant.core.tree import DraftTree
-from speculant.engines.hf.capabilities import Abilities, decode_mode
-from speculant.engines.hf.cpu.accelerate import Fast
-from speculant.engines.hf.target import Rows, TransformersTarget, out_of_memory
+from speculant.core.tree import Int32
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, as_ids, finished_pass
+from speculant.engines.hf.target_cache import HFTargetCache, NewRows
 
 _OWN_WAY = "its layers attend in a way of their own."
-_FULL, _SLIDING = 1, 2  # the shape of a stand-in for masks says which kind of layer it went to
+_FULL, _SLIDING = 1, 2  # the shape of a stand-in for masks shows which kind of layer it was given to
 
-_Request = tuple[TransformersTarget, int, DraftTree]  # a sequence, its root and its draft
+Request = tuple[HFTargetCache, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
 
 
-class RaggedPass:
+class BatchPass:
     """Passes over any sequences of one model. Not for several threads at once."""
 
-    def __init__(self, model: Any, abilities: Abilities, *, fast: Fast | None = None) -> None:
-        """Prepare for a model.
-
-        Args:
-            model: a causal LM that `check_model` accepted.
-            abilities: what it said.
-            fast: the model's preparation, or None for its plain passes.
-        """
-        self._model, self._abilities = model, abilities
-        self._fast = Fast() if fast is None else fast
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
         self._proven, self._refused = False, False
         self.note = ""  # why sequences are run one after the other; empty if they are not
-        if not abilities.trees:
+        if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
 
-    def verify(
-        self, targets: Sequence[TransformersTarget], roots: Sequence[int], trees: Sequence[DraftTree]
-    ) -> list[Tensor]:
-        """Run one pass over every sequence's root and nodes; return Logits[N + 1, V] of each.
+    def forward(self, requests: Sequence[Request], needs: Needs = NO_NEEDS) -> list[Pass]:
+        """Run one pass over several sequences' new rows and append them; return the Pass of each.
 
-        Every target must be committed or rolled back afterwards, also where this raises.
-
-        Args:
-            targets: the sequences, of this model.
-            roots: the last committed token of each.
-            trees: a draft of each.
+        Every cache must be given `keep` or `rollback` afterwards, also where this raises.
         """
-        requests = list(zip(targets, roots, trees, strict=True))
-        limit = self._abilities.rope_limit
-        late = [limit is not None and target.position >= limit for target in targets]
-        found: dict[int, Tensor] = {}
-        for side in (False, True):  # all rows of a pass are turned by the same factors
+        limit = self._runner.capabilities.rope_limit
+        late = [limit is not None and cache.position >= limit for cache, _, _ in requests]
+        found: dict[int, Pass] = {}
+        for side in (False, True):  # all rows of a pass are rotated by the same factors
             places = [place for place, each in enumerate(late) if each is side]
-            found |= zip(places, self._pass([requests[place] for place in places]), strict=True)
+            found |= zip(places, self._pass([requests[place] for place in places], needs), strict=True)
         return [found[place] for place in range(len(requests))]
 
-    def _pass(self, requests: Sequence[_Request]) -> list[Tensor]:
+    def _pass(self, requests: Sequence[Request], needs: Needs) -> list[Pass]:
         if self.note or len(requests) < 2:
-            return self._one_after_the_other(requests)
+            return _one_after_the_other(requests, needs)
+        planned = [cache.plan(tokens, parents, explicit=True) for cache, tokens, parents in requests]
         try:
-            found = self._together(requests)
-        except OutOfMemoryError:
-            raise
-        except Exception as error:
-            if self._proven:
+            found = self._together(requests, planned, needs)
+        except BaseException as error:
+            for cache, _, _ in requests:
+                cache.drop_unplanned()
+            if self._proven or isinstance(error, OutOfMemoryError) or not isinstance(error, Exception):
                 raise
-            for target, _, _ in requests:
-                target.rollback()
-            found = self._one_after_the_other(requests)  # else the passes are not what is wrong
+            passes = _one_after_the_other(requests, needs)  # else the passes are not what is wrong
             if self._refused:
                 self.note = (
                     f"the sequences of a batch are run one after the other, since this model refuses them: {error}"
                 )
-            self._refused = True  # the next round tries again: it may have been a hiccup
-            return found
+            self._refused = True  # the next round tries again: it may have been a passing error
+            return passes
         self._proven = True
+        for (cache, _, _), new in zip(requests, planned, strict=True):
+            cache.appended(new)
         return found
 
-    def _one_after_the_other(self, requests: Sequence[_Request]) -> list[Tensor]:
-        return [target.verify(root, tree) for target, root, tree in requests]
-
-    def _together(self, requests: Sequence[_Request]) -> list[Tensor]:
-        rows = [target.rows(root, tree, full=True) for target, root, tree in requests]
-        counts = [len(each.ids) for each in rows]
-        device = self._model.device
+    def _together(self, requests: Sequence[Request], planned: Sequence[NewRows], needs: Needs) -> list[Pass]:
+        counts = [len(new.ids) for new in planned]
+        device, model = self._runner.model.device, self._runner.model
         ids, positions = (
-            torch.from_numpy(np.concatenate(each))[None].to(device)
-            for each in zip(*((each.ids, each.positions) for each in rows), strict=True)
+            as_ids(np.concatenate(each)).to(device)
+            for each in zip(*((new.ids, new.positions) for new in planned), strict=True)
         )
-        caches = _Caches([target.cache for target, _, _ in requests], counts)
-        attention = _Attention(caches, rows)
-        with (
-            decode_mode(self._model),
-            self._fast.active(sum(counts)),
-            _attending(self._model, attention),
-            out_of_memory(f"{len(rows)} sequences"),
-        ):
-            output = self._model(
-                input_ids=ids,
-                attention_mask=self._stand_in(),
-                position_ids=positions,
-                past_key_values=caches,
-                use_cache=True,
-                return_dict=True,
-            )
+        caches = _Caches([cache.cache for cache, _, _ in requests], counts)
+        attention = _Attention(caches, [new.mask for new in planned])
+        total = sum(cache.length + len(new.rows) for (cache, _, _), new in zip(requests, planned, strict=True))
+        with _attending(model, attention):
+            given = PassInput(ids, positions, self._stand_in())
+            output = self._runner.verify(given, caches, needs=needs, total=total)
         if attention.calls != caches.updates or not attention.calls:
             raise RuntimeError(_OWN_WAY)
-        return list(torch.split(output.logits[0], counts))
+        return _split(finished_pass(output, needs), counts)
 
     def _stand_in(self) -> Any:
         """Return masks that say nothing but which kind of layer they are for."""
-        full, sliding = (torch.zeros((1, 1, 1, kind), device=self._model.device) for kind in (_FULL, _SLIDING))
-        if self._abilities.mixed:
+        full, sliding = (torch.zeros((1, 1, 1, kind), device=self._runner.model.device) for kind in (_FULL, _SLIDING))
+        if self._runner.capabilities.mixed:
             return {"full_attention": full, "sliding_attention": sliding}
-        return full if self._abilities.window is None else sliding
+        return full if self._runner.capabilities.window is None else sliding
+
+
+def _one_after_the_other(requests: Sequence[Request], needs: Needs) -> list[Pass]:
+    return [cache.forward(tokens, parents, needs=needs) for cache, tokens, parents in requests]
+
+
+def _split(whole: Pass, counts: Sequence[int]) -> list[Pass]:
+    """Return each sequence's rows of a pass."""
+    ends = np.cumsum(counts).tolist()
+    parts = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
+    return [
+        Pass(
+            logits=whole.logits[part],
+            hidden=None if whole.hidden is None else whole.hidden[part],
+            top_ids=None if whole.top_ids is None else whole.top_ids[part],
+            top_logits=None if whole.top_logits is None else whole.top_logits[part],
+        )
+        for part in parts
+    ]
 
 
 class _Caches(DynamicCache):  # type: ignore[misc]
@@ -160,9 +150,8 @@ class _Caches(DynamicCache):  # type: ignore[misc]
 class _Attention:
     """Stands in for a model's attention function: runs it for each sequence's rows on that sequence's cache."""
 
-    def __init__(self, caches: _Caches, rows: Sequence[Rows]) -> None:
+    def __init__(self, caches: _Caches, masks: Sequence[Any]) -> None:
         self._caches = caches
-        masks = [each.mask for each in rows]
         apart = [each if isinstance(each, dict) else {} for each in masks]
         self._masks = {
             _FULL: [own.get("full_attention", mask) for own, mask in zip(apart, masks, strict=True)],

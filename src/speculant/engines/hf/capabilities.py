@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from speculant.core.engine import Capabilities
 from speculant.core.errors import UnsupportedError
 
 TREE_ATTENTION = ("sdpa", "eager")
@@ -17,36 +18,28 @@ WITHOUT_POSITIONS = ("alibi", "bloom", "mpt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
-    """How drafts are verified on a model.
+class HFCapabilities(Capabilities):
+    """How drafts are verified on a transformers model.
 
     Attributes:
-        trees: whether whole trees fit one pass; else only their best chain.
         additive: whether masks must be added to scores as floats (eager attention).
         window: positions a sliding layer sees, or None.
         mixed: whether full and sliding layers alternate, so that masks go in as a dict by layer type.
-        positions: the most positions the model has, or None.
         rope_limit: the position from which on "longrope" rotates all rows of a pass by other factors, or None.
-        vocabulary: how many tokens the model knows.
-        keeps_logits: whether the model can be told which logits to compute.
+        keeps_logits: whether `logits_to_keep` can restrict the logits to the last rows.
         takes_positions: whether the model takes position ids.
-        notes: what the user should know.
     """
 
-    trees: bool
     additive: bool
     window: int | None
     mixed: bool
-    positions: int | None
     rope_limit: int | None
-    vocabulary: int
     keeps_logits: bool
     takes_positions: bool
-    notes: tuple[str, ...]
 
 
-def check_model(model: Any) -> Abilities:
-    """Find out how drafts can be verified on a transformers model.
+def check_model(model: Any) -> HFCapabilities:
+    """Return how drafts can be verified on a transformers model.
 
     Raises:
         UnsupportedError: they cannot; the message says why and what to do.
@@ -98,7 +91,7 @@ def check_model(model: Any) -> Abilities:
         notes.append(f"{str(model.dtype).removeprefix('torch.')}: near-ties can flip against plain decoding.")
 
     sliding = "sliding_attention" in layers or (not layers and getattr(text, "sliding_window", None) is not None)
-    return Abilities(
+    return HFCapabilities(
         trees=trees,
         additive=attention == "eager",
         window=int(text.sliding_window) if sliding else None,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from speculant.core.tree import Float32, Int32
+
 BLOCK = 128
 FEW = 32  # blocks, for which one operation is quicker than several
 
@@ -42,3 +44,13 @@ def best_token(logits: Tensor) -> Tensor:
     inside = apart[torch.arange(rows), which]
     places = torch.cat((inside, logits[:, blocks * BLOCK :]), dim=1).argmax(-1)
     return torch.where(places < BLOCK, which * BLOCK + places, (blocks - 1) * BLOCK + places)
+
+
+def top_on_host(logits: Tensor, k: int) -> tuple[Int32, Float32]:
+    """Return ids and logits [R, k] of each row's k best tokens, best first, as arrays of the host.
+
+    From an accelerator they are copied without waiting; read them only after the device was waited for.
+    """
+    values, ids = best_tokens(logits, min(k, logits.shape[-1]))
+    on_host = ids.to(torch.int32).to("cpu", non_blocking=True), values.float().to("cpu", non_blocking=True)
+    return on_host[0].numpy(), on_host[1].numpy()

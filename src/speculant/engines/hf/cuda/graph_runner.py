@@ -31,7 +31,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.tree import Bool, DraftTree
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.capabilities import Abilities, check_model, decode_mode
+from speculant.engines.hf.capabilities import HFCapabilities, check_model, decode_mode
 from speculant.engines.hf.cuda.static_cache import ANCESTORS, LentRows, Writing, draft_input, masks, to_device
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class CapturedPasses:
         self._thread, self._lock = 0, threading.Lock()
         self._fits, self._failed = True, False
         try:
-            self._abilities: Abilities = self._check()
+            self._abilities: HFCapabilities = self._check()
             with torch.no_grad():
                 self._begin()
                 self._record(length_bucket(ROWS[-1]), start=0)
@@ -185,7 +185,7 @@ class CapturedPasses:
             self._begin()
         return True
 
-    def _check(self) -> Abilities:
+    def _check(self) -> HFCapabilities:
         """Return what the model can do.
 
         Raises:

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.tree import DraftTree, Int64
 from speculant.engines.hf.cache import InPlaceLayer
-from speculant.engines.hf.capabilities import Abilities
+from speculant.engines.hf.capabilities import HFCapabilities
 
 IDS, POSITIONS, SLOTS, ANCESTORS = 0, 1, 2, 3  # where the parts of a draft's input begin
 
@@ -146,7 +146,7 @@ def draft_input(root: int, tree: DraftTree, rows: int, start: int, shift: int) -
     return found
 
 
-def masks(inputs: Tensor, seen: Tensor, columns: Tensor, abilities: Abilities, dtype: torch.dtype) -> Any:
+def masks(inputs: Tensor, seen: Tensor, columns: Tensor, abilities: HFCapabilities, dtype: torch.dtype) -> Any:
     """Return the additive mask [1, 1, R, L], or one for each kind of layer, as `DraftTree.attention_mask` has it.
 
     Args:

@@ -1,0 +1,63 @@
+"""What the engine asks of an acceleration: faster code for some of a model's passes, the results being the same."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Protocol
+
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.tree import Bool, Int64
+from speculant.engines.hf.draft_rows import DraftRows
+
+
+class Sequence(Protocol):
+    """What CUDA graphs need to know of a sequence."""
+
+    @property
+    def cache(self) -> DynamicCache: ...
+
+    @property
+    def length(self) -> int:
+        """How many tokens are committed."""
+
+
+class Graphs(Protocol):
+    """Passes recorded as CUDA graphs."""
+
+    def forward(self, sequence: Sequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None) -> Any:
+        """Run a pass over rows below the committed tokens; return Logits[R, V], or None where only a plain pass can.
+
+        Args:
+            sequence: on this model, with no rows but committed ones.
+            tokens: Int64[R].
+            rows: R rows.
+            shift: cache slot minus position.
+            seen: Bool[T], False at the prompt's padding, or None.
+        """
+
+    def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
+        """Do what `keep_rows` does; return False where the cache is not in the graphs' buffers."""
+
+
+class Acceleration(Protocol):
+    """A prepared model."""
+
+    @property
+    def captured(self) -> Graphs | None: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def active(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a pass over as many rows runs with faster code."""
+
+
+class NoAcceleration:
+    """The model's own passes."""
+
+    captured = None
+    notes: tuple[str, ...] = ()
+
+    def active(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()

@@ -1,0 +1,88 @@
+"""The rows of a cache that are not committed yet, and the attention masks of passes that add to them.
+
+A pass appends its rows to the cache in flat order, whatever their depth. Who attends to whom is a matter of the mask
+(each row sees the committed tokens, its ancestors and itself), and positions come from depths. So a tree that is grown
+level by level gives the logits of one that is run in a single pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from speculant.core.tree import ROOT, Bool, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftRows:
+    """A forest of U rows below the last committed token.
+
+    Attributes:
+        parents: Int64[U], the row that each follows, -1 for those that follow the last committed token.
+        depths: Int64[U], 1 for those.
+        ancestors: Bool[U, U], True where the column is an ancestor of the row, or the row itself.
+    """
+
+    parents: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    depths: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    ancestors: Bool = field(default_factory=lambda: np.empty((0, 0), bool))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def grown(self, parents: Int32 | Int64) -> DraftRows:
+        """Return these rows and further ones behind them.
+
+        Args:
+            parents: Int[n], counted like `self.parents`; a row's parent comes before it.
+
+        Raises:
+            ValueError: a parent does not come first.
+        """
+        before, total = len(self), len(self) + len(parents)
+        depths = np.ones(total, np.int64)
+        depths[:before] = self.depths
+        ancestors = np.eye(total, dtype=bool)
+        ancestors[:before, :before] = self.ancestors
+        for row, parent in enumerate(parents.tolist(), start=before):
+            if not ROOT <= parent < row:
+                raise ValueError("the row that another follows must come before it, or be -1 for the committed text")
+            if parent != ROOT:
+                depths[row] += depths[parent]
+                ancestors[row] |= ancestors[parent]
+        return DraftRows(np.concatenate([self.parents, parents]), depths, ancestors)
+
+    def is_chain(self) -> bool:
+        """Return whether every row follows the one before it."""
+        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
+
+    def check_path(self, rows: list[int]) -> None:
+        """Refuse rows that are not a path down from the last committed token.
+
+        Raises:
+            ValueError: they are not.
+        """
+        above = ROOT
+        for row in rows:
+            if not 0 <= row < len(self) or self.parents[row] != above:
+                raise ValueError(f"the rows {rows} are not a path below the committed text")
+            above = row
+
+    def mask(self, start: int, length: int, *, seen: Bool | None = None, window: int | None = None) -> Bool:
+        """Return Bool[1, 1, U - start, L + U], True where the rows from `start` on may attend.
+
+        Args:
+            start: the first row of the pass.
+            length: the number L of committed tokens.
+            seen: Bool[<= L], False at padding in front of the text; None without padding.
+            window: for sliding layers, how many positions back a row sees, itself included.
+        """
+        mask = np.ones((1, 1, len(self) - start, length + len(self)), bool)
+        if seen is not None:
+            mask[..., : len(seen)] = seen
+        mask[..., length:] = self.ancestors[start:]
+        if window is not None:
+            positions = np.concatenate([np.arange(length), length - 1 + self.depths])
+            mask &= positions > positions[length + start :, None] - window
+        return mask

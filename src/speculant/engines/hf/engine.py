@@ -1,0 +1,100 @@
+"""A transformers model as an engine: passes of its sequences, alone or several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.engines.hf.acceleration import Acceleration, NoAcceleration
+from speculant.engines.hf.batch_pass import BatchPass
+from speculant.engines.hf.capabilities import HFCapabilities, check_model
+from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.target_cache import HFTargetCache
+
+
+class HFEngine:
+    """Runs passes of a transformers model; see `core.engine.Engine`. Its passes need no gradients and compute none."""
+
+    def __init__(self, model: Any, *, acceleration: Acceleration | None = None) -> None:
+        """Find out what the model can do.
+
+        Args:
+            model: a decoder-only causal LM.
+            acceleration: the prepared model; None for its own passes.
+
+        Raises:
+            UnsupportedError: drafts cannot be verified on this model; the message gives the reason and the way out.
+        """
+        self.acceleration = NoAcceleration() if acceleration is None else acceleration
+        self._runner = ModelRunner(model, check_model(model), self.acceleration)
+        self._batch = BatchPass(self._runner)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self._runner.model
+
+    @property
+    def capabilities(self) -> HFCapabilities:
+        return self._runner.capabilities
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know, of the model, its preparation and its batches so far."""
+        notes = (*self.capabilities.notes, *self.acceleration.notes)
+        return (*notes, self.batch_note) if self.batch_note else notes
+
+    @property
+    def batch_note(self) -> str:
+        """Why the sequences of a batch are run one after the other; empty if they are not."""
+        return self._batch.note
+
+    def open(
+        self,
+        ids: Tensor,
+        *,
+        cache: DynamicCache | None = None,
+        padding: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> HFTargetCache:
+        """Return a new sequence, of which nothing but the given cache is read yet.
+
+        Args:
+            ids: Int64[1, T], the whole prompt, cached part included.
+            cache: what is cached of it already; fewer tokens than T.
+            padding: Int64[1, T], 0 at padding, or None.
+            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+
+        Raises:
+            UnsupportedError: the cache is of a kind that cannot be rolled back.
+        """
+        return HFTargetCache(self._runner, ids, cache=cache, padding=padding, positions=positions)
+
+    def forward(self, batch: Sequence[tuple[HFTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+        requests = [(cache, *_rows_of(root, tree)) for cache, root, tree in batch]
+        if len(requests) == 1:
+            [(cache, tokens, parents)] = requests
+            return [cache.forward(tokens, parents, needs=needs)]
+        return self._batch.forward(requests, needs)
+
+    def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
+        if len({array.dtype for array in arrays}) == 1:  # one transfer
+            joined, ends = torch.cat(list(arrays)).tolist(), np.cumsum([len(array) for array in arrays]).tolist()
+            return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        on_host = [array.to("cpu", non_blocking=True) for array in arrays]
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()
+        return [array.tolist() for array in on_host]
+
+
+def _rows_of(root: int, tree: DraftTree) -> tuple[Int32, Int32]:
+    """Return tokens and parents Int32[N + 1] of the root and the nodes below it."""
+    first = np.array([root], np.int32), np.array([ROOT], np.int32)
+    return np.concatenate([first[0], tree.tokens]), np.concatenate([first[1], tree.parents + 1])

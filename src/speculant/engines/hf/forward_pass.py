@@ -1,0 +1,144 @@
+"""One forward pass of a transformers model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.errors import OutOfMemoryError, UnsupportedError
+from speculant.core.tree import Bool, Int64
+from speculant.engines.hf.acceleration import Acceleration
+from speculant.engines.hf.capabilities import HFCapabilities, decode_mode
+from speculant.engines.hf.topk import top_on_host
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassInput:
+    """What a pass over n rows reads beside the cache.
+
+    Attributes:
+        ids: Int64[1, n].
+        positions: Int64[1, n].
+        mask: what the model takes as `attention_mask`.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    mask: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassOutput:
+    """What a pass returned: logits [R, V] (R is 1 if only the last row's were wanted) and hidden states [n, L', D]."""
+
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelRunner:
+    """Runs passes of a model.
+
+    Attributes:
+        model: a causal LM that `check_model` accepted.
+        capabilities: what that returned.
+        acceleration: faster code for it.
+    """
+
+    model: Any
+    capabilities: HFCapabilities
+    acceleration: Acceleration
+
+    def run(
+        self,
+        given: PassInput,
+        cache: DynamicCache,
+        *,
+        needs: Needs = NO_NEEDS,
+        layers: Sequence[int] | None = None,
+        last: bool = False,
+        total: int,
+    ) -> PassOutput:
+        """Run a pass, without gradients; the cache grows by its rows.
+
+        Args:
+            given: n rows.
+            cache: what it attends to.
+            needs: which layers' output is wanted.
+            layers: the decoder layers to run; None for all.
+            last: whether only the last row's logits are wanted.
+            total: how many rows the caches will hold, for the message if memory runs out.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+            UnsupportedError: hidden states or a subset of layers are not available on this model.
+        """
+        if needs.hidden_layers or layers is not None:
+            raise UnsupportedError("hidden states and subsets of layers are not available.")
+        options: dict[str, Any] = {}
+        if self.capabilities.takes_positions:
+            options["position_ids"] = given.positions
+        if last and self.capabilities.keeps_logits:
+            options["logits_to_keep"] = 1
+        count = given.ids.shape[1]
+        with torch.no_grad(), self.acceleration.active(count), out_of_memory(f"{total} cached tokens"):
+            output = self.model(
+                input_ids=given.ids.to(self.model.device),
+                attention_mask=given.mask,
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **options,
+            )
+        logits: Tensor = output.logits[0]
+        return PassOutput(logits[-1:] if last else logits)
+
+    def verify(self, given: PassInput, cache: DynamicCache, **options: Any) -> PassOutput:
+        """Run a pass as `run` does, in the mode in which transformers' own decoding loop runs its passes."""
+        with decode_mode(self.model):
+            return self.run(given, cache, **options)
+
+    def mask(self, full: Bool | None, sliding: Bool | None) -> Any:
+        """Return masks in the form the model takes: by kind of layer where it has two, additive for eager attention."""
+        if self.capabilities.mixed:
+            return {"full_attention": self._to_device(full), "sliding_attention": self._to_device(sliding)}
+        return self._to_device(full if self.capabilities.window is None else sliding)
+
+    def _to_device(self, mask: Bool | None) -> Tensor:
+        assert mask is not None
+        allowed, device = torch.from_numpy(mask), self.model.device
+        if not self.capabilities.additive:
+            return allowed.to(device)
+        dtype = self.model.dtype
+        return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min).to(device)
+
+
+def finished_pass(output: PassOutput, needs: Needs) -> Pass:
+    """Return what a drafter and a verifier get of a pass; the best tokens are on their way to the host."""
+    ids, logits = top_on_host(output.logits, needs.top_k) if needs.top_k else (None, None)
+    return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits)
+
+
+def as_ids(numbers: Int64) -> Tensor:
+    """Return Int64[n] as [1, n]."""
+    return torch.from_numpy(numbers)[None]
+
+
+@contextlib.contextmanager
+def out_of_memory(where: str) -> Iterator[None]:
+    """Turn the device's error that its memory is full into an OutOfMemoryError that names the place and the way out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+            raise
+        raise OutOfMemoryError(
+            f"the device ran out of memory at {where}. Draft fewer nodes, shorten the prompt, or use a smaller dtype."
+        ) from error

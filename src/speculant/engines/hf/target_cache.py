@@ -1,0 +1,232 @@
+"""The cache of one sequence on a transformers model, and the passes that extend it.
+
+The keys and values are in transformers' own DynamicCache, written in place. A pass appends a row for every token in
+flat order; rotary or learned positions come from position ids = position of the last committed token + depth, so
+accepted rows only have to be moved together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import Bool, Int32, Int64
+from speculant.engines.hf.cache import keep_rows, usable_cache
+from speculant.engines.hf.draft_rows import DraftRows
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
+
+UNLIMITED = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewRows:
+    """Rows that a pass is going to append.
+
+    Attributes:
+        ids: Int64[n].
+        positions: Int64[n].
+        mask: what the model takes as `attention_mask`.
+        rows: what the cache has beside committed rows once they are appended.
+    """
+
+    ids: Int64
+    positions: Int64
+    mask: object
+    rows: DraftRows
+
+
+class HFTargetCache:
+    """One sequence on a model; see `core.engine.TargetCache`. Not for several threads at once."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        ids: Tensor,
+        *,
+        cache: DynamicCache | None = None,
+        padding: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> None:
+        """Prepare a sequence.
+
+        Args:
+            runner: of the model.
+            ids: Int64[1, T], the whole prompt, cached part included.
+            cache: what is cached of it already; fewer tokens than T.
+            padding: Int64[1, T], 0 at padding, or None.
+            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+
+        Raises:
+            UnsupportedError: the cache is of a kind that cannot be rolled back.
+        """
+        self._runner, self._ids = runner, ids
+        self.cache = usable_cache(cache)
+        self._length = self._given = int(self.cache.get_seq_length())
+        self._rows = DraftRows()
+        self._padding = None if padding is None or bool(padding.all()) else padding
+        self._positions = positions
+        self._seen: Bool | None = None
+        self._shift = 0  # cache slot minus position
+        if self._padding is not None:
+            self._seen = self._padding[0].bool().cpu().numpy()
+            self._shift = int((~self._seen).sum())
+        elif positions is not None:
+            self._shift = ids.shape[1] - 1 - int(positions[0, -1])
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def unread(self) -> int:
+        return max(0, self._ids.shape[1] - self._length)
+
+    @property
+    def position(self) -> int:
+        """The position of the token that follows the last committed one."""
+        return self._length - self._shift
+
+    @property
+    def depth(self) -> int:
+        capabilities, depth = self._runner.capabilities, UNLIMITED
+        if capabilities.positions is not None:
+            depth = capabilities.positions - 1 - self.position
+        limit = capabilities.rope_limit
+        if limit is not None and self.position < limit:
+            # A node beyond the limit would rotate the root's own row by other factors than plain decoding does.
+            depth = min(depth, limit - 1 - self.position)
+        return max(0, depth)
+
+    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+        self._check_cache()
+        if not self.unread:
+            raise UsageError("the prompt of this sequence was read before.")
+        start = self._length
+        end = start + (self.unread if most is None else min(most, self.unread))
+        padding = None if self._padding is None else self._padding[:, :end]
+        given = PassInput(self._ids[:, start:end], self._prompt_positions(start, end), padding)
+        try:
+            output = self._runner.run(given, self.cache, needs=needs, last=True, total=end)
+        except BaseException:
+            self.rollback()
+            raise
+        self._length = end
+        return None if self.unread else finished_pass(output, needs)
+
+    def forward(
+        self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
+    ) -> Pass:
+        new = self.plan(tokens, parents)
+        try:
+            output = self._run(new, needs, layers)
+        except BaseException:
+            self.drop_unplanned()
+            raise
+        self.appended(new)
+        return finished_pass(output, needs)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        kept = list(rows)
+        self._rows.check_path(kept)
+        graphs = self._runner.acceleration.captured
+        if graphs is None or not graphs.keep(self.cache, self._length, kept):
+            keep_rows(self.cache, self._length, kept)
+        self._length, self._rows = self._length + len(kept), DraftRows()
+
+    def rollback(self) -> None:
+        self._rows = DraftRows()
+        keep_rows(self.cache, self._length, [])
+
+    def restart(self) -> None:
+        self._length = self._given
+        self.rollback()
+
+    def release(self) -> None:
+        self.cache, self._length, self._rows = usable_cache(None), 0, DraftRows()
+
+    def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False) -> NewRows:
+        """Return the rows that a pass over these tokens will append; nothing is run.
+
+        Args:
+            tokens: Int32[n].
+            parents: Int32[n], as in `forward`.
+            explicit: whether masks must be four-dimensional, and one for each kind of layer.
+
+        Raises:
+            ValueError: a token is none of the model's, or a parent does not come first.
+            UnsupportedError: the rows branch on a model that verifies chains only.
+            UsageError: the cache was used elsewhere meanwhile.
+        """
+        self._check_cache()
+        capabilities = self._runner.capabilities
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < capabilities.vocabulary:
+            wrong = next(token for token in tokens.tolist() if not 0 <= token < capabilities.vocabulary)
+            raise ValueError(f"the drafter proposed token {wrong}; the model has {capabilities.vocabulary}.")
+        before, rows = len(self._rows), self._rows.grown(parents)
+        if not capabilities.trees and not rows.is_chain():
+            raise UnsupportedError(
+                "this model verifies chains only; its notes give the reason. Set the budget's `trees` to False."
+            )
+        positions = rows.depths[before:] + (self.position - 1)
+        plain = len(rows) == 1 or not capabilities.trees
+        if explicit:
+            free = len(rows) == 1 and capabilities.window is None and self._seen is None
+            mask = None if free else self._draft_mask(rows, before)
+        else:
+            mask = self._padding_mask(len(rows)) if plain else self._draft_mask(rows, before)
+        return NewRows(tokens.astype(np.int64), positions, mask, rows)
+
+    def appended(self, new: NewRows) -> None:
+        """Take note that a pass has appended the rows."""
+        self._rows = new.rows
+
+    def drop_unplanned(self) -> None:
+        """Drop what a pass that failed has appended to some layers."""
+        keep_rows(self.cache, self._length + len(self._rows), [])
+
+    def _run(self, new: NewRows, needs: Needs, layers: Sequence[int] | None) -> PassOutput:
+        graphs = self._runner.acceleration.captured
+        if graphs is not None and not needs.hidden_layers and layers is None and len(new.ids) == len(new.rows):
+            logits = graphs.forward(self, new.ids, new.rows, shift=self._shift, seen=self._seen)
+            if logits is not None:
+                return PassOutput(logits)
+        device = self._ids.device
+        given = PassInput(as_ids(new.ids).to(device), as_ids(new.positions).to(device), new.mask)
+        total = self._length + len(new.rows)
+        return self._runner.verify(given, self.cache, needs=needs, layers=layers, total=total)
+
+    def _check_cache(self) -> None:
+        if self.cache.get_seq_length() != self._length + len(self._rows):
+            raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
+
+    def _prompt_positions(self, start: int, end: int) -> Tensor:
+        if self._positions is not None:
+            given = self._positions
+            offset = self._ids.shape[1] - given.shape[1]
+            return given[:, start - offset : end - offset]
+        if self._padding is not None:
+            return (self._padding.long().cumsum(-1) - 1).clamp(min=0)[:, start:end]
+        return torch.arange(start, end, device=self._ids.device)[None]
+
+    def _padding_mask(self, rows: int) -> Tensor | None:
+        """Return the 2-D mask for a pass in which every row sees all before it, None without padding."""
+        if self._padding is None:
+            return None
+        more = self._length + rows - self._padding.shape[1]
+        return torch.nn.functional.pad(self._padding, (0, more), value=1)
+
+    def _draft_mask(self, rows: DraftRows, start: int) -> object:
+        capabilities = self._runner.capabilities
+        full = sliding = None
+        if capabilities.mixed or capabilities.window is None:
+            full = rows.mask(start, self._length, seen=self._seen)
+        if capabilities.window is not None:
+            sliding = rows.mask(start, self._length, seen=self._seen, window=capabilities.window)
+        return self._runner.mask(full, sliding)
