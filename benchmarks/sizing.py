@@ -11,23 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speculant.api.speculator import MOST_NODES
-from speculant.bench.replay.player import Playback
+from speculant.bench.replay.player import recorded_sequence
 from speculant.bench.replay.traces import Recording, read_recordings
-from speculant.core.drafter import Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start
+from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
+from speculant.decoding.step import Parts, step
+from speculant.engines.recorded import RecordedEngine
 from speculant.registry import find_method
-from speculant.sizing.acceptance import Values
-from speculant.sizing.latency import RoundCost
-from speculant.sizing.policy import BestSize, FixedSize, Sizing
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.latency import LatencyModel
+from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing
 from speculant.sizing.step_cost import StepCost, read_step_cost
-from speculant.verifiers.sample_then_follow import sample_then_follow
+from speculant.sizing.throughput import Throughput
+from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 VOCABULARY = 128_256
 FILES = (
@@ -43,33 +46,71 @@ FIXED = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 DRAFTING, NOISE = 250e-6, 0.05
 
 
+class Clock:
+    """A clock that only passes and drafting advance."""
+
+    def __init__(self, curve: StepCost) -> None:
+        self.now, self._curve, self._random = 0.0, curve, np.random.default_rng(0)
+        self.charged = 0.0  # without noise
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run_pass(self, rows: int) -> None:
+        cost = float(self._curve.of(np.array([rows - 1]))[0])
+        self.charged += cost
+        self.now += cost * (1 + NOISE * self._random.exponential())
+
+    def draft(self) -> None:
+        self.charged += DRAFTING
+        self.now += DRAFTING
+
+
+class Charged(Drafter):
+    """A drafter that takes a fixed time for every draft."""
+
+    def __init__(self, drafter: Drafter, clock: Clock) -> None:
+        self._drafter, self._clock = drafter, clock
+
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    def open(self, start: Start) -> Session:
+        return self._drafter.open(start)
+
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        if any(budget.nodes for budget in budgets):
+            self._clock.draft()
+        return self._drafter.propose(sessions, budgets)
+
+
 def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Callable[[], Sizing]) -> dict[str, float]:
     """Return throughput in plain decoding's, MAT and nodes per round."""
-    random = np.random.default_rng(0)
-    drafter = find_method(method).build(vocabulary=VOCABULARY, tokenizer="", memory_limit=256 << 20)
-    seconds, tokens, rounds, nodes = 0.0, 0, 0, 0
+    clock = Clock(curve)
+    drafter = find_method(method).build(vocabulary=VOCABULARY, memory_limit=256 << 20)
+    tokens, rounds, nodes = 0, 0, 0
     for recording in recordings:
-        output, done = recording.output.tolist(), 0
-        session, size = drafter.open(recording.prompt), sizing()
-        while done < len(output):
-            budget = size.budget()
-            tree = size.cut(session.propose(budget) if budget else DraftTree.empty())
-            path, said, _ = sample_then_follow(tree, Playback(output, done).draw)
-            session.observe(Verified(tree=tree, path=np.array(path, np.int32), tokens=np.array(said, np.int32)))
-            cost = float(curve.of(np.array([len(tree)]))[0])
-            draft = DRAFTING if budget else 0.0
-            size.learn(tree, path, said, target=cost * (1 + NOISE * random.exponential()), draft=draft)
-            seconds, tokens, rounds, nodes = seconds + cost + draft, tokens + len(said), rounds + 1, nodes + len(tree)
-            done += len(said)
-        session.close()
+        parts = Parts(
+            engine=RecordedEngine(on_pass=clock.run_pass),
+            drafter=Charged(drafter, clock),
+            verifier=SampleThenFollow(),
+            sizing=sizing(),
+            clock=clock,
+        )
+        sequence = recorded_sequence(recording, parts)
+        while not sequence.ended:
+            [done] = step([sequence], parts).each
+            tokens, rounds, nodes = tokens + len(done.walk.tokens), rounds + 1, nodes + len(done.draft)
+        sequence.close()
     plain = float(curve.of(np.zeros(1))[0])
-    return {"throughput": tokens / seconds * plain, "mat": tokens / rounds, "nodes_per_round": nodes / rounds}
+    return {"throughput": tokens / clock.charged * plain, "mat": tokens / rounds, "nodes_per_round": nodes / rounds}
 
 
 def chosen(known: StepCost | None) -> Callable[[], Sizing]:
     """Return what makes the sizing of each request of one run."""
-    cost, values = RoundCost(most=MOST_NODES, known=known), Values()
-    return lambda: BestSize(cost, values)
+    latency, acceptance, throughput = LatencyModel(most=MAX_NODES, known=known), AcceptanceModel(), Throughput()
+    return lambda: AdaptiveSizing(latency, acceptance, throughput)
 
 
 def main() -> None:
@@ -86,7 +127,7 @@ def main() -> None:
     for name in (*FILES, "random"):
         path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"{name}.jsonl"
         recordings = noise if name == "random" else list(read_recordings(path))[: args.limit]
-        fixed = {n: play(recordings, args.method, curve, lambda n=n: FixedSize(n))["throughput"] for n in FIXED}  # type: ignore[misc]
+        fixed = {n: play(recordings, args.method, curve, lambda n=n: FixedSizing(n))["throughput"] for n in FIXED}  # type: ignore[misc]
         best = max(fixed, key=lambda n: fixed[n])
         row = {"file": name, "method": args.method, "best_fixed": best, "fixed": fixed}
         for way, known in (("tuned", curve), ("climbed", None)):

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from speculant.engines.hf.target import TransformersTarget
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from speculant.bench.systems.llamacpp import Engine
@@ -29,7 +30,6 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.capabilities import check_model
 from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
-from speculant.engines.hf.target import TransformersTarget
 
 READ_BYTES = 1 << 29
 SIZE = 1024

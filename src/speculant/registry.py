@@ -99,7 +99,9 @@ class Method:
             return settings
         names = [each.name for each in fields(own)]
         if not isinstance(settings, Mapping):
-            raise UsageError(f"settings of '{self.name}' are a {own.__name__} or a dict, not {type(settings).__name__}.")
+            raise UsageError(
+                f"settings of '{self.name}' are a {own.__name__} or a dict, not {type(settings).__name__}."
+            )
         for name in settings:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1)

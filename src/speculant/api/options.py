@@ -66,7 +66,8 @@ def check_number(
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     inside = right and math.isfinite(value) and (value > least if above else value >= least) and value <= most
     if not inside:
-        bounds = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
+        bounds = f"{'above' if above else 'of at least'} {least:g}"
+        bounds += f" and at most {most:g}" if most < math.inf else ""
         raise UsageError(f"{name} must be {kind} {bounds}, not {value!r}.")
 
 
@@ -76,7 +77,9 @@ def check_stop(stop: Any) -> list[str]:
         return []
     strings = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
     if not all(isinstance(each, str) and each for each in strings):
-        raise UsageError(f"stop takes a text or a list of texts that are not empty, not {stop!r}. Leave it out for none.")
+        raise UsageError(
+            f"stop takes a text or a list of texts that are not empty, not {stop!r}. Leave it out for none."
+        )
     return strings
 
 

@@ -66,9 +66,10 @@ class Speculator:
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
         target = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.engine = HFEngine(target, acceleration=prepare_model(target, fast))
+        self._fast = prepare_model(target, fast)
+        self.engine = HFEngine(target, acceleration=self._fast)
         self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
-        known = stored_step_cost(self.engine, most=MAX_NODES)
+        known = stored_step_cost(self.engine, self._fast, most=MAX_NODES)
         self._latencies = {1: LatencyModel(most=MAX_NODES, known=known)}
         self._acceptance, self._throughput = AcceptanceModel(), Throughput()
         self._exploration = ExplorationBonus() if drafter.needs.top_k else None
@@ -81,6 +82,11 @@ class Speculator:
     def model(self) -> Any:
         """The transformers model."""
         return self.engine.model
+
+    @property
+    def fast(self) -> Fast:
+        """The prepared model, which speculators of one model may share."""
+        return self._fast
 
     @classmethod
     def from_transformers(
@@ -112,7 +118,7 @@ class Speculator:
             draft_model: for the method `draft-model`: a smaller model with the same vocabulary, loaded or by name.
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
-                `fast=other.engine.acceleration`.
+                `fast=other.fast`.
 
         Raises:
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
@@ -399,7 +405,9 @@ class Speculator:
 
     def _persistent(self) -> Persistent:
         if not isinstance(self.drafter, Persistent):
-            raise UnsupportedError(f"the method '{self.method}' keeps no memory that could be saved or loaded; use 'mix'.")
+            raise UnsupportedError(
+                f"the method '{self.method}' keeps no memory that could be saved or loaded; use 'mix'."
+            )
         return self.drafter
 
     def _captured(self, call: Any, **options: Any) -> Generation:
@@ -422,7 +430,7 @@ def _draft_caches(draft_model: Any, vocabulary: int) -> Any:
     """
     import torch
 
-    model = load_model(draft_model)[0] if isinstance(draft_model, str | Path) else draft_model
+    model = load_model(str(draft_model))[0] if isinstance(draft_model, str | Path) else draft_model
     check_model_object(model, None)
     own = model.config.get_text_config(decoder=True).vocab_size
     if abs(own - vocabulary) > max(128, vocabulary // 100):  # models of a family pad their vocabularies differently

@@ -21,6 +21,7 @@ import torch
 from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.cpu.accelerate import Fast
 from speculant.engines.hf.cpu.build import processor
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -33,32 +34,31 @@ _LEAST_ROUNDS = 3
 _DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
 
 
-def step_cost_file(engine: HFEngine) -> Path:
+def step_cost_file(engine: HFEngine, fast: Fast) -> Path:
     """Return where the latency of a model's passes on its device is kept."""
     model = engine.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else [device.type, processor()]
     attention = getattr(model.config, "_attn_implementation", None)
-    acceleration = engine.acceleration
     facts = [
         config,
         attention,
         str(model.dtype),
         name,
         torch.get_num_threads(),
-        bool(acceleration.forwards),
-        len(acceleration.layers),
+        bool(fast.forwards),
+        len(fast.layers),
         torch.__version__,
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(engine: HFEngine, *, most: int) -> StepCost | None:
+def stored_step_cost(engine: HFEngine, fast: Fast, *, most: int) -> StepCost | None:
     """Return what `speculant tune` measured for this model and device for up to `most` nodes, or None."""
     try:
-        found = read_step_cost(step_cost_file(engine))
+        found = read_step_cost(step_cost_file(engine, fast))
     except (FileError, OSError):
         return None  # no cache file, or a broken one, costs a few rounds of measuring, not the request
     return found if found.nodes[-1] >= most else None

@@ -75,7 +75,7 @@ class Baselines:
         model, tokenizer = speculator.model, speculator.tokenizer
         read = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else speculator.encode_chat(prompt)
         ids = torch.tensor([read], device=model.device)
-        positions = speculator.abilities.positions
+        positions = speculator.engine.capabilities.positions
         room = options["max_new_tokens"] if positions is None else positions - ids.shape[1]
         chosen = sampling_options(options["temperature"], options["top_p"], options["top_k"])
         if options["stop"]:

@@ -25,8 +25,9 @@ from speculant.cli.report import Outcome, totals
 from speculant.core.errors import PromptError, SpeculantError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.api.batch import Batch, Ticket
+    from speculant.api.batch import Batch
     from speculant.api.requests import Message
+    from speculant.api.result import Generation
     from speculant.api.speculator import Speculator
 
 DESCRIPTION = """\
@@ -144,7 +145,7 @@ class Generation:
                 f"The cause for prompt {place} is {type(cause).__name__}: {cause}"
             ) from cause
 
-    def _show(self, place: int, tickets: Sequence[Ticket]) -> None:
+    def _show(self, place: int, tickets: Sequence[Generation]) -> None:
         say(f"--- {place + 1} of {len(tickets)}: {shortened(self._outcomes[place].prompt)}")
         if self._args.json != "-":
             print(tickets[place].result.text, flush=True)
@@ -174,7 +175,7 @@ class Generation:
         if self._batch is not None:
             stats = self._batch.stats
             say("\n" + totals(self._outcomes, stats.seconds))
-            say(f"batch       {stats.seats / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
+            say(f"batch       {stats.sequences / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
             for note in stats.notes:
                 say(f"note        {note}")
         else:

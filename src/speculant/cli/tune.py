@@ -38,19 +38,19 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from speculant.api.speculator import Speculator
-    from speculant.sizing.tuning import PREFIXES, measure_step_cost, step_cost_file
+    from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
 
     speculator = Speculator.from_pretrained(
         args.model, dtype=args.dtype, device=args.device, attention=args.attn, fast=args.fast, method="none"
     )
     with tqdm(total=len(PREFIXES), desc="measuring", unit="length", leave=False, disable=None) as bar:
-        curve = measure_step_cost(speculator, most=args.nodes, seconds=args.seconds, advance=bar.update)
+        curve = measure_step_cost(speculator.engine, most=args.nodes, seconds=args.seconds, advance=bar.update)
     print(table(curve))
     found = {"environment": environment(speculator.model), **curve}
     if args.json:
         write_json(args.json, found)
     try:
-        path = step_cost_file(speculator.model, speculator.fast)
+        path = step_cost_file(speculator.engine, speculator.fast)
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"the curve cannot be kept: {error}. Set XDG_CACHE_HOME to a folder of yours.") from error

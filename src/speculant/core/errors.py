@@ -18,6 +18,7 @@ SpeculantError
 
 from __future__ import annotations
 
+
 class SpeculantError(Exception):
     """Base of all; `exit_code` is what the command line ends with."""
 

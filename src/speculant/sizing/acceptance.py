@@ -2,8 +2,8 @@
 
 Drafters overestimate their nodes or underestimate them, more so with depth. So accepted nodes and estimated
 probabilities are summed in bands of weight, over all depths and for depths 1, 2, 3 to 4, 5 to 8 and more. Their ratio
-corrects the drafter's estimate; where few nodes were seen, the estimate counts. Drafts that have to be sized before they
-exist, because they are sampled or expensive, are sized by the acceptance of each depth.
+corrects the drafter's estimate; where few nodes were seen, the estimate counts. Drafts that have to be sized before
+they exist, because they are sampled or expensive, are sized by the acceptance of each depth.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from speculant.bench.replay.corpora import Corpus
 from speculant.bench.replay.player import Played, replay
 from speculant.bench.replay.traces import Recording
 from speculant.bench.systems.peers import PREFIX, find_peer
-from speculant.core.drafter import Drafter
+from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import UnsupportedError
 from speculant.registry import METHODS, find_method
 
@@ -54,9 +54,11 @@ class Run:
         if self.method.startswith(PREFIX):
             return find_peer(self.method)()
         fingerprint = "" if self.corpus is None else self.corpus.tokenizer
-        settings = {"vocabulary": self.vocabulary, "tokenizer": fingerprint, "memory_limit": self.memory_limit}
-        drafter = find_method(self.method).build(**({} if self.method == "none" else settings))
+        drafter = find_method(self.method).build(
+            vocabulary=self.vocabulary, tokenizer=fingerprint, memory_limit=self.memory_limit
+        )
         if self.corpus is not None:
+            assert isinstance(drafter, Persistent)  # methods that begin with a corpus have a memory
             drafter.load(self.corpus.path)
         return drafter
 

@@ -22,10 +22,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speculant.api.speculator import Speculator
 from speculant.bench.scaling.resident import Peak
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Int32
-from speculant.engines.hf.target import TransformersTarget
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.target_cache import HFTargetCache
 
 PREFIXES = (512, 1024, 2048, 4096, 8192)
 NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -67,7 +68,7 @@ def measure_growth(
         UsageError: the model has too few positions.
     """
     speculator = make()
-    lengths = lengths_of(speculator.abilities.positions)
+    lengths = lengths_of(speculator.engine.capabilities.positions)
     clock_name, clock = clock_of(speculator.model.device)
     peak = Peak(speculator.model.device)
     peak.begin()
@@ -113,13 +114,15 @@ def _at_length(
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     text = _text(length + 1 + (1 + repeats) * len(sizes), vocabulary)
     began = clock()
-    session = speculator.drafter.open(text[:length], seed=0)
+    session = speculator.drafter.open(Start(prompt=text[:length]))
     learned = clock() - began
     ids = torch.from_numpy(text[:length].astype(np.int64))[None].to(model.device)
-    target = TransformersTarget(model, speculator.abilities, ids, fast=speculator.fast)
+    target = speculator.engine.open(ids)
     peak.begin()
     began = clock()
-    target.prefill().argmax(-1).tolist()
+    first = target.prefill()
+    assert first is not None
+    first.logits.argmax(-1).tolist()
     prefilled = clock() - began
     prefix = {
         "prefix": length,
@@ -132,12 +135,12 @@ def _at_length(
     peaks = {}
     for size in sizes:  # the first of each size allocates, and shows what is held at most
         peak.begin()
-        _pass(target, size, clock)
+        _pass(speculator.engine, target, size, clock)
         peaks[size] = _above(peak.read(), base)
         drafting.round(size)
     for _ in range(repeats):
         for size, met in times.items():
-            _measure(target, size, met, clock)
+            _measure(speculator.engine, target, size, met, clock)
             seconds, drafted = drafting.round(size)
             met.drafting.append(seconds)
             met.drafted.append(drafted)
@@ -164,22 +167,23 @@ class _Drafting:
     """Rounds of a session along a text, of which nothing is accepted."""
 
     def __init__(
-        self, speculator: Speculator, target: TransformersTarget, session: Session, text: Int32, clock: Clock
+        self, speculator: Speculator, target: HFTargetCache, session: Session, text: Int32, clock: Clock
     ) -> None:
-        self._k = speculator.drafter.needs.top_k
+        self._needs, self._engine = speculator.drafter.needs, speculator.engine
         self._target, self._session, self._text = target, session, text
         self._clock, self._at = clock, 0
 
     def round(self, nodes: int) -> tuple[float, int]:
         """Draft so many nodes and learn the next token; return the seconds of both and how many there were."""
         began = self._clock()
-        tree = self._target.shape(self._session.propose(nodes))
+        budget = Budget(nodes=nodes, depth=self._target.depth, trees=self._engine.capabilities.trees)
+        tree = self._session.propose(budget) if nodes else DraftTree.empty()
         proposed = self._clock() - began
         ids, logits = None, None
-        if self._k:
-            said = self._target.verify(1, tree)
-            ids, logits = self._target.top(said, self._k)
-            said.argmax(-1).tolist()  # then what was asked for is there
+        if self._needs.top_k:
+            result = self._engine.forward([(self._target, 1, tree)], self._needs)[0]
+            ids, logits = result.top_ids, result.top_logits
+            result.logits.argmax(-1).tolist()  # then what was asked for is there
             self._target.rollback()
         token = self._text[self._at : self._at + 1]
         self._at += 1
@@ -189,26 +193,27 @@ class _Drafting:
         return proposed + self._clock() - began, len(tree)
 
 
-def _measure(target: TransformersTarget, nodes: int, met: _Times, clock: Clock) -> None:
+def _measure(engine: HFEngine, target: HFTargetCache, nodes: int, met: _Times, clock: Clock) -> None:
     """Time a pass and the attention in it; on an accelerator, which must wait to tell them apart, in another pass."""
-    apart = target.model.device.type != "cpu"
-    seconds = _pass(target, nodes, clock) if apart else 0.0
-    with _attention_watched(target.model, clock) as attention:
-        watched = _pass(target, nodes, clock)
+    apart = engine.model.device.type != "cpu"
+    seconds = _pass(engine, target, nodes, clock) if apart else 0.0
+    with _attention_watched(engine.model, clock) as attention:
+        watched = _pass(engine, target, nodes, clock)
     seconds = seconds if apart else watched
     met.passes.append(seconds)
     met.attention += attention
     met.rests += [max(0.0, seconds - each) for each in attention]
 
 
-def _pass(target: TransformersTarget, nodes: int, clock: Clock) -> float:
+def _pass(engine: HFEngine, target: HFTargetCache, nodes: int, clock: Clock) -> float:
     """Run a pass over a root and so many nodes and roll it back; return its seconds."""
     above = np.arange(nodes, dtype=np.int32) - 1
     tree = DraftTree(
-        np.ones(nodes, np.int32), above // 2 if target.abilities.trees else above, np.ones(nodes, np.float32)
+        np.ones(nodes, np.int32), above // 2 if engine.capabilities.trees else above, np.ones(nodes, np.float32)
     )
     began = clock()
-    target.verify(1, tree).argmax(-1).tolist()  # as a sampler does: the pass is over when its choices are known
+    result = engine.forward([(target, 1, tree)])[0]
+    result.logits.argmax(-1).tolist()  # as a sampler does: the pass is over when its choices are known
     seconds = clock() - began
     target.rollback()
     return seconds
@@ -256,7 +261,7 @@ def clock_of(device: torch.device) -> tuple[str, Clock]:
     return "wall", settled
 
 
-def _cache_bytes(target: TransformersTarget) -> int:
+def _cache_bytes(target: HFTargetCache) -> int:
     """Return what the buffers take, rows that are not in use yet included."""
     held = [tensor for layer in target.cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
     return sum(tensor.untyped_storage().nbytes() for tensor in held)

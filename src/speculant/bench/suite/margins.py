@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from speculant.api.result import Stream
 from speculant.api.speculator import Speculator
-from speculant.bench.systems.forced import ForcedSampler, force
+from speculant.bench.systems.forced import ForcedSampler, forced_parts, forced_request
 from speculant.core.tree import Int32
 
 STEPS = 4  # of the dtype, at the size of the best logit: what rounding may move a logit by
@@ -34,18 +35,20 @@ class Margin:
         return 0 < self.value <= self.tolerance
 
 
-class _Witness(ForcedSampler):
-    def __init__(self, output: Sequence[int]) -> None:
-        super().__init__(output)
+class _MarginSampler(ForcedSampler):
+    """Notes the margin of every token that it commits."""
+
+    def __init__(self, prompt: Tensor, output: Sequence[int]) -> None:
+        super().__init__(prompt, output)
         self.margins: list[Margin] = []
 
-    def draw(self, row: int) -> tuple[int, bool]:
-        logits: Tensor = self._logits[row]
-        token, ended = super().draw(row)
+    def draw(self, row: int) -> int:
+        assert self._loaded is not None
+        logits, token = self._loaded[row], super().draw(row)
         best = float(logits.max())
         step = torch.finfo(logits.dtype).eps
         self.margins.append(Margin(best - float(logits[token]), STEPS * step * max(1.0, abs(best))))
-        return token, ended
+        return token
 
 
 def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Margin]:
@@ -56,6 +59,8 @@ def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Mar
         prompt: Int32[T].
         output: M ids, one at least.
     """
-    witness = _Witness(output)
-    force(plain, prompt, witness)
-    return witness.margins
+    generation = forced_request(plain, prompt, output, sampler=_MarginSampler)
+    for _ in Stream(generation, forced_parts(plain)):
+        pass
+    assert isinstance(generation.sampler, _MarginSampler)
+    return generation.sampler.margins

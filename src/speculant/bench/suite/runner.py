@@ -130,7 +130,7 @@ class Contest:
                     prompt_tokens=found.prompt_tokens,
                     tokens=found.stats.tokens,
                     prefill_tokens=len(found.each),
-                    rounds=found.stats.seats,
+                    rounds=found.stats.sequences,
                     drafted=found.stats.drafted,
                     offered_by_depth=_added([stats.offered_by_depth for stats in found.each]),
                     accepted_by_depth=_added([stats.accepted_by_depth for stats in found.each]),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from speculant.api.batch import Ticket
-from speculant.api.result import Run
+from speculant.api.batch import Batch
+from speculant.api.result import Generation
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import Item, Request, Sampling
-from speculant.bench.systems.forced import ForcedSampler, forced_run
+from speculant.bench.systems.forced import forced_parts, forced_request
 from speculant.core.stats import BatchStats, Stats
 
 Answers = list[list[list[int]]]
@@ -35,7 +35,7 @@ class Together:
 def play_together(
     speculator: Speculator, items: Sequence[Item], sampling: Sampling, *, size: int, said: Answers | None = None
 ) -> Together:
-    """Decode items, up to `size` requests in a pass; an item's next turn takes a seat when its last one has ended.
+    """Decode items, up to `size` requests in a pass; an item's next turn is admitted when its last one has ended.
 
     Args:
         speculator: decodes.
@@ -43,36 +43,38 @@ def play_together(
         size: of the batch.
         said: plain decoding's answers, which later turns build on; None for this method's own.
     """
-    batch = speculator.batch(size)
+    forced = any(request.forced is not None for request in (item.request([]) for item in items) if request)
+    parts = forced_parts(speculator, size) if forced else speculator.parts(size)
+    batch = Batch(speculator.prepare, parts, speculator.engine, size=size)
     answers: Answers = [[] for _ in items]
-    owners: dict[Ticket, int] = {}
-    runs: list[Run] = []
+    owners: dict[Generation, int] = {}
+    generations: list[Generation] = []
 
     def ask(place: int) -> None:
         before = answers[place] if said is None else said[place][: len(answers[place])]
         request = items[place].request(before)
         if request is not None:
-            runs.append(_run(speculator, request, sampling))
-            owners[batch.take(runs[-1])] = place
+            generations.append(_generation(speculator, request, sampling))
+            owners[batch.submit(generations[-1])] = place
 
     for place in range(len(items)):
         ask(place)
     try:
-        for ticket, _ in batch:
-            if ticket.error is not None:
-                raise ticket.error
-            if ticket.done:
-                answers[owners[ticket]].append(ticket.result.ids)
-                ask(owners[ticket])
+        for generation, _ in batch:
+            if generation.error is not None:
+                raise generation.error
+            if generation.done:
+                answers[owners[generation]].append(generation.result.ids)
+                ask(owners[generation])
     finally:
         batch.close()
-    each = [run.stats for run in runs]
+    each = [generation.sequence.stats for generation in generations]
     return Together(answers, sum(stats.prompt_tokens for stats in each), batch.stats, each)
 
 
-def _run(speculator: Speculator, request: Request, sampling: Sampling) -> Run:
+def _generation(speculator: Speculator, request: Request, sampling: Sampling) -> Generation:
     if request.forced is not None:
-        return forced_run(speculator, request.prompt, ForcedSampler(request.forced.tolist()))
+        return forced_request(speculator, request.prompt, request.forced.tolist())
     return speculator.prepare(
         request.prompt.tolist(),
         max_new_tokens=request.most,

@@ -63,12 +63,14 @@ class ForcedSampler(HostSampler):
         return self.room == 0
 
 
-def forced_request(speculator: Speculator, prompt: Int32, output: Sequence[int]) -> Generation:
+def forced_request(
+    speculator: Speculator, prompt: Int32, output: Sequence[int], *, sampler: type[ForcedSampler] = ForcedSampler
+) -> Generation:
     """Return a request that is decoded along a recorded output of at least one token, by `forced_parts`."""
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.model.device)
-    cache, sampler = speculator.engine.open(ids), ForcedSampler(ids, output)
+    cache, forced = speculator.engine.open(ids), sampler(ids, output)
     stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
-    return Generation(DecodedSequence(cache, sampler, Start(prompt=prompt), stats), sampler, cache=cache.cache)
+    return Generation(DecodedSequence(cache, forced, Start(prompt=prompt), stats), forced, cache=cache.cache)
 
 
 def forced_parts(speculator: Speculator, size: int = 1) -> Parts:

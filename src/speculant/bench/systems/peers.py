@@ -15,28 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Drafter, Needs, Session, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 
 PREFIX = "peer:"
 
 
-class _Peer:
-    """What both share: their memory can be neither saved nor loaded through our contract."""
-
-    needs = Needs()
-
-    def save(self, path: Path) -> None:
-        """Refuse."""
-        raise UnsupportedError("a peer's drafter cannot save what it learned.")
-
-    def load(self, path: Path) -> None:
-        """Refuse."""
-        raise UnsupportedError("a peer's drafter cannot load what it did not build.")
-
-
-class OfficialAded(_Peer):
+class OfficialAded(Drafter):
     """The drafter that ADED's authors released (`draftretriever`), with an empty initial table.
 
     It keeps its memory over requests and converts the whole text on every search.
@@ -61,18 +48,26 @@ class OfficialAded(_Peer):
             del writer  # it writes again when it goes
             self._reader: Any = draftretriever.Reader(str(table))
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        return _OfficialSession(self._reader, prompt)
+    @property
+    def needs(self) -> Needs:
+        return NO_NEEDS
+
+    def open(self, start: Start) -> Session:
+        return _OfficialSession(self._reader, start.prompt)
 
 
-class _OfficialSession:
+class _OfficialSession(Session):
     def __init__(self, reader: Any, prompt: Int32) -> None:
         self._reader = reader
         self._text: list[int] = prompt.tolist()
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         paths = [[token for token in path if token >= 0] for path in self._reader.search(self._text, choices=64)[0]]
-        return DraftTree.from_paths(path for path in paths if path).head(max_nodes)
+        return (
+            DraftTree.from_paths(path for path in paths if path)
+            .head(budget.nodes)
+            .within(depth=budget.depth, trees=budget.trees)
+        )
 
     def observe(self, verified: Verified) -> None:
         self._text += verified.tokens.tolist()
@@ -81,7 +76,7 @@ class _OfficialSession:
         pass
 
 
-class ArcticSuffix(_Peer):
+class ArcticSuffix(Drafter):
     """Arctic's suffix trees: one of the request with its prompt, one of all outputs; the better draft is taken.
 
     Depth 64, up to 4 times as many tokens as matched, no minimum probability, drafts as trees: what its own
@@ -114,31 +109,35 @@ class ArcticSuffix(_Peer):
         held: int = self._cache._global_tree.estimate_memory()
         return held
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+    @property
+    def needs(self) -> Needs:
+        return NO_NEEDS
+
+    def open(self, start: Start) -> Session:
         self._requests += 1
-        return _ArcticSession(self._cache, self._requests, prompt)
+        return _ArcticSession(self._cache, self._requests, start.prompt)
 
 
-class _ArcticSession:
+class _ArcticSession(Session):
     def __init__(self, cache: Any, request: int, prompt: Int32) -> None:
         self._cache, self._request = cache, request
         self._tail = prompt[-ArcticSuffix.DEPTH :]
         cache.start_request(request, np.ascontiguousarray(prompt, np.int32))
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         draft = self._cache.speculate(
             self._request,
             self._tail,
-            max_spec_tokens=max_nodes,
+            max_spec_tokens=budget.nodes,
             max_spec_factor=ArcticSuffix.FACTOR,
             min_token_prob=0.0,
-            use_tree_spec=True,
+            use_tree_spec=budget.trees,
         )
         tokens, parents = np.array(draft.token_ids, np.int32), np.array(draft.parents, np.int32)
         weights = np.array(draft.probs, np.float32)
         for node, parent in enumerate(parents.tolist()):  # rounded, they may exceed the parent's by a hair
             weights[node] = min(weights[node], weights[parent] if parent >= 0 else 1.0)
-        return DraftTree(tokens, parents, weights)
+        return DraftTree(tokens, parents, weights).within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
         self._cache.add_active_response(self._request, verified.tokens)

@@ -10,13 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from speculant.api.speculator import MOST_NODES, Speculator
+from speculant.api.speculator import Speculator
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording
 from speculant.bench.suite.tasks import Item, Request, Sampling
 from speculant.bench.suite.together import Answers, Together, play_together
-from speculant.bench.systems.forced import ForcedSampler, force
+from speculant.bench.systems.forced import force
 from speculant.registry import find_method
+from speculant.sizing.policy import MAX_NODES
 
 PLAIN = "none"
 PRACTICE = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # a text that repeats itself
@@ -99,7 +100,7 @@ class Own:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self._speculator.abilities.notes + self._speculator.fast.notes
+        return self._speculator.engine.notes
 
     @property
     def fast(self) -> bool:
@@ -115,7 +116,7 @@ class Own:
 
     def practise(self) -> None:
         if find_method(self.name).replayable:
-            replay(self._speculator.drafter, [Recording(PRACTICE, PRACTICE)], nodes=MOST_NODES)
+            replay(self._speculator.drafter, [Recording(PRACTICE, PRACTICE)], nodes=MAX_NODES)
 
     def renew(self) -> None:
         self._speculator = self._make()
@@ -130,7 +131,7 @@ class Own:
         speculator, prompt = self._speculator, request.prompt
         began = time.perf_counter()
         if request.forced is not None:
-            ids, stats = force(speculator, prompt, ForcedSampler(request.forced.tolist()))
+            ids, stats = force(speculator, prompt, request.forced.tolist())
         else:
             seed = sampling.seed if sampling.temperature else None
             stream = speculator.stream(
