@@ -34,11 +34,12 @@ class Sampler(Protocol):
 
     In a round: `load`, then `choose` or not, then for every committed token in order one of `draw` and `distribution`,
     and `commit`; `end_round` at the end.
+
+    Attributes:
+        tokens: committed so far, prompt excluded.
     """
 
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens committed so far, prompt excluded."""
+    tokens: list[int]
 
     @property
     def room(self) -> int:
