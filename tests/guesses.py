@@ -1,4 +1,4 @@
-"""Drafts that are good guesses at texts told before, for requests of several lengths."""
+"""Drafts that are good guesses at known texts, for requests of several lengths."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ import numpy as np
 
 from models import VOCABULARY
 from speculant import Speculator
-from speculant.core.drafter import Needs, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
 
 LENGTHS = (9, 1, 30, 4, 17, 9)
 
 
-class Guesses:
-    """Drafts random trees around texts that it was told, each request its own; `failing` names prompts it fails on."""
-
-    needs = Needs(top_k=2)
+class Guesses(Drafter):
+    """Drafts random trees around known texts, each request its own; `failing` names prompts it fails on."""
 
     def __init__(self, texts: dict[tuple[int, ...], Sequence[int]], failing: Sequence[tuple[int, ...]] = ()) -> None:
         self.texts, self.failing = texts, failing
         self.opened = self.closed = 0
 
-    def open(self, prompt: Any, *, target: Any = None, seed: int = 0) -> GuessingSession:
+    @property
+    def needs(self) -> Needs:
+        return Needs(top_k=2)
+
+    def open(self, start: Start) -> GuessingSession:
         self.opened += 1
-        key = tuple(prompt.tolist())
+        key = tuple(start.prompt.tolist())
         return GuessingSession(self, self.texts[key], key in self.failing)
 
 
-class GuessingSession:
+class GuessingSession(Session):
     """One request's guesses."""
 
     def __init__(self, owner: Guesses, text: Sequence[int], fails: bool) -> None:
-        self.owner, self.text, self.fails = owner, list(text), fails
-        self.at, self.random = 0, random.Random(len(text))
+        self.owner, self.text, self.fails, self.at = owner, list(text), fails, 0
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         if self.fails and self.at > 5:
             raise ArithmeticError("a drafter's bug")
-        paths = []
-        for _ in range(self.random.randint(0, 4)):
-            path = self.text[self.at : self.at + self.random.randint(1, 5)]
-            if path and self.random.random() < 0.5:
-                path[self.random.randrange(len(path))] = self.random.randrange(VOCABULARY)
-            paths.append([*path, self.random.randrange(VOCABULARY)])
-        return DraftTree.from_paths(paths).head(max_nodes)
+        paths, source = [], random.Random(len(self.text) * 1000 + self.at)
+        for _ in range(source.randint(0, 4)):
+            path = self.text[self.at : self.at + source.randint(1, 5)]
+            if path and source.random() < 0.5:
+                path[source.randrange(len(path))] = source.randrange(VOCABULARY)
+            paths.append([*path, source.randrange(VOCABULARY)])
+        return DraftTree.from_paths(paths).head(budget.nodes).within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
         assert verified.top_ids is not None
@@ -66,7 +68,7 @@ def prompts() -> list[list[int]]:
 
 
 def alone(model: Any, options: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """Return what each request says when it is decoded alone and plainly."""
+    """Return each request's text when it is decoded alone and plainly."""
     speculator = Speculator.from_transformers(model, method="none")
     return [speculator.generate(prompt, **own).ids for prompt, own in zip(prompts(), options, strict=True)]
 
@@ -74,6 +76,6 @@ def alone(model: Any, options: Sequence[dict[str, Any]]) -> list[list[int]]:
 def guessing(model: Any, texts: Sequence[Sequence[int]], *, nodes: int | str = 12, **options: Any) -> Speculator:
     """Return a speculator whose drafts are good guesses at these texts."""
     speculator = Speculator.from_transformers(model, method="none", nodes=nodes)
-    told = {tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)}
-    speculator.drafter = Guesses(told, **options)
+    known = {tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)}
+    speculator.drafter = Guesses(known, **options)
     return speculator

@@ -12,7 +12,8 @@ from guesses import LENGTHS, Guesses, alone, guessing, prompts
 from models import tiny_model
 from processors import Shifting
 from speculant import Speculator
-from speculant.core.errors import BatchError, OutOfMemoryError, UsageError
+from speculant.api.batch import BatchError
+from speculant.core.errors import OutOfMemoryError, UsageError
 
 ARCHITECTURES = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
 
@@ -36,18 +37,18 @@ def test_texts_are_those_of_requests_alone(name: str, attention: str, nodes: int
     texts = alone(model, options)
     speculator = guessing(model, texts, nodes=nodes)
     batch = speculator.batch(4)
-    tickets = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options, strict=True)]
+    generations = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options, strict=True)]
     pieces: dict[int, list[int]] = {}
-    for ticket, piece in batch:
-        pieces.setdefault(id(ticket), []).extend(piece.tokens)
-    assert [ticket.result.ids for ticket in tickets] == texts
-    assert [pieces[id(ticket)] for ticket in tickets] == texts
-    assert all(ticket.done and ticket.result.finish_reason in ("stop", "length") for ticket in tickets)
+    for generation, piece in batch:
+        pieces.setdefault(id(generation), []).extend(piece.tokens)
+    assert [generation.result.ids for generation in generations] == texts
+    assert [pieces[id(generation)] for generation in generations] == texts
+    assert all(generation.done and generation.result.finish_reason in ("stop", "length") for generation in generations)
     assert batch.stats.tokens == sum(map(len, texts))
     assert batch.stats.rounds < sum(map(len, texts)) / (3 if nodes == 12 else 2)  # "auto" may find that nothing pays
     assert speculator.drafter.opened == speculator.drafter.closed == len(LENGTHS)
     if nodes == 12:
-        assert batch.stats.tokens > 1.3 * batch.stats.seats
+        assert batch.stats.tokens > 1.3 * batch.stats.sequences
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -73,10 +74,10 @@ def test_every_request_has_its_own_options(name: str) -> None:
     texts = alone(model, options())
     speculator = guessing(model, texts)
     batch = speculator.batch(8)
-    tickets = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options(), strict=True)]
+    generations = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options(), strict=True)]
     for _ in batch:
         pass
-    assert [ticket.result.ids for ticket in tickets] == texts
+    assert [generation.result.ids for generation in generations] == texts
 
 
 def test_requests_join_and_leave_between_rounds() -> None:
@@ -87,23 +88,23 @@ def test_requests_join_and_leave_between_rounds() -> None:
     speculator = guessing(model, texts)
     batch = speculator.batch(2)
     asked = prompts()
-    tickets = [batch.add(asked[0], **options[0])]
+    generations = [batch.add(asked[0], **options[0])]
     for _ in range(3):
         batch.step()
-    tickets += [batch.add(prompt, **options[0]) for prompt in asked[1:]]
+    generations += [batch.add(prompt, **options[0]) for prompt in asked[1:]]
     batch.step()
-    batch.remove(tickets[1])
-    batch.remove(tickets[5])
-    assert tickets[1].result.finish_reason == "unfinished"
+    batch.remove(generations[1])
+    batch.remove(generations[5])
+    assert generations[1].result.finish_reason == "unfinished"
     assert len(batch) == 4
     for _ in batch:
         pass
     for place in (0, 2, 3, 4):
-        assert tickets[place].result.ids == texts[place]
-    said = tickets[1].result.ids
+        assert generations[place].result.ids == texts[place]
+    said = generations[1].result.ids
     assert 0 < len(said) < 30
     assert said == texts[1][: len(said)]
-    assert tickets[5].result.ids == []
+    assert generations[5].result.ids == []
     assert speculator.drafter.opened == speculator.drafter.closed == 5  # one was never seated
 
 
@@ -116,19 +117,19 @@ def test_a_failing_request_fails_alone() -> None:
     speculator = guessing(model, texts, failing=[tuple(asked[3])])
     batch = speculator.batch(4)
     breaking = {"logits_processor": LogitsProcessorList([Breaking()])}
-    tickets = [
+    generations = [
         batch.add(prompt, **options[0], **(breaking if place == 0 else {})) for place, prompt in enumerate(asked)
     ]
     for _ in batch:
         pass
-    assert isinstance(tickets[0].error, ZeroDivisionError)
-    assert isinstance(tickets[3].error, ArithmeticError)
+    assert isinstance(generations[0].error, ZeroDivisionError)
+    assert isinstance(generations[3].error, ArithmeticError)
     for place in (1, 2, 4, 5):
-        assert tickets[place].error is None
-        assert tickets[place].result.ids == texts[place]
+        assert generations[place].error is None
+        assert generations[place].result.ids == texts[place]
     for place in (0, 3):
-        said = tickets[place].result.ids
-        assert tickets[place].result.finish_reason == "error"
+        said = generations[place].result.ids
+        assert generations[place].result.finish_reason == "error"
         assert said == texts[place][: len(said)] != []
     assert speculator.drafter.opened == speculator.drafter.closed == len(LENGTHS)
 
@@ -139,7 +140,7 @@ def test_a_pass_that_does_not_fit_loses_nothing(monkeypatch: pytest.MonkeyPatch)
     options = [{"max_new_tokens": 20, "temperature": 0}] * len(LENGTHS)
     texts = alone(model, options)
     batch = guessing(model, texts).batch(6)
-    tickets = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options, strict=True)]
+    generations = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options, strict=True)]
     batch.step()
     forward, layer = model.forward, model.model.layers[1].mlp
     broken = layer.forward
@@ -152,11 +153,11 @@ def test_a_pass_that_does_not_fit_loses_nothing(monkeypatch: pytest.MonkeyPatch)
         batch.step()
     layer.forward = broken
     assert model.forward == forward
-    batch.remove(tickets[2])
+    batch.remove(generations[2])
     for _ in batch:
         pass
     for place in (0, 1, 3, 4, 5):
-        assert tickets[place].result.ids == texts[place]
+        assert generations[place].result.ids == texts[place]
 
 
 def test_an_interrupt_leaves_the_caches_whole() -> None:
@@ -212,14 +213,14 @@ def test_a_bad_request_is_refused_when_it_is_added() -> None:
     """Guards requests in the batch from one that cannot be decoded."""
     model = tiny_model("llama")
     batch = Speculator.from_transformers(model, method="none").batch()
-    ticket = batch.add([5, 6, 7], max_new_tokens=4)
+    generation = batch.add([5, 6, 7], max_new_tokens=4)
     with pytest.raises(UsageError, match="num_beams"):
         batch.add([5, 6], num_beams=2)
     with pytest.raises(UsageError, match="empty"):
         batch.add([])
     for _ in batch:
         pass
-    assert len(ticket.result.ids) == 4
+    assert len(generation.result.ids) == 4
 
 
 def test_an_attention_of_its_own_is_run_sequence_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +247,9 @@ def test_caches_go_with_the_requests() -> None:
     speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
     for keep in (False, True):
         with speculator.batch(2, keep_caches=keep) as batch:
-            tickets = [batch.add(prompt, max_new_tokens=4, temperature=0) for prompt in prompts()[:3]]
+            generations = [batch.add(prompt, max_new_tokens=4, temperature=0) for prompt in prompts()[:3]]
             for _ in batch:
                 pass
-        for ticket in tickets:
-            assert (ticket.result.cache is not None) == keep
-            assert bool(ticket.run.target.cache.get_seq_length()) == keep
+        for generation in generations:
+            assert (generation.result.cache is not None) == keep
+            assert bool(generation.sequence.cache.length) == keep

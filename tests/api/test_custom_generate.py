@@ -15,7 +15,8 @@ from guesses import Guesses
 from models import VOCABULARY, tiny_model
 from processors import Shifting
 from speculant import Speculator
-from speculant.core.errors import BatchError, UnsupportedError
+from speculant.api.batch import BatchError
+from speculant.core.errors import UnsupportedError
 
 LENGTHS = (9, 1, 14, 4, 6)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 30}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from speculant.sizing.tuning import measure_step_cost, step_cost_file, stored_step_cost
 
 from models import tiny_model
 from speculant import Speculator
 from speculant.cli.main import main
 from speculant.core.errors import UsageError
 from speculant.sizing.step_cost import read_step_cost
-from speculant.sizing.tuning import measure_step_cost, step_cost_file, stored_step_cost
 
 
 @pytest.fixture(autouse=True)

@@ -216,8 +216,9 @@ def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> N
 
 def test_float64_logits_of_a_tree_are_those_of_plain_passes() -> None:
     """Guards the target itself to rounding: each row of a tree pass against a pass over its own path."""
-    from speculant.engines.hf.capabilities import check_model
     from speculant.engines.hf.target import TransformersTarget
+
+    from speculant.engines.hf.capabilities import check_model
 
     for name in ("llama", "gemma3", "gpt2"):
         model, ids = tiny_model(name).double(), prompt_ids(20)

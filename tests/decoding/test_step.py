@@ -13,7 +13,7 @@ from guesses import LENGTHS, prompts
 from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import OutOfMemoryError, UsageError
-from speculant.decoding.step import Decoding
+from speculant.drafters.none import EmptySession
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0}
 
@@ -57,24 +57,23 @@ def test_a_next_turn_that_did_not_begin_leaves_its_cache(
 
 def test_text_and_cache_agree_where_learning_fails(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards a next turn after Ctrl-C while a session learns: the round that was committed is in the text."""
-    learn, left = Decoding.learn, [4]
+    left = [5]
 
-    def interrupted(decoding: Decoding, *args: Any) -> None:
-        learn(decoding, *args)
+    def interrupted(session: EmptySession, *args: Any) -> None:
         left[0] -= 1
         if not left[0]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Decoding, "learn", interrupted)
+    monkeypatch.setattr(EmptySession, "observe", interrupted)
     stream = Speculator.from_transformers(model, method="none").stream(prompts()[0], **GREEDY)
     pieces: list[int] = []
     with pytest.raises(KeyboardInterrupt):
         pieces.extend(token for piece in stream for token in piece.tokens)
-    said = stream.result.ids
-    assert len(said) == 5
-    assert said == pieces
-    assert stream.result.stats.tokens == len(said)
-    assert stream.result.cache.get_seq_length() == LENGTHS[0] + len(said) - 1
+    ids = stream.result.ids
+    assert len(ids) == 5
+    assert ids == pieces
+    assert stream.result.stats.tokens == len(ids)
+    assert stream.result.cache.get_seq_length() == LENGTHS[0] + len(ids) - 1
 
 
 def test_a_stream_is_decoded_once(model: Any) -> None:

@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from speculant.sizing.batch import BestBudget, FixedBudget, gains, share
 
 from speculant.core.tree import DraftTree, Proposal
 from speculant.sizing.acceptance import Values
-from speculant.sizing.batch import BestBudget, FixedBudget, gains, share
 from speculant.sizing.latency import RoundCost
 from speculant.sizing.step_cost import StepCost
 from trees import chain, random_draft

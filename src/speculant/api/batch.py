@@ -118,6 +118,7 @@ class Batch:
             return
         if generation not in self._waiting and generation not in self._admitted:
             raise UsageError("this request is not in this batch; remove it from the one that it was added to.")
+        self._take(generation)
         self._retire(generation)
         self._raise_interrupt()
 
@@ -250,16 +251,22 @@ class Batch:
             if generation.done:  # another request's streamer removed it meanwhile
                 continue
             try:
-                piece = generation.take()
+                piece = self._take(generation)
+                if piece is not None:
+                    generation.put(piece)
             except BaseException as error:
                 self._fail(generation, error)
                 continue
-            if piece is not None:
-                self._pieces.append((generation, piece))
             if generation.sequence.error is not None:
                 self._fail(generation, generation.sequence.error)
             elif generation.sequence.ended:
                 self._retire(generation)
+
+    def _take(self, generation: Generation) -> Piece | None:
+        piece = generation.take()
+        if piece is not None:
+            self._pieces.append((generation, piece))
+        return piece
 
     def _fail(self, generation: Generation, error: BaseException) -> None:
         """Retire a request because of an error. An interrupt is kept until the others are served."""

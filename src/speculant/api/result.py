@@ -84,10 +84,7 @@ class Generation:
         self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist())
 
     def take(self) -> Piece | None:
-        """Return what was committed since the last call, None if nothing was.
-
-        Where the streamer raises, the piece is in the result all the same.
-        """
+        """Return what was committed since the last call, None if nothing was; it is in the result."""
         sequence, result = self.sequence, self.result
         known, committed = len(result.ids), len(sequence.sources)
         if known == committed:
@@ -100,13 +97,15 @@ class Generation:
         result.ids += tokens
         result.sources += sources
         result.text += "".join(texts)
-        piece = Piece("".join(texts), tokens, texts, sources)
+        return Piece("".join(texts), tokens, texts, sources)
+
+    def put(self, piece: Piece) -> None:
+        """Hand a piece to the streamer, token by token."""
         if self._streamer is not None:
-            for token in tokens:
+            for token in piece.tokens:
                 self._streamer.put(torch.tensor([token]))
-            if sequence.ended:
+            if self.sequence.ended:
                 self._streamer.end()
-        return piece
 
     def fail(self, error: BaseException) -> None:
         """End the request because of an error; its text so far stays in the result."""
@@ -137,21 +136,30 @@ class Stream:
         sequence.claim()
         try:
             while not sequence.ended:
-                self._advance(sequence)
+                error = self._advance()
                 piece = generation.take()
                 if piece is not None:
-                    yield piece
-                if sequence.error is not None:
-                    raise sequence.error
+                    try:
+                        generation.put(piece)
+                    finally:  # the cache has it, so whoever iterates must have it
+                        yield piece
+                if error is not None:
+                    raise error
         finally:
             sequence.close()
             generation.done = True
             if sequence.sizing is not None:
                 sequence.stats.sizes = self._parts.sizing.reason(sequence.sizing)
 
-    def _advance(self, sequence: Sequence) -> None:
-        with torch.no_grad():
-            if sequence.session is None:
-                prefill(sequence, self._parts, most=self._generation.chunk)
-            else:
-                step([sequence], self._parts)
+    def _advance(self) -> BaseException | None:
+        """Read a part of the prompt or run a round; return what it raised, to be raised after what it committed."""
+        sequence = self._generation.sequence
+        try:
+            with torch.no_grad():
+                if sequence.session is None:
+                    prefill(sequence, self._parts, most=self._generation.chunk)
+                else:
+                    step([sequence], self._parts)
+        except BaseException as error:
+            return error
+        return sequence.error

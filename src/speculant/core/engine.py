@@ -119,6 +119,14 @@ class TargetCache(Protocol):
             UnsupportedError: hidden states or a subset of layers are not available on this model.
         """
 
+    def check(self, draft: DraftTree) -> None:
+        """Refuse a draft that the next pass cannot take, before it is part of a pass of several sequences.
+
+        Raises:
+            ValueError: a node is no token of the model.
+            UsageError: the cache was used elsewhere meanwhile.
+        """
+
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows, rising and counted like `parents`, as the sequence's next tokens; drop the others."""
 
@@ -149,8 +157,7 @@ class Engine(Protocol):
 
         Raises:
             OutOfMemoryError: the device is full.
-            UsageError: a cache was used elsewhere meanwhile.
-            ValueError: a node is no token of the model.
+            UsageError, ValueError: a draft or cache is not what `TargetCache.check` accepts.
         """
 
     def read(self, arrays: Sequence[Array]) -> list[list[Any]]:

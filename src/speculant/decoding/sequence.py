@@ -87,7 +87,8 @@ class Sequence:
         """End it because of an error; what was committed stays."""
         if self.error is None:
             self.error = error
-        self.cache.rollback()
+        if self.session is not None:  # before that a failed pass has left the cache as it was
+            self.cache.rollback()
 
     def close(self) -> None:
         """End its session, once; what it taught the drafter stays there."""

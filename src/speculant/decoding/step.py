@@ -74,6 +74,8 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
         began = clock()
         sequences, drafts = _draft(sequences, parts)
         drafted = clock()
+        if not sequences:
+            return Rounds([], drafted - began, 0.0)
         passes = parts.engine.forward(
             [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)],
             parts.drafter.needs,
@@ -131,24 +133,36 @@ def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> boo
 
 
 def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], list[DraftTree]]:
-    """Return a draft of each sequence; those whose drafter fails are left out."""
+    """Return the sequences whose drafter does not fail, and the draft of each."""
     trees = parts.engine.capabilities.trees and parts.verifier.trees
+    nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     budgets = [
-        Budget(nodes=nodes if sequence.depth > 0 else 0, depth=sequence.depth, trees=trees)
-        for sequence, nodes in zip(sequences, parts.sizing.nodes([_state(each) for each in sequences]), strict=True)
+        Budget(nodes=most if sequence.depth > 0 else 0, depth=sequence.depth, trees=trees)
+        for sequence, most in zip(sequences, nodes, strict=True)
     ]
-    sessions = [_session(sequence) for sequence in sequences]
+    proposed: list[DraftTree | None]
     try:
-        drafts = parts.drafter.propose(sessions, budgets)
+        proposed = [*parts.drafter.propose([_session(sequence) for sequence in sequences], budgets)]
     except Exception:
-        drafts = []
-        for sequence, session, budget in zip(sequences, sessions, budgets, strict=True):
+        proposed = [_draft_alone(each, budget, parts) for each, budget in zip(sequences, budgets, strict=True)]
+    drafted = list[tuple[Sequence, DraftTree]]()
+    for sequence, draft in zip(sequences, proposed, strict=True):
+        if draft is not None:
             try:
-                drafts += parts.drafter.propose([session], [budget])
+                sequence.cache.check(draft)
+                drafted.append((sequence, draft))
             except Exception as error:
                 sequence.fail(error)
-        sequences = [sequence for sequence in sequences if sequence.active]
+    sequences, drafts = [each for each, _ in drafted], [draft for _, draft in drafted]
     return sequences, parts.sizing.trim([_state(each) for each in sequences], drafts)
+
+
+def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree | None:
+    try:
+        return parts.drafter.propose([_session(sequence)], [budget])[0]
+    except Exception as error:
+        sequence.fail(error)
+        return None
 
 
 def _walk(sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], parts: Parts) -> list[Walk | None]:

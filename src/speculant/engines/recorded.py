@@ -66,6 +66,9 @@ class RecordedCache(TargetCache):
     ) -> Pass:
         return Pass(logits=None)
 
+    def check(self, draft: DraftTree) -> None:
+        pass
+
     def keep(self, rows: Sequence[int]) -> None:
         self._length += len(rows)
 

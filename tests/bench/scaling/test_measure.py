@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from speculant.engines.hf.target import TransformersTarget
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from markup import Balance
@@ -18,7 +19,6 @@ from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_
 from speculant.bench.scaling.report import HEADINGS, growth_markdown, growth_section, growth_table, verdict
 from speculant.cli.main import main
 from speculant.core.errors import UsageError
-from speculant.engines.hf.target import TransformersTarget
 
 POSITIONS = 1024
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from speculant.engines.hf.target import TransformersTarget
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from guesses import LENGTHS, alone, guessing, prompts
@@ -14,7 +15,6 @@ from speculant import Speculator
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.batch_pass import RaggedPass
 from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.target import TransformersTarget
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0}
 LONGROPE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from speculant.engines.hf.target import TransformersTarget
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
 from models import tiny_model
@@ -13,7 +14,6 @@ from speculant.core.errors import OutOfMemoryError, UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.target import TransformersTarget
 
 IDS = torch.tensor([[5, 9, 14, 3, 8]])
 

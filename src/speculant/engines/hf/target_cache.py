@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.tree import Bool, Int32, Int64
+from speculant.core.tree import Bool, DraftTree, Int32, Int64
 from speculant.engines.hf.cache import keep_rows, usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
@@ -132,6 +132,10 @@ class HFTargetCache:
         self.appended(new)
         return finished_pass(output, needs)
 
+    def check(self, draft: DraftTree) -> None:
+        self._check_cache()
+        self._check_tokens(draft.tokens)
+
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
         self._rows.check_path(kept)
@@ -165,10 +169,8 @@ class HFTargetCache:
             UsageError: the cache was used elsewhere meanwhile.
         """
         self._check_cache()
+        self._check_tokens(tokens)
         capabilities = self._runner.capabilities
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < capabilities.vocabulary:
-            wrong = next(token for token in tokens.tolist() if not 0 <= token < capabilities.vocabulary)
-            raise ValueError(f"the drafter proposed token {wrong}; the model has {capabilities.vocabulary}.")
         before, rows = len(self._rows), self._rows.grown(parents)
         if not capabilities.trees and not rows.is_chain():
             raise UnsupportedError(
@@ -201,6 +203,12 @@ class HFTargetCache:
         given = PassInput(as_ids(new.ids).to(device), as_ids(new.positions).to(device), new.mask)
         total = self._length + len(new.rows)
         return self._runner.verify(given, self.cache, needs=needs, layers=layers, total=total)
+
+    def _check_tokens(self, tokens: Int32) -> None:
+        vocabulary = self._runner.capabilities.vocabulary
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+            wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
+            raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
 
     def _check_cache(self) -> None:
         if self.cache.get_seq_length() != self._length + len(self._rows):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from speculant.engines.hf.target import TransformersTarget
 from torch import Tensor, nn
 
 from models import tiny_model
@@ -19,7 +20,6 @@ from speculant.core.tree import DraftTree
 from speculant.engines.hf.capabilities import check_model
 from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, CapturedPasses, CaptureError, length_bucket
-from speculant.engines.hf.target import TransformersTarget
 from tapes import Tapes, passes_of, recorded
 from trees import random_draft
 

@@ -1,0 +1,92 @@
+"""The packages and what they may import: arrows point one way, and there are no cycles."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import speculant
+
+SOURCE = Path(speculant.__file__).parent
+LEVELS = (
+    {"core"},
+    {"memory"},
+    {"registry"},
+    {"sizing", "verifiers", "drafters", "engines"},
+    {"decoding"},
+    {"api"},
+    {"serving", "bench", "training", "integrations"},
+    {"cli"},
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its dotted name."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = ("speculant", *path.relative_to(SOURCE).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Yield the modules of the package that a file imports, wherever in it, also for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "speculant":
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in known else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "speculant")
+
+
+def room(module: str) -> str:
+    """Return the package below `speculant` that a module stands in; "" for the public names themselves."""
+    return [*module.split("."), ""][1]
+
+
+def test_every_room_has_a_level() -> None:
+    """Guards new packages: where they stand is decided, not left open."""
+    assert {room(name) for name in modules()} - {"", "__main__"} <= set(LEVEL)
+
+
+def test_arrows_point_one_way() -> None:
+    """Guards the order of the rooms: each imports from lower ones alone, beside itself."""
+    known, wrong = modules(), []
+    for name, path in known.items():
+        for target in imports(path, known):
+            here, there = room(name), room(target)
+            if here in ("", "__main__") or not there or here == there:
+                continue
+            if LEVEL[there] >= LEVEL[here]:
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_do_not_import_each_other() -> None:
+    """Guards against cycles of files, also under TYPE_CHECKING."""
+    known = modules()
+    graph: dict[str, set[str]] = defaultdict(set)
+    for name, path in known.items():
+        graph[name] = {target for target in imports(path, known) if target not in (name, "speculant")}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("name", ["core", "memory", "sizing", "decoding", "verifiers", "drafters"])
+def test_no_engine_below_the_api(name: str) -> None:
+    """Guards drafters and the round, which run inside any engine: engines are imported by engines/ alone."""
+    heavy = {"transformers", "llama_cpp", "vllm"}
+    for path in (SOURCE / name).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not heavy & {each.split(".")[0] for each in named}, path
