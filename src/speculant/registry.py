@@ -11,8 +11,9 @@ from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_type_hints
 
 from speculant.core.drafter import MEMORY_LIMIT, Drafter
-from speculant.core.errors import UnknownMethodError, UnsupportedError, UsageError
+from speculant.core.errors import ForeignMemoryError, UnknownMethodError, UnsupportedError, UsageError
 from speculant.core.verifier import Verifier
+from speculant.memory.kind import MemoryKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Method:
         family: where it stands in the survey's taxonomy (Xia et al., arXiv 2401.07851, figure 3).
         summary: what it does, in a line.
         drafter: "module:class" of its drafter, imported when it is used.
-        memory: whether it learns something that can be saved.
+        memory: "module:object" of the MemoryKind of the memory that it can save; None if it cannot.
         replayable: whether it drafts without the target's logits, so that a recorded trace can measure it.
         corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", or None.
         exactness: "lossless", or "(lossy)" with the reason.
@@ -37,7 +38,7 @@ class Method:
     family: str
     summary: str
     drafter: str
-    memory: bool
+    memory: str | None
     replayable: bool
     corpus: str | None
     exactness: str
@@ -119,7 +120,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="plain decoding",
                 summary="no drafts: the same loop, one token a pass; the baseline",
                 drafter="speculant.drafters.none:NoDrafter",
-                memory=False,
+                memory=None,
                 replayable=True,
                 corpus=None,
                 exactness="lossless",
@@ -130,7 +131,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, adaptive n-gram memory",
                 summary="many contexts at once, mixed by what each has been worth; calibrated; the default",
                 drafter="speculant.drafters.mix.drafter:MixDrafter",
-                memory=True,
+                memory="speculant.drafters.mix.memory:MIX",
                 replayable=True,
                 corpus="mix",
                 exactness="lossless",
@@ -141,7 +142,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, adaptive n-gram memory",
                 summary="tri-gram table that adapts to the target, best-first tree; cheaper than mix",
                 drafter="speculant.drafters.aded.drafter:AdedDrafter",
-                memory=True,
+                memory="speculant.drafters.aded.memory:TRIGRAM",
                 replayable=True,
                 corpus="trigram",
                 exactness="lossless",
@@ -152,7 +153,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, adaptive n-gram memory",
                 summary="ADED as published, constant by constant, for comparison",
                 drafter="speculant.drafters.aded.drafter:AdedPaperDrafter",
-                memory=False,
+                memory=None,
                 replayable=True,
                 corpus="trigram",
                 exactness="lossless",
@@ -163,7 +164,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, retrieval from the context",
                 summary="copies what followed the longest, most recent match of the last tokens",
                 drafter="speculant.drafters.copying.lookup:LookupDrafter",
-                memory=False,
+                memory=None,
                 replayable=True,
                 corpus=None,
                 exactness="lossless",
@@ -174,7 +175,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, retrieval from the context",
                 summary="repeats the prompt from where the output stands in it; for corrections",
                 drafter="speculant.drafters.copying.sad:SadDrafter",
-                memory=False,
+                memory=None,
                 replayable=True,
                 corpus=None,
                 exactness="lossless",
@@ -185,7 +186,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, retrieval from the context",
                 summary="copies behind the longest match, else follows learned bi-grams",
                 drafter="speculant.drafters.copying.maxgram:MaxGramDrafter",
-                memory=True,
+                memory="speculant.drafters.copying.memory:BIGRAM",
                 replayable=True,
                 corpus=None,
                 exactness="lossless",
@@ -195,8 +196,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="recycling",
                 family="training-free, recycled logits",
                 summary="fixed tree over the target's own top 8 after each token it checked",
-                drafter="speculant.drafters.recycling:RecyclingDrafter",
-                memory=True,
+                drafter="speculant.drafters.recycling.drafter:RecyclingDrafter",
+                memory="speculant.drafters.recycling.memory:RECYCLING",
                 replayable=False,
                 corpus=None,
                 exactness="lossless",
@@ -207,7 +208,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, recycled logits",
                 summary="the root's runners-up as guesses, each continued from the text",
                 drafter="speculant.drafters.copying.logitspec:LogitSpecDrafter",
-                memory=False,
+                memory=None,
                 replayable=False,
                 corpus=None,
                 exactness="lossless",
@@ -218,7 +219,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, suffix index",
                 summary="suffix trees over the request and past outputs, the most frequent continuations as a tree",
                 drafter="speculant.drafters.suffix.drafter:SuffixDrafter",
-                memory=True,
+                memory="speculant.drafters.suffix.memory:SUFFIX_TREE",
                 replayable=True,
                 corpus=None,
                 exactness="lossless",
@@ -229,7 +230,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, suffix index",
                 summary="suffix automata over the request and past text, the continuation of the longest match",
                 drafter="speculant.drafters.suffix.sam:SamDrafter",
-                memory=True,
+                memory="speculant.drafters.suffix.memory:SUFFIX_AUTOMATON",
                 replayable=True,
                 corpus=None,
                 exactness="lossless",
@@ -240,7 +241,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="training-free, retrieval from a datastore",
                 summary="what followed the longest match in a corpus or in past requests, as a tree",
                 drafter="speculant.drafters.suffix.rest:RestDrafter",
-                memory=True,
+                memory="speculant.drafters.suffix.memory:SUFFIX_ARRAY",
                 replayable=True,
                 corpus="suffix",
                 exactness="lossless",
@@ -251,7 +252,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 family="independent drafting, smaller model",
                 summary="a smaller model of the same vocabulary drafts a chain",
                 drafter="speculant.drafters.models.draft_model:DraftModelDrafter",
-                memory=False,
+                memory=None,
                 replayable=False,
                 corpus=None,
                 exactness="lossless",
@@ -270,6 +271,36 @@ VERIFIERS: Mapping[str, str] = MappingProxyType(
         "speculative-sampling": "speculant.verifiers.speculative_sampling:SpeculativeSampling",
     }
 )
+
+
+def find_memory_kind(kind: str) -> MemoryKind:
+    """Return the memory kind of that name, which is the `kind` in memory files.
+
+    Raises:
+        ForeignMemoryError: no method reads it.
+    """
+    for reference in dict.fromkeys(method.memory for method in METHODS.values() if method.memory is not None):
+        found: MemoryKind = _load(reference)
+        if found.name == kind:
+            return found
+    raise ForeignMemoryError(
+        f"this version of Speculant has no method that reads memories of kind '{kind}'. "
+        "Use the version that wrote the file."
+    )
+
+
+def methods_reading(kind: str) -> list[Method]:
+    """Return the methods whose drafters load memory files of that kind, as a memory or as a corpus.
+
+    Raises:
+        ForeignMemoryError: none does.
+    """
+    found = find_memory_kind(kind)
+    return [
+        method
+        for method in METHODS.values()
+        if method.corpus == kind or (method.memory is not None and _load(method.memory) is found)
+    ]
 
 
 def find_method(name: str) -> Method:

@@ -1,1 +1,1 @@
-"""What drafters have learned, as files."""
+"""Memory files: what drafters have learned across requests."""

@@ -1,9 +1,9 @@
-"""The file in which a drafter keeps its memory: named arrays behind a JSON header, safe against crashes.
+"""The file of a drafter's memory: named arrays behind a JSON header, safe against crashes.
 
-Layout: 8 bytes of magic, the header's length and CRC-32 (two UInt32), the header, then each array at a
-multiple of 64. The header names format version, kind, tokenizer fingerprint and, per array, dtype, shape,
-place and CRC-32. Files are written aside and renamed, so a reader sees the old file or the new one; on load
-the checksums are verified, then the arrays are mapped, not read.
+Layout: 8 bytes of magic, the header's length and CRC-32 (two UInt32), the header, then each array at a multiple of 64.
+The header holds format version, kind, tokenizer fingerprint and, per array, dtype, shape, offset and CRC-32. A file is
+written under a temporary name and renamed, so a reader sees the old file or the new one; on load the checksums are
+verified and the arrays are memory-mapped.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Memory:
-    """What a memory file holds, whoever wrote it.
+    """The contents of a memory file of any kind.
 
     Attributes:
-        kind, tokenizer: what the drafter called its memory, and the fingerprint that it is tied to.
+        kind: which drafter family wrote it; see `MemoryKind`.
+        tokenizer: the fingerprint of the tokenizer whose ids it holds.
         arrays, facts: as they were given to `write_memory`.
     """
 
@@ -49,18 +50,18 @@ def write_memory(
     """Write the arrays and facts to `path`, all or nothing.
 
     Raises:
-        FileError: the folder does not exist or cannot be written, or the disk is full; the old file is kept.
+        FileError: the folder does not exist or cannot be written, or the disk is full; the old file is unchanged.
     """
-    entries, place = {}, 0
+    entries, offset = {}, 0
     blobs = {name: np.ascontiguousarray(array).data for name, array in arrays.items()}  # not copied: they may be large
     for name, array in arrays.items():
         entries[name] = {
             "dtype": array.dtype.str,
             "shape": list(array.shape),
-            "offset": place,
+            "offset": offset,
             "crc32": zlib.crc32(blobs[name]),
         }
-        place += _padded(array.nbytes)
+        offset += _padded(array.nbytes)
     header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, "facts": dict(facts), "arrays": entries}
     encoded = json.dumps(header).encode()
     encoded += b" " * (_padded(_PREAMBLE + len(encoded)) - _PREAMBLE - len(encoded))
@@ -83,7 +84,7 @@ def write_memory(
         if not isinstance(error, OSError):
             raise
         raise FileError(
-            f"cannot write the memory file {path}: {error.strerror}. What stood there before is unchanged; "
+            f"cannot write the memory file {path}: {error.strerror}. An existing file is unchanged; "
             "name a folder that exists, is writable and has room."
         ) from error
 
@@ -93,8 +94,8 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
 
     Raises:
         FileError: there is no such file, or it cannot be read.
-        CorruptMemoryError: it is no memory file, or damaged.
-        ForeignMemoryError: it was made with another tokenizer, by another kind of drafter or a newer version.
+        CorruptMemoryError: it is not a memory file, or damaged.
+        ForeignMemoryError: it was written for another tokenizer, by another kind of drafter or a newer version.
     """
     path = Path(path)
     header, body = read_header(path)
@@ -103,7 +104,7 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
     if header["tokenizer"] != tokenizer:
         raise ForeignMemoryError(
             f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, this model's is {tokenizer}); "
-            "its tokens would mean other words here. Use the model it was made with, or another memory file."
+            "its token ids mean other words here. Use the model it was made with, or another memory file."
         )
     arrays = {}
     for name, entry in header["arrays"].items():
@@ -111,11 +112,16 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
         size = dtype.itemsize * int(np.prod(shape))
         start = body + entry["offset"]
         if start + size > path.stat().st_size:
-            raise CorruptMemoryError(f"{path} is cut short: {name} is not all there. Restore a copy, or delete it.")
+            raise CorruptMemoryError(
+                f"{path} is truncated: the file ends before the end of its array '{name}'. "
+                "Restore a copy, or delete it."
+            )
         mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)
-        mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one kind of array
+        mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one type of array
         if zlib.crc32(mapped.data) != entry["crc32"]:
-            raise CorruptMemoryError(f"{path} is damaged: {name} fails its checksum. Restore a copy, or delete it.")
+            raise CorruptMemoryError(
+                f"{path} is damaged: the checksum of its array '{name}' does not match. Restore a copy, or delete it."
+            )
         arrays[name] = np.asarray(mapped)
     return arrays, header["facts"]
 
@@ -133,12 +139,12 @@ def read_any_memory(path: Path) -> Memory:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header and where the arrays begin.
+    """Return the header and the offset of the first array.
 
     Raises:
         FileError: there is no such file, or it cannot be read.
-        CorruptMemoryError: it is no memory file, or its header is damaged.
-        ForeignMemoryError: it was made by a newer version.
+        CorruptMemoryError: it is not a memory file, or its header is damaged.
+        ForeignMemoryError: it was written by a newer version.
     """
     try:
         with path.open("rb") as file:
@@ -152,12 +158,14 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     if preamble[:8] != MAGIC:
         raise CorruptMemoryError(f"{path} is not a Speculant memory file. Name another, or delete it.")
     if not encoded or zlib.crc32(encoded) != int.from_bytes(preamble[12:16], "little"):
-        raise CorruptMemoryError(f"{path} is damaged: its header fails its checksum. Restore a copy, or delete it.")
+        raise CorruptMemoryError(
+            f"{path} is damaged: the checksum of its header does not match. Restore a copy, or delete it."
+        )
     header = json.loads(encoded)
     if header["version"] != VERSION:
         raise ForeignMemoryError(
-            f"{path} has format version {header['version']}, this Speculant reads version {VERSION}. "
-            "Use the version of Speculant that wrote it, or begin a new file."
+            f"{path} has format version {header['version']}, this version of Speculant reads version {VERSION}. "
+            "Use the version of Speculant that wrote it, or start a new file."
         )
     return header, _PREAMBLE + length
 

@@ -1,4 +1,4 @@
-"""What ties a drafter's memory to a tokenizer: ids learned with one mean other words with another."""
+"""The fingerprint that ties a drafter's memory to a tokenizer: the same ids mean other words under another."""
 
 from __future__ import annotations
 

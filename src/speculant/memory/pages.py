@@ -1,7 +1,7 @@
-"""Large arrays in memory of their own, which goes back to the system as soon as they are dropped.
+"""Large arrays in anonymous mappings, whose memory goes back to the system as soon as they are freed.
 
-A memory that grows leaves larger and larger arrays behind. `malloc` keeps those of up to 32 MB for later ones, which
-are too large for them: the process then holds far more than the memory that is counted.
+A memory that grows frees one array after the other, each smaller than the next. `malloc` keeps freed blocks of up to
+32 MB, which the larger arrays to come do not fit: the process would hold far more than the memory that is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_LEAST = 1 << 20  # bytes; smaller ones are found again by whoever needs as many
+_LEAST = 1 << 20  # bytes; `malloc` reuses smaller blocks
 
 
 def zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -23,7 +23,7 @@ def zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any
     size = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
     if size < _LEAST:
         return np.zeros(shape, dtype)
-    # Private, so that a process that is forked has a copy of its own.
+    # Private, so that a forked process has a copy of its own.
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         with suppress(OSError):  # a kernel may have no huge pages, which numpy asks for too

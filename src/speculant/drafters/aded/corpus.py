@@ -1,9 +1,9 @@
-"""Counting tri-grams of a corpus that is larger than memory, for a table that a drafter begins with.
+"""Counting the tri-grams of a corpus larger than memory, for the initial table of a drafter.
 
-An n-gram is a UInt64 of three 21-bit ids; a pair is one whose first id is the vocabulary's size, which is how
-frozen tables mark "no context". Documents are buffered, sorted and counted chunk by chunk; the sorted runs are
-merged when they are of like size, so each n-gram is merged a logarithmic number of times. Past a given number
-of distinct n-grams the rarest are dropped.
+An n-gram is a UInt64 of three 21-bit ids; a bi-gram has the vocabulary's size as its first id, which is how frozen
+tables mark "no context". Documents are buffered, sorted and counted chunk by chunk; sorted runs of similar size are
+merged, so each n-gram is merged a logarithmic number of times. Beyond a given number of distinct n-grams the rarest are
+dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TrigramCounter:
         Args:
             vocabulary: V, the number of token ids.
             chunk: tri-grams buffered before they are sorted; 16 bytes each.
-            most: distinct n-grams kept, pairs included; about 100 bytes each while the table is built.
+            most: distinct n-grams kept, bi-grams included; about 100 bytes each while the table is built.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than a table can hold.
@@ -57,11 +57,11 @@ class TrigramCounter:
 
     @property
     def trigrams(self) -> int:
-        """Distinct tri-grams counted and kept so far; pairs do not count."""
+        """Distinct tri-grams counted and kept so far; bi-grams are left out."""
         return int(np.searchsorted(self._counted()[0], np.uint64(self.vocabulary << 2 * _BITS)))
 
     def add(self, ids: Any) -> None:
-        """Count a document of ids, Int[T]; no n-gram reaches into another.
+        """Count a document of ids, Int[T]; no n-gram spans two documents.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
@@ -83,7 +83,7 @@ class TrigramCounter:
             self._sort()
 
     def table(self) -> Frozen:
-        """Return the table of everything added: at most 255 successors a context, 64 where it is one token."""
+        """Return the table of everything added: at most 255 successors per context, 64 per bi-gram context."""
         keys, counts = self._counted()
         a, b, c = ((keys >> np.uint64(shift) & np.uint64(_ID)).astype(np.int64) for shift in (2 * _BITS, _BITS, 0))
         kept = np.concatenate(
@@ -124,15 +124,15 @@ class TrigramCounter:
 
 
 def count_trigrams(table: Frozen) -> int:
-    """Return the tri-grams of a table, its bi-grams left out."""
+    """Return the number of tri-grams of a table, without bi-grams."""
     contexts = int(table.first[-2])
     return int(table.length[:contexts].sum(dtype=np.int64))
 
 
 def _heaviest(a: Int64, b: Int64, counts: Int64, vocabulary: int) -> Int64:
-    """Return where the most frequent successors of each bi-gram row stand; `a` is sorted, then `b`."""
+    """Return the indices of the most frequent successors of each bi-gram row; rows are sorted by `a`, then `b`."""
     begin = int(np.searchsorted(a, vocabulary))
     b, counts = b[begin:], counts[begin:]
     order = np.lexsort((-counts, b))
-    first = np.searchsorted(b, b)  # of each row; sorting within rows does not move it
+    first = np.searchsorted(b, b)  # the start of each row; sorting within rows does not move it
     return begin + order[np.arange(len(b)) - first < LONGEST_BIGRAM_ROW]

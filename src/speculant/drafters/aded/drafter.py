@@ -1,14 +1,13 @@
-"""ADED: a tri-gram table that adapts to the target while it decodes, searched for the most promising tree.
+"""ADED: a tri-gram table that adapts to the target while it decodes, searched for the most probable tree.
 
 Liu, Lei, Zhang, Xu: "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025,
 arXiv 2407.12021 (there also called Adaptix). Two settings of one code:
 
     aded-paper  as published: what the released code does, constant by constant
-    aded        the idea done well: the whole prompt is learned, every token once; so are the target's best
-                tokens at every node it checked, rejected ones too (as in Token Recycling, Luo et al. 2024, arXiv
-                2408.08696); rows are counts with decay, so they stay probabilities; unseen contexts back off to
-                bi-grams; the search is best-first, spends its budget, has no depth limit and draws no random
-                numbers
+    aded        improved: the whole prompt is learned, every token once; so are the target's top tokens at every
+                verified node, rejected ones too (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696); rows are
+                counts with decay, so they stay probabilities; unseen contexts back off to bi-grams; the search is
+                best-first, uses its whole budget, has no depth limit of its own and draws no random numbers
 """
 
 from __future__ import annotations
@@ -16,15 +15,25 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from speculant.core.drafter import MEMORY_LIMIT, Needs, Session, Verified
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float32, Int32
 from speculant.drafters.aded import puct
-from speculant.drafters.aded.frozen import Frozen, decode_table, empty_frozen, freeze, frozen_bytes, heaviest_rows, thaw
+from speculant.drafters.aded.frozen import (
+    CHECKPOINT_BYTES,
+    Frozen,
+    decode_table,
+    empty_frozen,
+    freeze,
+    frozen_bytes,
+    heaviest_rows,
+    thaw,
+)
 from speculant.drafters.aded.rows import LONGEST_ROW, MAX_VOCABULARY, NONE, UNIT, export, new_level
 from speculant.drafters.aded.search import best_first
 from speculant.drafters.aded.table import Rule, TrigramTable, lookup
@@ -40,23 +49,23 @@ PAPER_RULE = Rule(
     bigrams=False,
 )
 PAPER_WINDOW = 16
-PAPER_JUNK = 100  # the published code drafts this token id where it knows nothing
+PAPER_FALLBACK = 100  # the published code drafts this token id where the table has no entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdedSettings:
-    """What can be tuned; the defaults were chosen on half of the development requests.
+    """Settings; the defaults were chosen on half of the development requests.
 
     Attributes:
-        row_memory: observations a row remembers before older ones decay.
-        prior: observations that a row of a corpus table counts for at the most.
+        row_memory: observations a row holds before older ones decay.
+        prior: the most observations that a row of a corpus table counts as.
         longest_row: successors kept per context.
-        escape: how much a row leaves open for what it has not seen, in observations per successor.
-        exploration: how much rows that were seen seldom are lifted in the search.
-        cut: nodes near the last place whose children would need a conditional probability above this to enter the
-            tree are not expanded: half the time, and no loss that shows.
-        top_k: the target's best tokens learned at every row of a pass, rejected nodes too; 0 for none.
-        strength: what the target's distribution at a row counts for, in observations.
+        escape: weight that a row reserves for unseen successors, in observations per successor.
+        exploration: weight of the exploration bonus in the search.
+        cut: nodes near the end of the ranking whose children would need a conditional probability above this to enter
+            the tree are not expanded; it halves the search time at no measurable loss.
+        top_k: the target's top tokens learned at every row of a pass, rejected nodes too; 0 for none.
+        strength: observations that the target's distribution at a row counts as.
     """
 
     row_memory: float = 8
@@ -80,8 +89,8 @@ class AdedSettings:
         )
 
 
-class AdedDrafter:
-    """The table, shared by all requests of a process behind one lock."""
+class TableDrafter(Drafter):
+    """The table, shared by all requests of a process behind one lock; what both settings have in common."""
 
     def __init__(
         self,
@@ -117,60 +126,18 @@ class AdedDrafter:
         scratch.make_room()
         scratch.learn(np.zeros(3, np.int32))
         scratch.learn_rows(np.zeros((1, 2), np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
-        best_first(scratch.young, scratch.old, scratch.base, 0, 0, 1, scratch.rule, 0.5, 0.0, 1.0)
+        best_first(scratch.young, scratch.old, scratch.base, 0, 0, 1, 1, scratch.rule, 0.5, 0.0, 1.0)
 
     def _rule(self) -> Rule:
         return self.settings.rule()
-
-    @property
-    def needs(self) -> Needs:
-        """The target's best tokens, if the settings learn from them."""
-        return Needs(top_k=self.settings.top_k)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now."""
         return self._table.nbytes
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        """Begin a request; the whole prompt is learned at once."""
-        return AdedSession(self, prompt)
-
-    def learn(self, text: Int32, start: int = 0) -> None:
-        """Learn text[start:], Int32[T]."""
-        with self._lock:
-            self._table.learn(text, start)
-
-    def learn_rows(self, contexts: Int32, ids: Int32, logits: Float32) -> None:
-        """Learn the target's distribution after contexts Int32[R, 2] from its best tokens, [R, k] each."""
-        shares = np.exp(logits - logits[:, :1])
-        shares *= self.settings.strength / shares.sum(axis=1, keepdims=True)
-        with self._lock:
-            self._table.learn_rows(contexts, ids, shares)
-
-    def search(self, before: int, root: int, max_nodes: int) -> DraftTree:
-        """Return the best tree below `root`, whose predecessor is `before` (NONE: there is none)."""
-        settings = self.settings
-        with self._lock:
-            table = self._table
-            tokens, parents, joints = best_first(
-                table.young, table.old, table.base, before, root, max_nodes, table.rule, settings.escape,
-                settings.exploration, settings.cut,
-            )  # fmt: skip
-        return DraftTree(tokens, parents, joints)
-
-    def save(self, path: Path) -> None:
-        """Write everything learned, and the base table it stands on, as one new base table.
-
-        Raises:
-            FileError: the file cannot be written; an older one is unchanged.
-        """
-        with self._lock:
-            frozen = self._frozen()
-        save_table(path, frozen, tokenizer=self._tokenizer, vocabulary=self.vocabulary)
-
     def load(self, path: Path) -> None:
-        """Map a saved or built table as the base and forget what was learned so far.
+        """Map a saved or built table as the base and drop what was learned so far.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
@@ -185,48 +152,94 @@ class AdedDrafter:
         with self._lock:
             self._table = TrigramTable(rule=self._rule(), limit=limit, base=base)
 
+
+class AdedDrafter(TableDrafter, Persistent):
+    """The improved setting."""
+
+    @property
+    def needs(self) -> Needs:
+        """The target's top tokens, if the settings learn from them."""
+        return Needs(top_k=self.settings.top_k)
+
+    def open(self, start: Start) -> Session:
+        """Begin a request; the whole prompt is learned at once."""
+        return AdedSession(self, start.prompt)
+
+    def learn(self, text: Int32, start: int = 0) -> None:
+        """Learn text[start:], Int32[T]."""
+        with self._lock:
+            self._table.learn(text, start)
+
+    def learn_rows(self, contexts: Int32, ids: Int32, logits: Float32) -> None:
+        """Learn the target's distribution after contexts Int32[R, 2] from its top tokens, [R, k] each."""
+        shares = np.exp(logits - logits[:, :1])
+        shares *= self.settings.strength / shares.sum(axis=1, keepdims=True)
+        with self._lock:
+            self._table.learn_rows(contexts, ids, shares)
+
+    def search(self, before: int, root: int, budget: Budget) -> DraftTree:
+        """Return the best tree below `root`, whose predecessor is `before` (NONE: there is none)."""
+        settings = self.settings
+        with self._lock:
+            table = self._table
+            tokens, parents, joints = best_first(
+                table.young, table.old, table.base, before, root, budget.nodes, budget.depth, table.rule,
+                settings.escape, settings.exploration, settings.cut,
+            )  # fmt: skip
+        return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth, trees=budget.trees)
+
+    def save(self, path: Path) -> None:
+        """Write everything learned, merged with the base table, as one new base table.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        with self._lock:
+            frozen = self._frozen()
+        save_table(path, frozen, tokenizer=self._tokenizer, vocabulary=self.vocabulary)
+
     def _frozen(self) -> Frozen:
-        """Merge the three levels; where the whole exceeds the limit, the base's lightest rows go."""
+        """Merge the three levels; where the result exceeds the limit, the base's lightest rows are dropped."""
         table = self._table
         young = export(table.young, new_level(1, 0))
         old = export(table.old, table.young)
         a, b, c, weight = (np.concatenate(pair) for pair in zip(young, old, strict=True))
         a = np.where(a == NONE, self.vocabulary, a).astype(np.int64)
         base_a, base_b, base_c, base_weight = thaw(table.base)
-        # The base may be of a model with the same tokenizer and a differently padded vocabulary.
+        # The base may come from a model with the same tokenizer and a differently padded vocabulary.
         base_a = np.where(base_a == len(table.base.first) - 2, self.vocabulary, base_a)
         learned = np.unique(a << 24 | b)
-        fresh = ~np.isin(base_a << 24 | base_b, learned)
-        room = table.limit - frozen_bytes(len(a), len(learned), self.vocabulary) - 4  # a begun checkpoint
-        fresh &= heaviest_rows(table.base, fresh, room)
+        kept = ~np.isin(base_a << 24 | base_b, learned)
+        room = table.limit - frozen_bytes(len(a), len(learned), self.vocabulary) - CHECKPOINT_BYTES
+        kept &= heaviest_rows(table.base, kept, room)
         return freeze(
-            np.concatenate([a, base_a[fresh]]),
-            np.concatenate([b, base_b[fresh]]),
-            np.concatenate([c, base_c[fresh]]),
-            np.concatenate([weight, base_weight[fresh]]),
+            np.concatenate([a, base_a[kept]]),
+            np.concatenate([b, base_b[kept]]),
+            np.concatenate([c, base_c[kept]]),
+            np.concatenate([weight, base_weight[kept]]),
             vocabulary=self.vocabulary,
         )
 
 
-class AdedSession:
-    """One request: the last two tokens are all the state there is."""
+class AdedSession(Session):
+    """One request; its only state is the last two tokens."""
 
     def __init__(self, drafter: AdedDrafter, prompt: Int32) -> None:
         self._drafter = drafter
         drafter.learn(prompt)
         self._tail = prompt[-2:]
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Return the `max_nodes` most probable continuations."""
-        if max_nodes < 1 or not len(self._tail):
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return the most probable continuations."""
+        if min(budget.nodes, budget.depth) < 1 or not len(self._tail):
             return DraftTree.empty()
         before = int(self._tail[-2]) if len(self._tail) > 1 else NONE
-        return self._drafter.search(before, int(self._tail[-1]), max_nodes)
+        return self._drafter.search(before, int(self._tail[-1]), budget)
 
     def observe(self, verified: Verified) -> None:
-        """Learn what was committed."""
+        """Learn the committed tokens, and the target's top tokens at every row."""
         if verified.top_ids is not None and verified.top_logits is not None and len(self._tail) > 1:
-            tokens = np.append(verified.tree.tokens, self._tail)  # node -1 is the root, and its parent stands before it
+            tokens = np.append(verified.tree.tokens, self._tail)  # index -1 is the root, -2 the token before it
             parents = np.append(verified.tree.parents, [-2, -2]).astype(np.int32)
             rows = np.append(-1, np.arange(len(verified.tree)))
             contexts = np.stack([tokens[parents[rows]], tokens[rows]], axis=1)
@@ -236,11 +249,11 @@ class AdedSession:
         self._tail = text[-2:]
 
     def close(self) -> None:
-        """Nothing to do: what was learned is in the table."""
+        """Do nothing: what was learned is in the table."""
 
 
-class AdedPaperDrafter(AdedDrafter):
-    """The published setting: PUCT search, and +0.04 per drafting step for the last 14 tri-grams."""
+class AdedPaperDrafter(TableDrafter):
+    """The published setting: PUCT search, and +0.04 per drafting step for the last 14 tri-grams; saves nothing."""
 
     def _warm_up(self) -> None:
         super()._warm_up()
@@ -253,14 +266,14 @@ class AdedPaperDrafter(AdedDrafter):
     @property
     def needs(self) -> Needs:
         """Nothing: only accepted tokens are learned."""
-        return Needs()
+        return NO_NEEDS
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        """Begin a request; the prompt is not learned beyond the last 16 tokens."""
-        return AdedPaperSession(self, prompt, seed)
+    def open(self, start: Start) -> Session:
+        """Begin a request; of the prompt only the last 16 tokens are learned."""
+        return AdedPaperSession(self, start)
 
-    def step(self, window: Int32, random: np.ndarray[Any, Any]) -> DraftTree:
-        """Learn the window, search from its end, and return the published draft."""
+    def step(self, window: Int32, random: npt.NDArray[np.uint64]) -> DraftTree:
+        """Learn the window, search from its end, and return the published draft of up to 64 nodes."""
         with self._lock:
             table = self._table
             table.learn(window)
@@ -273,43 +286,41 @@ class AdedPaperDrafter(AdedDrafter):
 
             tokens, parents, visits = puct.puct(*levels, int(window[-2]), int(window[-1]), table.rule, random)
             paths = puct.published_paths(tokens, parents, visits, greedy)
-        return DraftTree.from_paths(paths or [[PAPER_JUNK % self.vocabulary]])
-
-    def save(self, path: Path) -> None:
-        """Refuse: the published method keeps nothing between runs.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError("aded-paper, as published, does not save what it learned; use the method aded.")
+        return DraftTree.from_paths(paths or [[PAPER_FALLBACK % self.vocabulary]])
 
 
-class AdedPaperSession:
+class AdedPaperSession(Session):
     """One request of the published setting."""
 
-    def __init__(self, drafter: AdedPaperDrafter, prompt: Int32, seed: int) -> None:
+    def __init__(self, drafter: AdedPaperDrafter, start: Start) -> None:
         self._drafter = drafter
-        self._tail = prompt[-PAPER_WINDOW:]
-        self._random = np.array([seed * 0x9E3779B97F4A7C15 % 2**64 | 1], np.uint64)
+        self._tail = start.prompt[-PAPER_WINDOW:]
+        self._random = start.seed.generate_state(1, np.uint64) | np.uint64(1)  # xorshift needs a state other than 0
+        self._draft: DraftTree | None = None
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Return the published draft of up to 64 nodes, or its first `max_nodes`."""
-        if max_nodes < 1 or len(self._tail) < 2:
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return the published draft, or its part within the budget.
+
+        The published method learns and draws random numbers when it drafts; so it drafts once a round.
+        """
+        if len(self._tail) < 2:
             return DraftTree.empty()
-        return self._drafter.step(self._tail, self._random).head(max_nodes)
+        if self._draft is None:
+            self._draft = self._drafter.step(self._tail, self._random)
+        return self._draft.head(budget.nodes).within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
-        """Remember what was committed; it is learned at the next proposal."""
+        """Keep the committed tokens; they are learned with the next draft."""
         self._tail = np.concatenate([self._tail, verified.tokens])[-PAPER_WINDOW:]
+        self._draft = None
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: what was learned is in the table."""
 
 
 def save_table(path: Path, table: Frozen, *, tokenizer: str, vocabulary: int) -> None:
-    """Write a frozen table as a memory file that `AdedDrafter.load` maps."""
-    arrays = {name: array for name, array in table._asdict().items() if name != "decode"}
-    write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=arrays, facts={"vocabulary": vocabulary})
+    """Write a frozen table as a memory file that `TableDrafter.load` maps."""
+    write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=table.stored(), facts={"vocabulary": vocabulary})
 
 
 def load_table(path: Path, *, tokenizer: str) -> Frozen:

@@ -1,10 +1,9 @@
-"""The successor table as it lies on disk: sorted, read-only, mapped, 4 to 8 bytes a tri-gram.
+"""The successor table on disk: sorted, read-only, memory-mapped, 4 to 8 bytes per tri-gram.
 
-Contexts (a, b) are sorted; those of one `a` stand together and are found by its index, then by bisection
-on b. A successor takes 4 bytes (3 for the token, 1 for the logarithm of its weight), a context 5.25 (3 for b,
-1 for its length, 1 for the logarithm of its total weight, and a checkpoint every 16 contexts from which a
-row's start is summed up). Bi-gram rows
-stand last, under an `a` of their own.
+Contexts (a, b) are sorted; those of one `a` are contiguous and found by its index, then by bisection on b. A successor
+takes 4 bytes (3 for the token, 1 for the logarithm of its weight), a context 5.25 (3 for b, 1 for its length, 1 for the
+logarithm of its total weight, and a checkpoint every 16 contexts, from which the start of a row is summed up). Bi-gram
+rows come last, under an `a` of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ Array = npt.NDArray[Any]
 LONGEST_FROZEN_ROW = 255
 _STRIDE = 16
 _LOG_STEPS = 16  # steps of the weight's logarithm per factor of two: 2 % error
-_MOST = 60_000  # a row's weights are scaled so that they fit; the largest code stands for 62,757
+_MOST = 60_000  # rows are scaled down to this total; the largest code stands for 62,757
+CHECKPOINT_BYTES = 4
 
 
 class Frozen(NamedTuple):
@@ -30,7 +30,7 @@ class Frozen(NamedTuple):
         first: UInt32[V + 2], first context of each `a`; `a` = V holds the bi-gram rows.
         second: UInt8[C, 3], b of each context, little endian.
         length: UInt8[C], successors of each context, heaviest first.
-        total: UInt8[C], 16 times the binary logarithm of their weights' sum.
+        total: UInt8[C], 16 times the binary logarithm of the sum of their weights.
         checkpoint: UInt32[C / 16 + 1], first successor of every 16th context.
         token: UInt8[E, 3], the successors.
         weight: UInt8[E], 16 times the binary logarithm of their weights.
@@ -50,6 +50,10 @@ class Frozen(NamedTuple):
     def nbytes(self) -> int:
         """Bytes on disk."""
         return sum(array.nbytes for array in self[:-1])
+
+    def stored(self) -> dict[str, Array]:
+        """Return the arrays that a memory file holds, by name."""
+        return {name: array for name, array in self._asdict().items() if name != "decode"}
 
 
 def decode_table() -> Array:
@@ -71,7 +75,7 @@ def _three_bytes(array: Array, i: int) -> int:
 def frozen_row(base: Frozen, a: int, b: int, prior: int, longest: int, tokens: Array, weights: Array) -> int:
     """Copy the row of (a, b) into tokens and weights; return its length, 0 if unknown.
 
-    The row's whole weight is scaled down to `prior` if it is more, and at most `longest` successors are given.
+    The row's total weight is scaled down to `prior` if it is more, and at most `longest` successors are copied.
     """
     last = len(base.first) - 2
     a = min(a, last)
@@ -99,10 +103,10 @@ def frozen_row(base: Frozen, a: int, b: int, prior: int, longest: int, tokens: A
 def freeze(
     a: Array, b: Array, c: Array, weight: Array, *, vocabulary: int, longest: int = LONGEST_FROZEN_ROW
 ) -> Frozen:
-    """Build the table from Int[E] columns; a = vocabulary (or more) marks a bi-gram row.
+    """Return the table of Int[E] columns; a = vocabulary (or more) marks a bi-gram row.
 
-    Each (a, b, c) may occur once. Rows keep their `longest` heaviest successors; a row too heavy for the code
-    is scaled down, which keeps its proportions.
+    Each (a, b, c) may occur once. Rows keep their `longest` heaviest successors; a row too heavy for the 8-bit code
+    is scaled down.
     """
     a = np.minimum(a, vocabulary)
     order = np.lexsort((c, -weight, b, a))
@@ -127,7 +131,7 @@ def freeze(
         decode=decode_table(),
     )
     for array in table:
-        array.flags.writeable = False  # as mapped ones are, so that the kernels are compiled for one kind of array
+        array.flags.writeable = False  # as mapped ones are, so that the kernels are compiled for one type of array
     return table
 
 
@@ -150,12 +154,12 @@ def frozen_bytes(successors: int, contexts: int, vocabulary: int) -> int:
 
 
 def heaviest_rows(base: Frozen, chosen: Array, room: int) -> Array:
-    """Return Bool[E], the successors of the heaviest chosen rows that `room` bytes hold.
+    """Return Bool[E], the successors of the heaviest chosen rows that fit `room` bytes.
 
     Args:
         base: the table.
         chosen: Bool[E], true for all successors of a row or for none.
-        room: bytes, an index over the vocabulary not counted.
+        room: bytes, not counting the index over the vocabulary.
     """
     length = base.length.astype(np.int64)
     row = np.repeat(np.arange(len(length)), length)

@@ -1,8 +1,8 @@
 """ADED's published search, constant by constant: PUCT over the tri-gram table.
 
-Liu et al., arXiv 2407.12021, as its released code does it, the inert value included: the roll-out looks up
-the transition to a token that the state already holds, misses nearly always, and so leaves the prior to
-drive the search. Kept for comparison; search.py is what to use.
+Liu et al., arXiv 2407.12021, as in its released code, the ineffective value included: the roll-out looks up the
+transition to a token that the state already holds, which nearly always fails, so the prior alone drives the search.
+Kept for comparison; use search.py instead.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _roll_out(
     young: Level, old: Level, base: Frozen, states: Array, depth: int, rule: Rule, random: Array, row: Array,
     weights: Array,
 ) -> float:  # fmt: skip
-    """Walk on at random to four states and return 1 + the weights the published lookup finds on the way."""
+    """Walk at random to four states and return 1 + the weights that the published lookup finds on the way."""
     while depth < STATES:
         length = lookup(young, old, base, states[depth - 1, 0], states[depth - 1, 1], rule, row, weights)
         if length == 0:
@@ -137,11 +137,11 @@ def puct(
 
 
 def published_paths(tokens: Array, parents: Array, visits: Array, greedy: Any) -> list[list[int]]:
-    """Turn the search tree into the published draft: at most 23 paths of 1 to 4 tokens.
+    """Return the published draft of a search tree: at most 23 paths of 1 to 4 tokens.
 
-    The 24 most visited nodes give their paths; each of two states or more is lengthened by one greedy token;
+    The paths are those to the 24 most visited nodes; each of two states or more is extended by one greedy token;
     the root's own path is dropped. While the paths' distinct tokens add up to more than 64, whole paths are
-    deleted, longest first, counting shared prefixes again and again.
+    deleted, longest first; shared prefixes are counted once per path.
 
     Args:
         tokens, parents, visits: what `puct` returned.

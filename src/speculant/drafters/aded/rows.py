@@ -1,9 +1,8 @@
-"""Rows of a tri-gram table: for a context (a, b), which tokens followed and how much each weighs, in one hash table.
+"""Rows of a tri-gram table: for a context (a, b), which tokens followed and their weights, in one hash table.
 
-A row with one successor lives in its hash slot (12 bytes), a longer one in a block of the pool (6 bytes a
-successor); a row that outgrows its block leaves it to the next of that size. The same table holds bi-gram rows,
-under the context (NONE, b). How rows are learned, and how such tables are stacked and bounded, is in
-trigram_table.py.
+A row with one successor is stored in its hash slot (12 bytes), a longer one in a block of the pool (6 bytes per
+successor); a row that outgrows its block frees it for the next row of that size. The same table holds bi-gram rows,
+under the context (NONE, b). How rows are learned, and how such tables are stacked and bounded, is in table.py.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Level(NamedTuple):
         slots: UInt64[S]; 0 if empty, else context (42 bits), row length (9), weight of a single successor (13).
         values: UInt32[S], the single successor, or where the row's block starts.
         tokens, weights: UInt32[P], UInt16[P], the pool of blocks, each a row in order.
-        free: Int64[8], the first free block of each size, plus one; free blocks are linked through `tokens`.
+        free: Int64[8], one plus the first free block of each size, 0 for none; free blocks are linked by `tokens`.
         counts: Int64[3], slots in use, end of the used pool, successors held.
     """
 
@@ -68,13 +67,13 @@ def level_bytes(level: Level) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def context_of(a: int, b: int) -> np.uint64:
-    """Return the 42 bits under which the row of (a, b) is held."""
+    """Return the 42-bit key of the row of (a, b)."""
     return (np.uint64(a) << np.uint64(21)) | np.uint64(b)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def find_row(level: Level, context: np.uint64) -> int:
-    """Return the context's slot, or -1 - s where s is the empty slot it would take."""
+    """Return the context's slot, or -1 - s where s is the empty slot to insert it at."""
     slots = level.slots
     size = np.uint64(len(slots))
     mixed = (context * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
@@ -127,7 +126,7 @@ def _class_of(length: int) -> int:
 
 @njit(cache=True, nogil=True)
 def block_length(length: int) -> int:
-    """Return how many successors the block of a row has room for."""
+    """Return the capacity, in successors, of the block of a row."""
     return 2 << _class_of(length)
 
 
@@ -144,7 +143,7 @@ def _allocate(level: Level, c: int) -> int:
 
 @njit(cache=True, nogil=True)
 def write_row(level: Level, slot: int, context: np.uint64, length: int, tokens: Array, weights: Array) -> None:
-    """Put a row into a slot, in a block of fitting size if it has several successors."""
+    """Write a row to a slot, with a block of fitting size if it has several successors."""
     before = _length(level.slots[slot]) if level.slots[slot] != np.uint64(0) else 0
     if before == 0:
         level.counts[USED] += 1
@@ -168,7 +167,7 @@ def write_row(level: Level, slot: int, context: np.uint64, length: int, tokens: 
 
 @njit(cache=True, nogil=True)
 def has_room(level: Level, rows: int, longest: int) -> bool:
-    """Say whether as many rows can be written, whatever their lengths."""
+    """Return whether as many rows of up to `longest` successors can be written."""
     ending = level.counts[TAIL] + rows * block_length(longest)
     return level.counts[USED] + rows <= LOAD * len(level.slots) and ending <= len(level.tokens)
 
@@ -188,7 +187,7 @@ def copy_rows(source: Level, target: Level) -> None:
 
 @njit(cache=True, nogil=True)
 def export(level: Level, above: Level) -> tuple[Array, Array, Array, Array]:
-    """Return a, b, c and weight of every successor held, without the rows that a higher level holds too."""
+    """Return a, b, c and weight of every successor, except in rows that the level above holds too."""
     n = level.counts[SUCCESSORS]
     a, b, c = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     weight = np.empty(n, np.int64)

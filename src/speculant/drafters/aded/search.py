@@ -1,16 +1,16 @@
 """Best-first search over the successor table: the N most probable continuations as a tree.
 
-The tree that maximises the expected number of accepted tokens holds the N nodes of largest joint
-probability (Sequoia, Chen et al. 2024, arXiv 2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276). A
-node is never more probable than its parent, so one list, kept sorted and cut at N, is frontier and answer at
-once: expanding its entries in order inserts only behind the current one.
+The tree that maximises the expected number of accepted tokens holds the N nodes of largest joint probability (Sequoia,
+Chen et al. 2024, arXiv 2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276). A node is never more probable than
+its parent, so one list, kept sorted and cut at N, serves as frontier and result: expanding its entries in order inserts
+only behind the current one.
 
-Successors come from the tri-gram row; what that row leaves open goes to the bi-gram row (interpolation after
-Witten and Bell, 1991): with weights w_i, total W, m successors and one observation u,
+Successors come from the tri-gram row; the probability mass that the row leaves open goes to the bi-gram row
+(interpolation after Witten and Bell, 1991): with weights w_i, total W, m successors and one observation u,
 
     P(c | a, b) = (w_c + e P(c | b)) / (W + e),    e = escape u m,    P(c | b) = w'_c / (W' + escape u m').
 
-Exploitation is P; exploration lifts rows that were seen seldom, whose estimate is the least certain: nodes
+Exploitation is P; an exploration bonus raises rows with few observations, whose estimate is the least certain: nodes
 are ranked by P (1 + exploration / sqrt(1 + W / u)), the square-root bonus of PUCT without its randomness.
 """
 
@@ -32,9 +32,10 @@ Array = npt.NDArray[Any]
 
 @njit(cache=True, nogil=True, inline="always")
 def insert(count: int, limit: int, score: float, order: Array, scores: Array) -> int:
-    """Give a candidate its place in the ranking, behind its equals; return where its facts are to be stored.
+    """Insert a candidate into the ranking, behind its equals; return the slot in which to store it.
 
-    `order` ranks the stored candidates, `scores` are theirs in that order. A full ranking gives up its last.
+    `order` holds the slots of the ranked candidates, `scores` their scores in that order. A full ranking drops its
+    last candidate and reuses its slot.
     """
     last = min(count, limit - 1)
     slot = order[last] if count == limit else count
@@ -55,27 +56,37 @@ def insert(count: int, limit: int, score: float, order: Array, scores: Array) ->
 
 @njit(cache=True, nogil=True)
 def best_first(
-    young: Level, old: Level, base: Frozen, before: int, root: int, limit: int, rule: Rule, escape: float,
-    exploration: float, cut: float,
+    young: Level, old: Level, base: Frozen, before: int, root: int, limit: int, deepest: int, rule: Rule,
+    escape: float, exploration: float, cut: float,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return tokens Int32[N], parents Int32[N] and joint probabilities Float32[N], N <= limit, best first.
 
-    `before` and `root` are the last two tokens of the text; `before` is NONE if there is only one. A node is not
-    looked up if only children of a conditional probability above `cut` could still enter; 1 searches exactly.
+    Args:
+        young, old, base, rule: the table.
+        before, root: the last two tokens of the text; `before` is NONE if there is only one.
+        limit: the most nodes.
+        deepest: the depth of the deepest node.
+        escape: weight that a row reserves for unseen successors, in observations per successor.
+        exploration: weight of the exploration bonus.
+        cut: a node is not expanded if only children of a conditional probability above this could still enter; 1
+            searches exactly.
     """
     order, scores = np.empty(limit, np.int32), np.empty(limit, np.float32)
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
-    joints = np.empty(limit, np.float32)
+    joints, depths = np.empty(limit, np.float32), np.empty(limit, np.int32)
     row, row_weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
     back, back_weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
     count = 0
     for rank in range(-1, limit - 1):
         joint, ceiling = np.float32(1), np.float32(math.inf)
-        a, b = before, root
+        a, b, depth = before, root, np.int32(1)  # of the children
         if rank >= 0:
             if rank >= count or (count == limit and scores[rank] * np.float32(cut) <= scores[limit - 1]):
                 break
             slot = order[rank]
+            depth = depths[slot] + np.int32(1)
+            if depth > deepest:
+                continue
             joint, ceiling, b = joints[slot], scores[rank], np.int64(tokens[slot])
             a = root if parents[slot] < 0 else np.int64(tokens[order[parents[slot]]])
 
@@ -113,6 +124,6 @@ def best_first(
             score = min(p * spread, ceiling)
             if p > 0 and (count < limit or score > scores[limit - 1]):
                 slot = insert(count, limit, score, order, scores)
-                tokens[slot], parents[slot], joints[slot] = token, rank, p
+                tokens[slot], parents[slot], joints[slot], depths[slot] = token, rank, p, depth
                 count = min(count + 1, limit)
     return tokens[order[:count]], parents[order[:count]], joints[order[:count]]

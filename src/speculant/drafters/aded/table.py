@@ -1,15 +1,15 @@
-"""The adaptive successor table behind ADED: for a context (a, b), which tokens followed and how often.
+"""The adaptive successor table of ADED: for a context (a, b), which tokens followed and how often.
 
-ADED (Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025,
-arXiv 2407.12021) stands in for the target by a sparse matrix of tri-gram weights that is nudged by every
-token the target commits. Here the matrix has three levels, looked up in this order:
+ADED (Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025, arXiv
+2407.12021) approximates the target by a sparse matrix of tri-gram weights that is updated with every committed token.
+Here the matrix has three levels, looked up in this order:
 
-    young    what was learned or used lately (trigrams.py)
-    old      what was young before; a row that is used again moves back up
-    base     a read-only table from a corpus or an earlier run, mapped from disk (frozen.py)
+    young    rows learned or updated recently (rows.py)
+    old      the former young level; a row that is updated again is copied back to young
+    base     a read-only table from a corpus or an earlier run, memory-mapped (frozen.py)
 
-When young has grown to half of the byte limit it becomes old, and the former old is dropped: the memory is
-bounded, and recency and use decide what stays.
+When young has grown to half of the byte limit it becomes old, and the former old level is dropped: the memory is
+bounded, and the least recently updated rows go first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from speculant.drafters.aded.rows import (
 
 Array = npt.NDArray[Any]
 
-_ROWS = 64  # that there is room for after a level has grown
+_ROWS = 64  # rows that fit at least after a level has grown
 
 
 class Rule(NamedTuple):
@@ -54,9 +54,9 @@ class Rule(NamedTuple):
     Attributes:
         gain: what one observation adds.
         ceiling: the largest weight of a successor.
-        memory: a row's total is held at this by decaying all its weights; 0 for no decay.
-        prior: how much weight a row from `base` starts with at the most.
-        longest: successors a row may hold; the smallest makes room.
+        memory: the largest total of a row; beyond, all its weights decay. 0 for no decay.
+        prior: the largest total that a row from `base` starts with.
+        longest: successors a row may hold; a new one replaces the lightest.
         bigrams: whether (NONE, b) is learned beside (a, b).
     """
 
@@ -111,7 +111,7 @@ def _observe(length: int, c: int, gain: int, rule: Rule, tokens: Array, weights:
 def _bring_up(
     young: Level, old: Level, base: Frozen, a: int, b: int, rule: Rule, tokens: Array, weights: Array
 ) -> tuple[int, int]:
-    """Copy out the row of (a, b) wherever it is; return the slot of young that it has or is to take, and its length."""
+    """Copy out the row of (a, b) from whichever level holds it; return its slot in young and its length."""
     context = context_of(a, b)
     slot = find_row(young, context)
     if slot >= 0:
@@ -159,9 +159,9 @@ def _learn_row(
 
 @njit(cache=True, nogil=True)
 def learn(young: Level, old: Level, base: Frozen, text: Array, start: int, rule: Rule) -> int:
-    """Learn what followed what in text[start:], with the tokens before as context.
+    """Learn text[start:], with the tokens before as context.
 
-    Return where it stopped: len(text), or earlier if young has no room left.
+    Return where it stopped: len(text), or earlier if young is full.
     """
     tokens = np.empty(LONGEST_ROW, np.int64)
     weights = np.empty(LONGEST_ROW, np.int64)
@@ -188,7 +188,7 @@ def learn_rows(
 ) -> int:
     """Learn the target's own distribution: shares Float32[R, k] of ids Int32[R, k] after contexts Int32[R, 2].
 
-    Return where it stopped: R, or earlier if young has no room left.
+    Return where it stopped: R, or earlier if young is full.
     """
     tokens = np.empty(LONGEST_ROW, np.int64)
     weights = np.empty(LONGEST_ROW, np.int64)
@@ -206,7 +206,7 @@ class TrigramTable:
     """The three levels, their growth, and their bound. Not safe to share between threads without a lock."""
 
     def __init__(self, *, rule: Rule, limit: int, base: Frozen) -> None:
-        """Start empty above `base`, holding at most `limit` bytes, those of `base` included.
+        """Start with empty levels above `base`, of at most `limit` bytes, those of `base` included.
 
         Raises:
             ValueError: the rule's rows or weights do not fit the table.
@@ -226,7 +226,7 @@ class TrigramTable:
 
     @property
     def successors(self) -> int:
-        """Successors learned (young and old); a row that moved up is counted twice until old is dropped."""
+        """Successors learned (young and old); a row in both levels is counted twice."""
         return int(self.young.counts[SUCCESSORS] + self.old.counts[SUCCESSORS])
 
     def learn(self, text: Array, start: int = 0) -> None:
@@ -244,10 +244,10 @@ class TrigramTable:
             self.make_room()
 
     def make_room(self) -> None:
-        """Grow young by a quarter where it is full; past half of the limit begin a new one instead.
+        """Grow young by a quarter where it is full; past half of the limit start a new one instead.
 
-        Growing needs room for a copy. There is some as long as there is no old level; from then on a level has its
-        full size at once.
+        Growing needs memory for a copy. It is available as long as there is no old level; from then on a level is
+        allocated at its full size.
         """
         young, block = self.young, int(block_length(self.rule.longest))
         slots, pool = len(young.slots), len(young.tokens)
@@ -264,7 +264,7 @@ class TrigramTable:
 
 
 def _divided(size: int, like: Level, least_slots: int, least_pool: int) -> tuple[int, int]:
-    """Return the slots and the pool that together take `size` bytes, in the proportions that a full level came to."""
+    """Return the slots and the pool that together take `size` bytes, in the proportions of a full level `like`."""
     slot_bytes = int(like.counts[USED]) * SLOT_BYTES / LOAD
     share = slot_bytes / (slot_bytes + int(like.counts[TAIL]) * POOL_BYTES)
     slots = max(least_slots, min(int(size * share), size - least_pool * POOL_BYTES) // SLOT_BYTES)

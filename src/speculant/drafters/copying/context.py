@@ -1,34 +1,32 @@
-"""The text of one request, indexed so that earlier places that read like its end are found at once.
+"""The text of one request, indexed for finding earlier matches of its end.
 
 Drafters that copy look for the longest earlier match of the last tokens, the most recent one first. Each position
-is linked to the one before it that holds the same token, so a search visits only the places where the last token
-stood: microseconds in 32,000 tokens, without a bound on the match.
+is linked to the previous position of the same token, so a search visits only the occurrences of the last token:
+microseconds in 32,000 tokens, without a bound on the length of the match.
 
-A copy that reaches the end of the text goes on in itself, as in Lempel-Ziv coding (Ziv and Lempel, 1977), so text
+A copy that reaches the end of the text continues in itself, as in Lempel-Ziv coding (Ziv and Lempel, 1977), so text
 with a period is drafted beyond one period.
 
-How likely a copied token is right depends above all on how many tokens before it agree; `new_rates` begins a count of
-that, which a session keeps from what it copied and what the target said.
+The probability that a copied token is accepted depends above all on how many tokens before it agree. Each session
+estimates it: `new_rates` returns the prior counts, `rate_copy` updates them with the outcome of each draft.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import EMPTY_PATH, Needs, Session, Verified
-from speculant.core.errors import UnsupportedError
+from speculant.core.drafter import EMPTY_PATH, Budget, Session, Verified
 from speculant.core.tree import DraftTree, Int32
 
 Array = npt.NDArray[Any]
 
-LONGEST_RATED = 16  # matches of this many tokens or more are rated alike
+LONGEST_RATED = 16  # matches of this many tokens or more share one rate
 _FIRST_CAPACITY = 1024
-_ROOM = 256  # kernels may write that much of a draft behind the text
+_ROOM = 256  # tokens of a draft that kernels may write behind the text
 _PRIOR_TRIALS = 4.0
 
 
@@ -38,7 +36,7 @@ class Context:
     Attributes:
         text: Int32[C], of which the first `length` are the text.
         previous: Int32[C], the nearest earlier position of the same token (or of one in the same bucket), -1 if none.
-        latest: Int32[B], the last position of each bucket of tokens.
+        latest: Int32[B], the latest position of each bucket of tokens.
         length: T, tokens so far.
     """
 
@@ -63,52 +61,19 @@ class Context:
         self.length += len(tokens)
 
 
-class RequestDrafter:
-    """What drafters share that know only the text of the request at hand.
-
-    Attributes:
-        name: of the method.
-        memory_bytes: what is kept between requests.
-    """
-
-    name = ""
-    memory_bytes = 0
-
-    @property
-    def needs(self) -> Needs:
-        """Nothing of the target."""
-        return Needs()
-
-    def save(self, path: Path) -> None:
-        """Refuse: nothing is kept between requests.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(f"the method '{self.name}' keeps no memory; there is nothing to save. Use 'mix'.")
-
-    def load(self, path: Path) -> None:
-        """Refuse: there is no memory to begin with.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(f"the method '{self.name}' keeps no memory; leave out the memory file, or use 'mix'.")
-
-
 def warm_up(session: Session) -> None:
-    """Run two rounds on a scratch session, so that the first request does not wait for the kernels to be loaded."""
-    best = np.zeros((1, 1), np.int32)
+    """Run two rounds on a scratch session, so that the first request does not wait for compiled kernels to load."""
+    top_ids = np.zeros((1, 1), np.int32)
     for _ in range(2):
-        session.propose(1)
-        session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=best[0], top_ids=best))
+        session.propose(Budget(nodes=1, depth=1))
+        session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=top_ids[0], top_ids=top_ids))
 
 
 def new_rates() -> Array:
-    """Return Float64[2, 17]: copied tokens that were right, and all of them, by the tokens that agreed before.
+    """Return Float64[2, 17]: how many copied tokens were right, and how many there were, by agreeing tokens before.
 
-    The counts begin as if four copies of each kind had been seen, of which the share (n + 0.1) / (n + 2) was right:
-    about what was counted in a quarter of the development requests.
+    The prior is four copied tokens for each n of agreeing tokens, of which the fraction (n + 0.1) / (n + 2) was right:
+    about what was measured on a quarter of the development requests.
     """
     agreed = np.arange(LONGEST_RATED + 1)
     trials = np.full(LONGEST_RATED + 1, _PRIOR_TRIALS)
@@ -117,7 +82,7 @@ def new_rates() -> Array:
 
 @njit(cache=True, nogil=True)
 def link(text: Array, previous: Array, latest: Array, length: int, tokens: Array) -> None:
-    """Write tokens behind the text and link them to their like."""
+    """Append tokens to the text and link each to the previous position in its bucket."""
     for i in range(len(tokens)):
         bucket = tokens[i] % len(latest)
         text[length + i] = tokens[i]
@@ -145,9 +110,9 @@ def longest_match(
         text, previous: of a context; `text[end]` may be a drafted token behind it.
         nearest: the first earlier position in the bucket of `text[end]`.
         end: position of the last token to be matched.
-        shortest: shorter matches are none.
-        longest: longer ones are not told apart: the most recent is taken.
-        reach: places looked at, most recent first.
+        shortest: shorter matches are ignored.
+        longest: longer matches count as equally long; of equals the most recent is taken.
+        reach: positions examined, most recent first.
     """
     at, size = -1, shortest - 1
     while nearest >= 0 and reach > 0 and size < longest:
@@ -161,20 +126,20 @@ def longest_match(
 
 @njit(cache=True, nogil=True, inline="always")
 def copied(text: Array, length: int, match: int, depth: int) -> int:
-    """Return the token that a copy from behind `match` has at a depth, 0 for the first; the text repeats itself."""
+    """Return the token that a copy from behind `match` has at a depth, 0 for the first; a copy continues in itself."""
     return text[match + 1 + depth % (length - 1 - match)]
 
 
 @njit(cache=True, nogil=True, inline="always")
 def rate(rates: Array, agreed: int) -> float:
-    """Return the share of copied tokens that were right where that many before agreed."""
+    """Return the fraction of copied tokens that were right after that many agreeing tokens."""
     agreed = min(agreed, rates.shape[1] - 1)
     return rates[0, agreed] / rates[1, agreed]
 
 
 @njit(cache=True, nogil=True)
 def rate_copy(rates: Array, text: Array, length: int, match: int, agreed: int, tokens: Array) -> None:
-    """Count how far a copy from behind `match` agreed with what was committed, tokens Int32[A]."""
+    """Count how far a copy from behind `match` agreed with the committed tokens Int32[A]."""
     for depth in range(len(tokens)):
         kind = min(agreed + depth, rates.shape[1] - 1)
         rates[1, kind] += 1
@@ -197,7 +162,7 @@ def heaviest_first(tokens: Array, parents: Array, weights: Array, limit: int) ->
             at -= 1
         order[at] = i
     order = order[:limit]
-    place = np.full(len(tokens) + 1, -1, np.int32)  # the root's -1 finds the spare last place
+    place = np.full(len(tokens) + 1, -1, np.int32)  # the root's -1 indexes the spare last entry
     for i in range(len(order)):
         place[order[i]] = i
     return tokens[order].astype(np.int32), place[parents[order]], weights[order].astype(np.float32)

@@ -1,14 +1,14 @@
-"""LogitSpec: the tokens that nearly became the root are likely to follow it, and each is continued from the text.
+"""LogitSpec: the runners-up of the root are guesses at the token after it, and each is continued from the text.
 
 Liu, Lv, Li, Gao, Sun: "LogitSpec: Accelerating Retrieval-based Speculative Decoding via Next Next Token Speculation",
-2025, arXiv 2507.01449. The distribution that gave the root also tells something about the token after it: its other
-best tokens, in order, are children of the root. The end of the text and the end of the text with each guess are looked
-up among earlier matches of three to one tokens, and what followed there is copied: 20 tokens below the root, 4 in all
-for the first eight guesses, 3 for those up to the 32nd, 1 for the rest, as published.
+2025, arXiv 2507.01449. The distribution that yielded the root is also informative about the token after it: its other
+top tokens, in order, are children of the root. The end of the text, and the end of the text with each guess appended,
+is looked up among earlier matches of three to one tokens, and what followed there is copied: 20 tokens below the root,
+4 in all for the first eight guesses, 3 for those up to the 32nd, 1 for the rest, as published.
 
-Published, the tree of 64 nodes is filled in order. Here its nodes are those of largest estimated probability: how often
-a guess of each rank was right so far, times how often copies were that agreed on as many tokens. A guess that a copy
-below the root begins with is drafted once.
+In the paper the tree of 64 nodes is filled in order. Here its nodes are those of largest estimated probability: how
+often a guess of that rank was right so far, times how often copies with as many agreeing tokens were. A guess that a
+copy below the root begins with is drafted once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import Needs, Session, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
-    RequestDrafter,
     agreement,
     copied,
     heaviest_first,
@@ -39,19 +39,19 @@ from speculant.drafters.copying.context import (
 
 Array = npt.NDArray[Any]
 
-_REACH = 256  # places looked at per guess, most recent first
+_REACH = 256  # positions examined per guess, most recent first
 _PRIOR_TRIALS = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitSpecSettings:
-    """What can be tuned; the defaults are the published ones.
+    """Settings; the defaults are the published ones.
 
     Attributes:
-        guesses: the target's best tokens asked for, the root among them.
-        longest: tokens of the longest match; longer ones are not told apart.
+        guesses: the target's top tokens asked for, the root among them.
+        longest: tokens of the longest match; longer ones count as equally long.
         copied: tokens copied below the root.
-        lengths: (rank, tokens): guesses up to that rank are continued to that many tokens; beyond, to one.
+        lengths: (rank, tokens): guesses up to that rank are continued to that many tokens; guesses beyond are not.
         nodes: of the tree.
 
     Raises:
@@ -72,14 +72,12 @@ class LogitSpecSettings:
         """Return Int32[guesses], tokens in all that a guess of each rank is continued to."""
         spans = np.ones(self.guesses, np.int32)
         for rank, tokens in reversed(self.lengths):
-            spans[: rank + 1] = tokens  # the target's own choice has rank 0
+            spans[: rank + 1] = tokens  # rank 0 is the target's own choice
         return spans
 
 
-class LogitSpecDrafter(RequestDrafter):
+class LogitSpecDrafter(Drafter):
     """Opens sessions; nothing is kept between them."""
-
-    name = "logitspec"
 
     def __init__(
         self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: LogitSpecSettings | None = None
@@ -94,20 +92,20 @@ class LogitSpecDrafter(RequestDrafter):
         """
         self.vocabulary = vocabulary
         self.settings = settings or LogitSpecSettings()
-        warm_up(self.open(np.zeros(2, np.int32)))
+        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
 
     @property
     def needs(self) -> Needs:
-        """The target's best tokens at every row, since any may be the last accepted one."""
+        """The target's top tokens at every row, since any may be the last accepted one."""
         return Needs(top_k=self.settings.guesses)
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+    def open(self, start: Start) -> Session:
         """Begin a request; the prompt is indexed at once."""
-        return LogitSpecSession(prompt, self.vocabulary, self.settings)
+        return LogitSpecSession(start.prompt, self.vocabulary, self.settings)
 
 
-class LogitSpecSession:
-    """One request: its text, and the target's best tokens at the place of the root."""
+class LogitSpecSession(Session):
+    """One request: its text, and the target's top tokens at the position of the root."""
 
     def __init__(self, prompt: Int32, vocabulary: int, settings: LogitSpecSettings) -> None:
         self._context = Context(prompt, vocabulary)
@@ -119,18 +117,19 @@ class LogitSpecSession:
         self._match = -1
         self._agreed = 0
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Return what followed the text's end before, and the guesses with what followed those."""
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return what followed earlier occurrences of the text's end, and the guesses with what followed those."""
         self._match = -1
-        nodes = min(max_nodes, self._settings.nodes)
-        if nodes < 1 or not self._context.length:
+        nodes = min(budget.nodes, self._settings.nodes)
+        if min(nodes, budget.depth) < 1 or not self._context.length:
             return DraftTree.empty()
         context = self._context
         tokens, parents, weights, self._match, self._agreed = guess(
-            context.text, context.previous, context.latest, context.length, self._guesses, self._hits, self._spans,
-            self._settings.longest, self._settings.copied, nodes, self._rates,
+            context.text, context.previous, context.latest, context.length, self._guesses, self._hits,
+            np.minimum(self._spans, min(nodes, budget.depth)), self._settings.longest,
+            min(self._settings.copied, budget.depth), nodes, self._rates,
         )  # fmt: skip
-        return DraftTree(tokens, parents, weights)
+        return DraftTree.trusted(tokens, parents, weights).within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
         """Count which guess was right and how far the copy was, and keep the guesses for the next round."""
@@ -148,13 +147,13 @@ class LogitSpecSession:
             self._guesses = verified.top_ids[row].copy()
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def new_hits(guesses: int) -> Array:
     """Return Float64[guesses + 1]: how often each rank was right, and last how often all were tried.
 
-    The counts begin at 0.05 / (r + 1) for rank r, of 16 trials.
+    The prior is a rate of 0.05 / (r + 1) for rank r, in 16 trials.
     """
     return np.append(_PRIOR_TRIALS * 0.05 / np.arange(1, guesses + 1), _PRIOR_TRIALS)
 
@@ -175,7 +174,18 @@ def guess(
 ) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
     """Return tokens, parents and weights of the tree, where the match of the text's end ends (-1: none), what agrees.
 
-    A guess is written behind the text while what followed it is looked for.
+    A guess is written behind the text while an earlier match that ends with it is looked for.
+
+    Args:
+        text, previous, latest: of a context.
+        length: T, tokens of the text.
+        guesses: Int32[k], the target's top tokens at the root's position.
+        hits: Float64[guesses + 1], see `new_hits`.
+        spans: Int32[guesses], tokens in all that a guess of each rank is continued to.
+        longest: tokens of the longest match.
+        span: tokens copied below the root.
+        limit: the most nodes.
+        rates: Float64[2, 17], see `new_rates`.
     """
     most = span + spans[: len(guesses)].sum()
     tokens, parents, weights = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float64)

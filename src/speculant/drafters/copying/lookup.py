@@ -1,9 +1,9 @@
-"""Prompt lookup: the last tokens stood before in the prompt or the output, so what followed is copied.
+"""Prompt lookup: copy what followed an earlier occurrence of the last tokens in the prompt or the output.
 
 Yang et al.: "Inference with Reference: Lossless Acceleration of Large Language Models", 2023, arXiv 2304.04487 (LLMA),
 and Saxena: "Prompt Lookup Decoding", 2023, whose settings are the defaults. Of all matches of three to one tokens the
-longest counts, of those the most recent; Saxena's code takes the first. The draft is a chain; with more `branches`
-further matches that go on differently hang beside it.
+longest is copied from, among equals the most recent; Saxena's code takes the first. The draft is a chain; with more
+`branches` the tree also holds copies of further matches that continue with another token.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import Session, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
-    RequestDrafter,
     agreement,
     copied,
     heaviest_first,
@@ -36,13 +36,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSettings:
-    """What can be tuned; the defaults are those of prompt lookup decoding.
+    """Settings; the defaults are those of prompt lookup decoding.
 
     Attributes:
-        longest: tokens of the longest match; longer ones are not told apart.
+        longest: tokens of the longest match; longer ones count as equally long.
         shortest: tokens of the shortest match that is copied from.
         copied: tokens copied from a match.
-        branches: matches copied from, each with another next token.
+        branches: matches copied from, each with a different next token.
 
     Raises:
         UsageError: the last three must each be 1 or more.
@@ -58,10 +58,8 @@ class LookupSettings:
             raise UsageError("shortest, copied and branches must each be 1 or more; give larger ones.")
 
 
-class LookupDrafter(RequestDrafter):
+class LookupDrafter(Drafter):
     """Opens sessions; nothing is kept between them."""
-
-    name = "lookup"
 
     def __init__(
         self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: LookupSettings | None = None
@@ -76,14 +74,19 @@ class LookupDrafter(RequestDrafter):
         """
         self.vocabulary = vocabulary
         self.settings = settings or LookupSettings()
-        warm_up(self.open(np.zeros(2, np.int32)))
+        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+    @property
+    def needs(self) -> Needs:
+        """Nothing from the target."""
+        return NO_NEEDS
+
+    def open(self, start: Start) -> Session:
         """Begin a request; the prompt is indexed at once."""
-        return LookupSession(prompt, self.vocabulary, self.settings)
+        return LookupSession(start.prompt, self.vocabulary, self.settings)
 
 
-class LookupSession:
+class LookupSession(Session):
     """One request: its text, and where the last draft was copied from."""
 
     def __init__(self, prompt: Int32, vocabulary: int, settings: LookupSettings) -> None:
@@ -93,20 +96,20 @@ class LookupSession:
         self._match = -1
         self._agreed = 0
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         """Copy what followed the longest, most recent match."""
         self._match = -1
-        if max_nodes < 1 or self._context.length < 2:
+        if min(budget.nodes, budget.depth) < 1 or self._context.length < 2:
             return DraftTree.empty()
         context, settings = self._context, self._settings
         tokens, parents, weights, self._match, self._agreed = look_up(
-            context.text, context.previous, context.length, settings.shortest, settings.longest, settings.copied,
-            settings.branches, max_nodes, self._rates,
+            context.text, context.previous, context.length, settings.shortest, settings.longest,
+            min(settings.copied, budget.depth), settings.branches if budget.trees else 1, budget.nodes, self._rates,
         )  # fmt: skip
-        return DraftTree(tokens, parents, weights)
+        return DraftTree.trusted(tokens, parents, weights)
 
     def observe(self, verified: Verified) -> None:
-        """Count how far the copy was right, and append what was committed."""
+        """Count how far the copy was right, and append the committed tokens."""
         if self._match >= 0:
             context, tokens = self._context, verified.tokens
             rate_copy(self._rates, context.text, context.length, self._match, self._agreed, tokens)
@@ -114,14 +117,14 @@ class LookupSession:
         self._context.append(verified.tokens)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _place(matches: Array, sizes: Array, count: int, text: Array, match: int, size: int) -> int:
-    """Put a match behind those as long or longer, unless one of them goes on alike; return how many there are.
+    """Insert a match behind those as long or longer, unless one of them continues alike; return how many there are.
 
-    The arrays have one place more than there are branches; what falls into it is forgotten.
+    The arrays have one entry more than there are branches; the match that lands there is dropped.
     """
     at = 0
     while at < count and sizes[at] >= size:
@@ -142,7 +145,17 @@ def look_up(
     text: Array, previous: Array, length: int, shortest: int, longest: int, span: int, branches: int, limit: int,
     rates: Array,
 ) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
-    """Return tokens, parents and weights of the draft, where its best match ends (-1: none), and what agrees there."""
+    """Return tokens, parents and weights of the draft, where its best match ends (-1: none), and how much agrees there.
+
+    Args:
+        text, previous: of a context.
+        length: T, tokens of the text.
+        shortest, longest: tokens of a match.
+        span: tokens copied from a match.
+        branches: matches copied from.
+        limit: the most nodes.
+        rates: Float64[2, 17], see `new_rates`.
+    """
     last = length - 1
     matches, sizes = np.full(branches + 1, -1, np.int64), np.zeros(branches + 1, np.int64)
     count = 0

@@ -1,11 +1,11 @@
-"""Max-Gram: copy what followed the longest earlier match; where there is none, ask a bi-gram model.
+"""Max-Gram: copy what followed the longest earlier match; where there is none, follow a bi-gram model.
 
 Chen, Yang, Lin, Sun, Chang, Huang: "Cascade Speculative Drafting for Even Faster LLM Inference", NeurIPS 2024,
 arXiv 2312.11462: the smallest drafter of its cascade. The draft is a chain of ten tokens, the published length.
 
-The published bi-gram model is counted from Wikipedia. Ours is counted from the prompts and outputs of past requests:
-for each token the four successors that Space-Saving keeps (Metwally, Agrawal, El Abbadi, ICDT 2005), 32 bytes a token
-id, whatever is learned. It is the memory that is saved.
+The published bi-gram model is counted from Wikipedia. Ours is counted from the prompts and outputs of all requests:
+for each token the four successors that Space-Saving keeps (Metwally, Agrawal, El Abbadi, ICDT 2005), at a fixed cost of
+32 bytes per token id. This is the memory that is saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import MEMORY_LIMIT, Needs, Session, Verified
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import (
@@ -43,18 +44,18 @@ KEPT = 4  # successors per token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxGramSettings:
-    """What can be tuned.
+    """Settings.
 
     Attributes:
         drafted: tokens of a draft; ten as published.
-        longest: tokens up to which matches are told apart.
+        longest: tokens of the longest match; longer ones count as equally long.
     """
 
     drafted: int = 10
     longest: int = 64
 
 
-class MaxGramDrafter:
+class MaxGramDrafter(Drafter, Persistent):
     """The bi-gram model, shared by all requests of a process behind one lock."""
 
     def __init__(
@@ -86,25 +87,25 @@ class MaxGramDrafter:
                 f"the bi-gram model of {vocabulary} token ids takes {self.memory_bytes} bytes, the memory limit is "
                 f"{memory_limit}. Raise the limit, or use the method lookup, which keeps no memory."
             )
-        warm_up(self.open(np.zeros(2, np.int32)))
+        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
         self._successors, self._counts = new_bigrams(vocabulary)
 
     @property
     def needs(self) -> Needs:
-        """Nothing of the target."""
-        return Needs()
+        """Nothing from the target."""
+        return NO_NEEDS
 
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now."""
         return self._successors.nbytes + self._counts.nbytes
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+    def open(self, start: Start) -> Session:
         """Begin a request; the whole prompt is learned at once."""
-        return MaxGramSession(self, prompt)
+        return MaxGramSession(self, start.prompt)
 
     def learn(self, context: Context, start: int) -> None:
-        """Count the pairs of a text whose second token stands at `start` or later."""
+        """Count the pairs of a text whose second token is at position `start` or later."""
         with self._lock:
             count_bigrams(self._successors, self._counts, context.text, start, context.length)
 
@@ -115,7 +116,7 @@ class MaxGramDrafter:
                 context.text, context.previous, context.latest, context.length, self._successors, self._counts, nodes,
                 self.settings.longest, rates,
             )  # fmt: skip
-        return DraftTree(tokens, parents, weights), match, agreed
+        return DraftTree.trusted(tokens, parents, weights), match, agreed
 
     def save(self, path: Path) -> None:
         """Write the bi-gram model.
@@ -143,7 +144,7 @@ class MaxGramDrafter:
             self._successors, self._counts = successors, counts
 
 
-class MaxGramSession:
+class MaxGramSession(Session):
     """One request: its text, and where the last draft was copied from."""
 
     def __init__(self, drafter: MaxGramDrafter, prompt: Int32) -> None:
@@ -154,17 +155,17 @@ class MaxGramSession:
         self._agreed = 0
         drafter.learn(self._context, 1)
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         """Copy behind the longest match, and where there is none follow the bi-grams."""
         self._match = -1
-        nodes = min(max_nodes, self._drafter.settings.drafted)
+        nodes = min(budget.nodes, budget.depth, self._drafter.settings.drafted)
         if nodes < 1 or not self._context.length:
             return DraftTree.empty()
         tree, self._match, self._agreed = self._drafter.draft(self._context, nodes, self._rates)
         return tree
 
     def observe(self, verified: Verified) -> None:
-        """Count how far the copy was right, and learn what was committed."""
+        """Count how far the copy was right, and learn the committed tokens."""
         context = self._context
         if self._match >= 0:
             rate_copy(self._rates, context.text, context.length, self._match, self._agreed, verified.tokens)
@@ -174,17 +175,17 @@ class MaxGramSession:
         self._drafter.learn(context, max(start, 1))
 
     def close(self) -> None:
-        """Nothing to do: what was learned is in the model."""
+        """Do nothing: what was learned is in the model."""
 
 
 def new_bigrams(vocabulary: int) -> tuple[Array, Array]:
-    """Return successors and counts, Int32[V, 4] each, most frequent first; a count of 0 is a free place."""
+    """Return successors and counts, Int32[V, 4] each, most frequent first; a count of 0 is a free entry."""
     return np.zeros((vocabulary, KEPT), np.int32), np.zeros((vocabulary, KEPT), np.int32)
 
 
 @njit(cache=True, nogil=True)
 def count_bigrams(successors: Array, counts: Array, text: Array, start: int, end: int) -> None:
-    """Count the pairs whose second token stands from `start` to `end`; a new successor takes the rarest one's place."""
+    """Count the pairs whose second token is in text[start:end]; a new successor replaces the rarest one."""
     for i in range(start, end):
         before, token = text[i - 1], text[i]
         if not (0 <= before < len(counts) and 0 <= token < len(counts)):
@@ -207,7 +208,15 @@ def draft_chain(
 ) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
     """Return tokens, parents and weights of the chain, where its first match ends (-1: none), and what agrees there.
 
-    The draft is written behind the text, where the next match is looked for after a bi-gram.
+    The draft is written behind the text, so that after a bi-gram the next match includes drafted tokens.
+
+    Args:
+        text, previous, latest: of a context.
+        length: T, tokens of the text.
+        successors, counts: Int32[V, 4] each, the bi-gram model.
+        nodes: the most nodes.
+        longest: tokens of the longest match.
+        rates: Float64[2, 17], see `new_rates`.
     """
     nodes = min(nodes, len(text) - length)
     weights = np.empty(nodes, np.float32)

@@ -1,12 +1,12 @@
-"""Aggressive decoding guided by the input: the output is taken to repeat the prompt, token by token.
+"""Input-guided aggressive decoding: the output is assumed to repeat the prompt, token by token.
 
 Sun, Ge, Wei, Wang: "Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding", ACL 2021,
-arXiv 2106.04970, section 3.1 (aggressive decoding), without its model. A pointer into the prompt says what comes
-next; it begins at the first token and moves on with every token that agrees. Where the output departs from the prompt
-nothing is drafted until the end of the output, be it as short as one token, stands in the prompt exactly once.
+arXiv 2106.04970, section 3.1 (aggressive decoding), without its model. A pointer into the prompt gives the next token;
+it starts at the first token and advances with every token that agrees. Where the output departs from the prompt,
+nothing is drafted until a suffix of the output, even a single token, occurs in the prompt exactly once.
 
-How much of the output's end stands before each place of the prompt is kept for the places where the last token stands,
-and follows from the place before, so a step costs as many operations as the prompt holds copies of the token.
+For every occurrence of the last token in the prompt, the length of the output's suffix that matches up to it is kept;
+it follows from that of the position before. A step costs as many operations as the token has occurrences.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import Session, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.tree import DraftTree, Int32
-from speculant.drafters.copying.context import RequestDrafter, new_rates, rate, warm_up
+from speculant.drafters.copying.context import new_rates, rate, warm_up
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SadSettings:
-    """What can be tuned; as published, the first token that is told apart aligns, and the whole rest is drafted.
+    """Settings; as published, a unique match of one token realigns, and the whole rest of the prompt is drafted.
 
     Attributes:
-        shortest: tokens at the end of the output that must stand in the prompt before it is followed again.
-        drafted: tokens drafted at the most; None for as many as there are nodes.
+        shortest: tokens at the end of the output that must occur in the prompt before it is followed again.
+        drafted: the most tokens drafted; None for as many as the budget allows.
     """
 
     shortest: int = 1
@@ -39,13 +40,14 @@ class SadSettings:
 
 
 class Alignment(NamedTuple):
-    """Where the output stands in the prompt of T tokens.
+    """The alignment of the output with a prompt of T tokens.
 
     Attributes:
         prompt: Int32[T].
         order: Int64[T], its positions sorted by token.
         ordered: Int32[T], the tokens in that order.
-        runs: Int32[T], tokens at the output's end that agree with the prompt up to a position, if that holds now.
+        runs: Int32[T], tokens at the output's end that agree with the prompt up to a position; valid where `steps`
+            is the present step.
         steps: Int32[T], the step at which `runs` was written.
         state: Int64[3], tokens of output so far, the next position (-1: not aligned), tokens that agree before it.
     """
@@ -58,10 +60,8 @@ class Alignment(NamedTuple):
     state: Array
 
 
-class SadDrafter(RequestDrafter):
+class SadDrafter(Drafter):
     """Opens sessions; nothing is kept between them."""
-
-    name = "sad"
 
     def __init__(
         self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: SadSettings | None = None
@@ -75,39 +75,44 @@ class SadDrafter(RequestDrafter):
             settings: None for the defaults.
         """
         self.settings = settings or SadSettings()
-        warm_up(self.open(np.zeros(2, np.int32)))
+        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+    @property
+    def needs(self) -> Needs:
+        """Nothing from the target."""
+        return NO_NEEDS
+
+    def open(self, start: Start) -> Session:
         """Begin a request."""
-        return SadSession(prompt, self.settings)
+        return SadSession(start.prompt, self.settings)
 
 
-class SadSession:
-    """One request: its prompt and the place that the output has reached in it."""
+class SadSession(Session):
+    """One request: its prompt and the position that the output has reached in it."""
 
     def __init__(self, prompt: Int32, settings: SadSettings) -> None:
         self._alignment = align(prompt)
         self._settings = settings
         self._rates = new_rates()
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Repeat the prompt from where the output stands in it."""
+    def propose(self, budget: Budget) -> DraftTree:
+        """Repeat the prompt from the position that the output has reached."""
         drafted = self._settings.drafted
-        nodes = max_nodes if drafted is None else min(max_nodes, drafted)
+        nodes = min(budget.nodes, budget.depth, budget.nodes if drafted is None else drafted)
         if nodes < 1:
             return DraftTree.empty()
-        return DraftTree(*repeat(self._alignment, nodes, self._rates))
+        return DraftTree.trusted(*repeat(self._alignment, nodes, self._rates))
 
     def observe(self, verified: Verified) -> None:
-        """Follow what was committed through the prompt."""
+        """Follow the committed tokens through the prompt."""
         follow(self._alignment, verified.tokens, self._settings.shortest, self._rates)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def align(prompt: Int32) -> Alignment:
-    """Return the alignment of an empty output: its first token is taken to be the prompt's."""
+    """Return the alignment of an empty output: its first token is assumed to be the prompt's."""
     prompt = np.ascontiguousarray(prompt, np.int32)
     order = np.argsort(prompt, kind="stable")
     runs, steps = np.zeros(len(prompt), np.int32), np.zeros(len(prompt), np.int32)
@@ -116,13 +121,13 @@ def align(prompt: Int32) -> Alignment:
 
 @njit(cache=True, nogil=True)
 def follow(alignment: Alignment, tokens: Array, shortest: int, rates: Array) -> None:
-    """Move on by tokens Int32[A] of output, and count where the prompt foretold them."""
+    """Advance by tokens Int32[A] of output, and count where the prompt predicted them."""
     prompt, order, ordered, runs, steps, state = alignment
     for token in tokens:
         state[0] += 1
         step, place, agreed = state
         longest, second, at = np.int64(0), np.int64(0), np.int64(-1)
-        # From the last position to the first, so that each finds the run before it as the step before left it.
+        # From the last position to the first: a position reads the run that the previous step wrote before it.
         for i in range(np.searchsorted(ordered, token, side="right") - 1, -1, -1):
             if ordered[i] != token:
                 break
@@ -149,7 +154,7 @@ def follow(alignment: Alignment, tokens: Array, shortest: int, rates: Array) -> 
 
 @njit(cache=True, nogil=True)
 def repeat(alignment: Alignment, nodes: int, rates: Array) -> tuple[Array, Array, Array]:
-    """Return tokens, parents and weights of the chain that the prompt goes on with."""
+    """Return tokens, parents and weights of the chain that continues the prompt."""
     _, place, agreed = alignment.state
     left = len(alignment.prompt) - place if place >= 0 else 0
     count = min(nodes, left)

@@ -1,13 +1,13 @@
 """A bounded hash table of short successor rows: for a context's hash, which tokens followed it, latest first.
 
-A cell is a row of `width` entries, 4 bytes each, in the order in which the tokens were last seen. An entry holds
-the token (20 bits), its weight, a decayed count in eighths (7 bits), and, in the first four, a piece of the
-context's check (5 bits each). Eight cells make a bucket: two cache lines where the width is four.
+A cell is a row of `width` entries, 4 bytes each, most recently seen token first. An entry holds the token (20 bits),
+its weight, a decayed count in eighths (7 bits), and, in the first four entries, a part of the context's check (5 bits
+each). Eight cells make a bucket: two cache lines where the width is four.
 
-The hash's first bits choose the bucket, the next twenty are the check. A table that fills up doubles as long as
-its limit allows; the bit that decides where a cell goes is the check's, so contexts themselves need not be kept.
-Once it cannot grow, a new context enters a full bucket in the middle, the last one leaves, and every repeated use
-moves a cell one place forward: recency and use decide what stays.
+The hash's leading bits choose the bucket, the next twenty are the check. A table that fills up doubles as long as its
+limit allows; the bit that decides which half a cell goes to is part of the check, so contexts themselves need not be
+kept. Once it cannot grow, a new context enters a full bucket in the middle, the last cell is evicted, and every
+repeated use moves a cell one place forward: recency and use decide what is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNIT = 8  # the weight of one observation
 HEAVIEST = 127
 
 PLACES = 8
-_ENTRANCE = 3  # those behind it are waiting for a second use; those before it have had one
+_ENTRANCE = 3  # where new cells of a full bucket enter; those before it have been used again
 _TOKEN = np.uint32(MAX_TOKENS - 1)
 _BODY = np.uint32((1 << 27) - 1)
 CHECK_BITS = 20
@@ -54,9 +54,9 @@ def new_cells(width: int, limit: int, *, first_bits: int) -> Cells:
 
 
 def room(cells: Cells, limit: int) -> int:
-    """Return how many cells may be in use before the table should grow; beyond all counts if it cannot.
+    """Return how many cells may be in use before the table should grow; a number beyond all counts if it cannot.
 
-    It can if its check still has bits and `limit` bytes hold twice as much.
+    It can grow if its check has bits left and `limit` bytes hold twice as much.
     """
     _, bits, first = cells.facts.tolist()
     if 2 * cells.entries.nbytes > limit or bits - first >= CHECK_BITS - 4:
@@ -77,7 +77,7 @@ def grown(cells: Cells, limit: int) -> Cells:
 
 @njit(cache=True, nogil=True, inline="always")
 def check_of(row: Array) -> int:
-    """Return the check of the context whose row it is."""
+    """Return the check of a row's context."""
     return (
         np.int64(row[0] >> np.uint32(27))
         | np.int64(row[1] >> np.uint32(27)) << 5
@@ -88,7 +88,7 @@ def check_of(row: Array) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def put(row: Array, i: int, body: np.uint32, check: int) -> None:
-    """Write entry i: token and weight, and its piece of the check."""
+    """Write entry i: token and weight, and its part of the check."""
     row[i] = body | (np.uint32((check >> 5 * i) & 31) << np.uint32(27)) if i < 4 else body
 
 
@@ -116,7 +116,7 @@ def _split(cells: Cells, larger: Cells) -> None:
 
 @njit(cache=True, nogil=True)
 def find(cells: Cells, context: np.uint64) -> int:
-    """Return where the context's cell stands, bucket times eight plus place, or -1."""
+    """Return the index of the context's cell, bucket times eight plus place, or -1."""
     bucket, check = place_of(cells, context)
     for place in range(PLACES):
         row = cells.entries[bucket, place]
@@ -160,7 +160,7 @@ def look_up(cells: Cells, context: np.uint64, tokens: Array, weights: Array, lin
 
 @njit(cache=True, nogil=True)
 def claim(cells: Cells, context: np.uint64) -> int:
-    """Return the context's cell, moved one place forward, or an empty one in its bucket, made if need be."""
+    """Return the context's cell, moved one place forward, or an empty one in its bucket, evicting one if need be."""
     bucket, check = place_of(cells, context)
     entries = cells.entries[bucket]
     for place in range(PLACES):
@@ -182,7 +182,7 @@ def claim(cells: Cells, context: np.uint64) -> int:
 
 @njit(cache=True, nogil=True)
 def observe(cells: Cells, context: np.uint64, token: int, memory: int) -> None:
-    """Learn that `token` followed the context; the row's total is held at `memory` by decaying its weights."""
+    """Learn that `token` followed the context; weights decay so that the row's total stays within `memory`."""
     cell = claim(cells, context)
     _, check = place_of(cells, context)
     row = cells.entries[cell // PLACES, cell % PLACES]
@@ -218,11 +218,12 @@ def blend(
 ) -> None:
     """Add gains Int64[k], in eighths, to the weights of ids Int32[k] in the context's row, heaviest first.
 
-    The row's total is held at `memory`. `tokens` and `weights` are room for width + k entries.
+    Weights decay so that the row's total stays within `memory`. `tokens` and `weights` are scratch for width + k
+    entries.
     """
     total = gains.sum()
     if total == 0:
-        return  # a cell that is claimed must not stay empty
+        return  # a claimed cell must not stay empty
     cell = claim(cells, context)
     _, check = place_of(cells, context)
     length = read(cells, cell, tokens, weights)
@@ -231,7 +232,7 @@ def blend(
     if before > kept:
         for i in range(length):
             weights[i] = max(1, weights[i] * kept // before)
-    for k in range(len(ids) - 1, -1, -1):  # of equals the likelier comes first
+    for k in range(len(ids) - 1, -1, -1):  # so that of equal weights the more probable comes first
         if gains[k] == 0:
             continue
         at = 0

@@ -1,13 +1,13 @@
 """The contexts that `mix` looks up: suffixes of several lengths, one with a gap, one of frequent tokens alone.
 
-A suffix of one to six tokens is what PPM looks at (Cleary and Witten 1984). What followed the token before last,
-whatever stood between, still says something where the last token has not been seen in this place; so does the
-skeleton of function words and punctuation, in which all rare tokens count as the same. Both are usual in the
-PAQ family of compressors (Mahoney 2005).
+Suffixes of one to six tokens are the contexts of PPM (Cleary and Witten 1984). The gap context is the token before
+last, whatever followed it: it helps where the last token has not been seen in this position. In the skeleton of
+function words and punctuation all rare tokens count as the same. Both are common in the PAQ family of compressors
+(Mahoney 2005).
 
-Rows of single-token contexts are wide, the others narrow; long contexts get a row only once the context one token
-shorter has been seen, since most never come again. The last two kinds hold the target's own best tokens of all its
-visits, rejected nodes too (after Token Recycling, Luo et al. 2024, arXiv 2408.08696).
+Rows of single-token contexts are wide, the others narrow; a long context gets a row only once the context one token
+shorter has been seen, since most never recur. The last two contexts hold the target's own top tokens at every row of
+its passes, rejected nodes too (after Token Recycling, Luo et al. 2024, arXiv 2408.08696).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from numba import njit
 Array = npt.NDArray[Any]
 
 ORDERS = 5  # contexts 0 to 4: the last 1, 2, 3, 4 and 6 tokens
-SKIP, SKELETON, ECHO_ONE, ECHO_TWO = 5, 6, 7, 8
+SKIP, SKELETON, TARGET_ONE, TARGET_TWO = 5, 6, 7, 8
 CONTEXTS = 9
 LEARNED = 7  # contexts whose rows are learned from committed text
-WINDOW = 6  # tokens that the longest context needs
+WINDOW = 6  # tokens of the longest context
 WIDE = (True, False, False, False, False, True, False, True, False)
-SHORTER = (-1, -1, 1, 2, 3, -1, -1, -1, -1)  # a row is begun only where this context has one
+SHORTER = (-1, -1, 1, 2, 3, -1, -1, -1, -1)  # a context gets a row only where this one has a row
 
-FREQUENT = 1024  # a token is frequent if one in this many is it
+FREQUENT = 1024  # a token is frequent if at least one in this many tokens is it
 _RARE = (1 << 21) - 1
 _SKELETON_LENGTH = 4
-_KIND = 32  # kinds begin with numbers above a token's bits; below, one kind's token would hash as another's
+_KIND = 32  # seeds of the contexts are above a token's bits, so that no token hashes like another context's seed
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -42,7 +42,7 @@ def _mix(hashed: np.uint64, token: int) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def _spread(hashed: np.uint64) -> np.uint64:
-    """Bring the differences into the first bits, which choose the bucket."""
+    """Spread differences to the high bits, which choose the bucket."""
     return hashed * np.uint64(0xD6E8FEB86659FD93)
 
 
@@ -50,7 +50,7 @@ def _spread(hashed: np.uint64) -> np.uint64:
 def hash_contexts(window: Array, length: int, frequency: Array, hashes: Array) -> None:
     """Hash each context of window[:length], Int32, latest token last; 0 where the text is too short for it.
 
-    `frequency` is Int64[V + 1], how often each token was seen, and all of them last.
+    `frequency` is Int64[V + 1], how often each token was seen, and last their sum.
     """
     hashes[:] = np.uint64(0)
     hashed = np.uint64(1 << _KIND)
@@ -61,11 +61,11 @@ def hash_contexts(window: Array, length: int, frequency: Array, hashes: Array) -
         elif distance == 5:
             hashes[4] = _spread(hashed)
     if length > 0:
-        hashes[ECHO_ONE] = _spread(_mix(np.uint64(4 << _KIND), window[length - 1]))
+        hashes[TARGET_ONE] = _spread(_mix(np.uint64(4 << _KIND), window[length - 1]))
     if length > 1:
         hashes[SKIP] = _spread(_mix(np.uint64(2 << _KIND), window[length - 2]))
         pair = _mix(_mix(np.uint64(5 << _KIND), window[length - 1]), window[length - 2])
-        hashes[ECHO_TWO] = _spread(pair)
+        hashes[TARGET_TWO] = _spread(pair)
     if length >= _SKELETON_LENGTH:
         hashed = np.uint64(3 << _KIND)
         for distance in range(_SKELETON_LENGTH):

@@ -1,12 +1,12 @@
-"""Mix: several contexts at once, each trusted for what it has been worth, mixed into calibrated probabilities.
+"""Mix: several contexts at once, mixed by their measured reliability into calibrated probabilities.
 
-The training-free drafters of the field look at one thing: the last two tokens (ADED), the longest suffix
-(SuffixDecoding, SAM), the target's last top-k (Token Recycling). Data compression has long known that a mixture that
-learns online beats any of them. Here short and long suffixes, a context with a gap, a skeleton of frequent tokens,
-recency and the target's own runners-up each give evidence (contexts.py); bounded tables hold it over all requests
-(cells.py); a logistic mixture learns from every committed token what it is worth (mixing.py). Its probabilities
-being calibrated, the best draft of N nodes is the N most probable paths (Sequoia, Chen et al. 2024,
-arXiv 2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276), found best-first.
+The training-free drafters of the field rely on one context each: the last two tokens (ADED), the longest suffix
+(SuffixDecoding, SAM), the target's last top-k (Token Recycling). In data compression an online mixture has long been
+known to beat any single context. Here short and long suffixes, a context with a gap, a skeleton of frequent tokens,
+recency and the target's own top-k each name candidates (contexts.py, features.py); bounded tables keep their rows over
+all requests (cells.py); a logistic mixture, trained on every committed token, yields probabilities (mixer.py). Since
+these are calibrated, the best draft of N nodes is the N most probable paths (Sequoia, Chen et al. 2024, arXiv
+2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276), found best-first.
 """
 
 from __future__ import annotations
@@ -14,54 +14,54 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import MEMORY_LIMIT, Needs, Session, Verified
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import DraftTree, Float32, Int32
-from speculant.drafters.mix.cells import CHECK_BITS, MAX_TOKENS, PLACES, UNIT, USED, Cells, grown, new_cells, room
-from speculant.drafters.mix.features import LONGEST_ROW
+from speculant.drafters.mix.arrays import LONGEST_ROW
+from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
-    Array,
     Arrays,
     Tables,
-    learn_echoes,
     learn_text,
+    learn_top_k,
     most_probable,
     new_request,
 )
-from speculant.drafters.mix.mixer import Mixer, frequency_bands, new_mixer
+from speculant.drafters.mix.mixer import new_mixer
+from speculant.drafters.mix.stored import is_valid, restored, stored
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
-WIDE_SHARE = 4  # wide rows get a quarter of the limit at the most
+WIDE_SHARE = 4  # wide rows get at most a quarter of the limit
 _NARROW_BITS, _WIDE_BITS = 13, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixSettings:
-    """What can be tuned; the defaults were chosen on half of the development requests.
+    """Settings; the defaults were chosen on half of the development requests.
 
     Attributes:
-        row_memory: observations a row remembers before older ones decay, up to 14.
-        top_k: the target's best tokens learned at every row of a pass, rejected nodes too; 0 for none.
-        strength: what the target's distribution at a row counts for, in observations.
-        echo_memory: observations that a row of those remembers, up to 15.
-        cut: nodes near the last place whose children would need a conditional probability above this to enter the
-            tree are not expanded; 1 spares none.
+        row_memory: observations a row holds before older ones decay, up to 14.
+        top_k: the target's top tokens learned at every row of a pass, rejected nodes too; 0 for none.
+        strength: observations that the target's distribution at a row counts as.
+        top_k_memory: observations that a row of target top-k tokens holds, up to 15.
+        cut: nodes near the end of the ranking whose children would need a conditional probability above this to enter
+            the tree are not expanded; 1 expands all.
     """
 
     row_memory: float = 8
     top_k: int = 8
     strength: float = 4
-    echo_memory: float = 14
+    top_k_memory: float = 14
     cut: float = 0.2
 
 
-class MixDrafter:
+class MixDrafter(Drafter, Persistent):
     """The tables and the mixture, shared by all requests of a process behind one lock."""
 
     def __init__(
@@ -77,8 +77,8 @@ class MixDrafter:
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes the tables may take, also while one doubles and the old one stands beside the new; so
-                they end between three eighths of it and all. The mixture comes on top: 9 bytes per token id and 60 KB.
+            memory_limit: bytes the tables may take, also while one doubles and its copy exists beside it; so their
+                final size is between three eighths of it and all. The mixture is extra: 9 bytes per token id and 60 KB.
             settings: None for the defaults.
 
         Raises:
@@ -101,22 +101,22 @@ class MixDrafter:
         _warm_up()
 
     def _take(self, tables: Tables) -> None:
-        """Work with these tables from now on."""
+        """Use these tables from now on."""
         self._tables, self._flat = tables, tables.flat()
-        # A table that doubles stands beside the one that it is made from and beside the other, which may have been
+        # While a table doubles, its copy takes memory beside it and beside the other table, which may have been
         # loaded with more than its share.
-        beside = self.limit - tables.narrow.entries.nbytes - tables.wide.entries.nbytes
-        self._shares = min(self.limit - self.limit // WIDE_SHARE, beside), min(self.limit // WIDE_SHARE, beside)
+        free = self.limit - tables.narrow.entries.nbytes - tables.wide.entries.nbytes
+        self._shares = min(self.limit - self.limit // WIDE_SHARE, free), min(self.limit // WIDE_SHARE, free)
         self._rooms = room(tables.narrow, self._shares[0]), room(tables.wide, self._shares[1])
 
     def _grow(self) -> None:
-        # No name is given to a table here: it would keep the old one while the other doubles.
+        # No local variable may refer to a table here: it would keep the old one alive while the other doubles.
         self._take(self._tables._replace(narrow=grown(self._tables.narrow, self._shares[0])))
         self._take(self._tables._replace(wide=grown(self._tables.wide, self._shares[1])))
 
     @property
     def needs(self) -> Needs:
-        """The target's best tokens, if the settings learn from them."""
+        """The target's top tokens, if the settings learn from them."""
         return Needs(top_k=self.settings.top_k)
 
     @property
@@ -124,12 +124,12 @@ class MixDrafter:
         """Bytes the memory takes now: the tables, which the limit bounds, and the mixture, of a fixed size."""
         return sum(array.nbytes for array in self._flat)
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+    def open(self, start: Start) -> Session:
         """Begin a request; the whole prompt is learned at once."""
-        return MixSession(self, prompt)
+        return MixSession(self, start.prompt)
 
-    def learn(self, text: Int32, start: int, stop: int, request: Arrays, *, weigh: bool) -> None:
-        """Learn text[start:stop], Int32[T]; with `weigh` also what the evidence for it was worth.
+    def learn(self, text: Int32, start: int, stop: int, request: Arrays, *, training: bool) -> None:
+        """Learn text[start:stop], Int32[T]; with `training` the mixture is trained on it too.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
@@ -137,25 +137,27 @@ class MixDrafter:
         memory = round(self.settings.row_memory * UNIT)
         with self._lock:
             while start < stop:
-                start = learn_text(self._flat, request, text, start, stop, weigh, memory, *self._rooms)
+                start = learn_text(self._flat, request, text, start, stop, training, memory, *self._rooms)
                 if start < 0:
                     raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
                 if start < stop:
                     self._grow()
 
-    def learn_echoes(self, windows: Int32, ids: Int32, logits: Float32) -> None:
-        """Keep the target's best tokens, ids and logits [R, k], after windows Int32[R, 2] (-1: no token there)."""
+    def learn_top_k(self, windows: Int32, ids: Int32, logits: Float32) -> None:
+        """Learn the target's top tokens, ids and logits [R, k], after windows Int32[R, 2] (-1: no token there)."""
         shares = np.exp(logits - logits[:, :1])
         shares *= self.settings.strength * UNIT / shares.sum(axis=1, keepdims=True)
-        gains = np.where(ids < self.vocabulary, np.rint(shares), 0).astype(np.int64)  # a padded head may say more
+        gains = np.where(ids < self.vocabulary, np.rint(shares), 0).astype(np.int64)  # a padded head has more ids
         with self._lock:
-            learn_echoes(self._flat, windows, ids, gains, round(self.settings.echo_memory * UNIT))
+            learn_top_k(self._flat, windows, ids, gains, round(self.settings.top_k_memory * UNIT))
 
-    def search(self, text: Int32, length: int, request: Arrays, max_nodes: int) -> DraftTree:
-        """Return the `max_nodes` most probable continuations of text[:length]."""
+    def search(self, text: Int32, length: int, request: Arrays, budget: Budget) -> DraftTree:
+        """Return the most probable continuations of text[:length] within the budget."""
         with self._lock:
-            tokens, parents, joints = most_probable(self._flat, request, text, length, max_nodes, self.settings.cut)
-        return DraftTree(tokens, parents, joints)
+            tokens, parents, joints = most_probable(
+                self._flat, request, text, length, budget.nodes, budget.depth, self.settings.cut
+            )
+        return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth, trees=budget.trees)
 
     def save(self, path: Path) -> None:
         """Write everything learned.
@@ -164,15 +166,11 @@ class MixDrafter:
             FileError: the file cannot be written; an older one is unchanged.
         """
         with self._lock:
-            arrays = {
-                f"{part}.{name}": array.copy()
-                for part, table in self._tables._asdict().items()
-                for name, array in table._asdict().items()
-            }
+            arrays = {name: array.copy() for name, array in stored(self._tables).items()}
         write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts={"vocabulary": self.vocabulary})
 
     def load(self, path: Path) -> None:
-        """Read a saved memory and forget what was learned so far.
+        """Read a saved memory and drop what was learned so far.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
@@ -189,44 +187,20 @@ class MixDrafter:
             raise UnsupportedError(
                 f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
-        expected = {f"mixer.{name}": array.shape for name, array in self._tables.mixer._asdict().items()}
-        if {name: array.shape for name, array in arrays.items() if name.startswith("mixer.")} != expected:
+        shapes = {name: array.shape for name, array in arrays.items() if name.startswith("mixer.")}
+        own = {name: array.shape for name, array in stored(self._tables).items() if name.startswith("mixer.")}
+        if shapes != own:
             raise ForeignMemoryError(
-                f"{path} was written by a version of `mix` that looks at other contexts. "
-                "Use the version of Speculant that wrote it, or begin a new file."
+                f"{path} was written by a version of `mix` with other contexts. "
+                "Use the version of Speculant that wrote it, or start a new file."
             )
-        own = {name: np.array(array) for name, array in arrays.items()}
-        if not _sound(own, self._tables, self.vocabulary):
-            raise CorruptMemoryError(f"{path} is whole, but holds what no memory of `mix` can. Begin a new file.")
-        narrow, wide = (Cells(*(own[f"{part}.{name}"] for name in Cells._fields)) for part in ("narrow", "wide"))
+        tables = restored({name: np.array(array) for name, array in arrays.items()})
+        if not is_valid(tables, self._tables, self.vocabulary):
+            raise CorruptMemoryError(
+                f"the checksums of {path} match, but it holds values that `mix` never writes. Start a new file."
+            )
         with self._lock:
-            self._take(Tables(narrow, wide, Mixer(*(own[f"mixer.{name}"] for name in Mixer._fields))))
-
-
-def _sound(arrays: dict[str, Array], own: Tables, vocabulary: int) -> bool:
-    """Say whether the kernels, which check nothing, may run on a file's arrays; a file may be made with intent."""
-    for part, cells in (("narrow", own.narrow), ("wide", own.wide)):
-        entries, facts = arrays[f"{part}.entries"], arrays[f"{part}.facts"]
-        if entries.dtype != cells.entries.dtype or facts.dtype != cells.facts.dtype or facts.shape != (3,):
-            return False
-        _, bits, first = facts.tolist()
-        shaped = 0 <= first <= bits < first + CHECK_BITS <= 64 and entries.shape == (
-            1 << bits,
-            *cells.entries.shape[1:],
-        )
-        if not shaped or (entries & np.uint32(MAX_TOKENS - 1)).max() >= vocabulary:
-            return False
-    mixer = Mixer(*(arrays[f"mixer.{name}"] for name in Mixer._fields))
-    typed = all(array.dtype == ours.dtype for array, ours in zip(mixer, own.mixer, strict=True))
-    finite = typed and all(np.isfinite(array).all() for array in (mixer.weights, mixer.evidence, mixer.steps))
-    tokens = mixer.cache[0]
-    return bool(
-        finite
-        and mixer.evidence[2].min() >= 0
-        and 0 <= tokens.min() <= tokens.max() < vocabulary
-        and np.array_equal(mixer.bands, frequency_bands(mixer.frequency[:-1]))
-        and np.array_equal(mixer.tables, own.mixer.tables)
-    )
+            self._take(tables)
 
 
 def _warm_up() -> None:
@@ -235,15 +209,15 @@ def _warm_up() -> None:
     request = new_request(1, 0)
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
-    learn_echoes(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
-    most_probable(empty, request, text, 2, 1, 1.0)
+    learn_top_k(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
+    most_probable(empty, request, text, 2, 1, 1, 1.0)
     crowded = new_cells(NARROW_ROW, 0, first_bits=0)
     crowded.facts[USED] = PLACES
     grown(crowded, 2 * crowded.entries.nbytes)
 
 
-class MixSession:
-    """One request: its text, and where it last used each token."""
+class MixSession(Session):
+    """One request: its text, the last use of each token, and the current repetition."""
 
     def __init__(self, drafter: MixDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -251,27 +225,27 @@ class MixSession:
         self._text = np.zeros(len(prompt) + 1024, np.int32)
         self._text[: len(prompt)] = prompt
         self._request = new_request(drafter.vocabulary, len(prompt))
-        drafter.learn(self._text, 0, self._length, self._request, weigh=False)
+        drafter.learn(self._text, 0, self._length, self._request, training=False)
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Return the `max_nodes` most probable continuations."""
-        if max_nodes < 1 or not self._length:
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return the most probable continuations."""
+        if min(budget.nodes, budget.depth) < 1 or not self._length:
             return DraftTree.empty()
-        return self._drafter.search(self._text, self._length, self._request, max_nodes)
+        return self._drafter.search(self._text, self._length, self._request, budget)
 
     def observe(self, verified: Verified) -> None:
-        """Learn what was committed, and what the target would have said at every node."""
-        told = verified.top_ids is not None and verified.top_logits is not None and self._length > 0
-        windows = self._windows(verified.tree) if told else None
+        """Learn the committed tokens, and the target's top tokens at every row."""
+        has_top_k = verified.top_ids is not None and verified.top_logits is not None and self._length > 0
+        windows = self._windows(verified.tree) if has_top_k else None
         end = self._length + len(verified.tokens)
         if end > len(self._text):
             self._text = np.concatenate([self._text, np.zeros(len(self._text) + len(verified.tokens), np.int32)])
         self._text[self._length : end] = verified.tokens
-        self._drafter.learn(self._text, self._length, end, self._request, weigh=True)
+        self._drafter.learn(self._text, self._length, end, self._request, training=True)
         self._length = end
-        # Afterwards: a row that holds the target's answer already would look as if it had foretold it.
+        # After the text: a row that already held the target's choice would be trained as if it had predicted it.
         if windows is not None and verified.top_ids is not None and verified.top_logits is not None:
-            self._drafter.learn_echoes(windows, verified.top_ids, verified.top_logits)
+            self._drafter.learn_top_k(windows, verified.top_ids, verified.top_logits)
 
     def _windows(self, tree: DraftTree) -> Int32:
         """Return the last two tokens at each row of the pass, Int32[N + 1, 2], -1 where the text has only one."""
@@ -281,4 +255,4 @@ class MixSession:
         return np.stack([np.concatenate([[first], before]), tokens], axis=1).astype(np.int32)
 
     def close(self) -> None:
-        """Nothing to do: what was learned is in the tables."""
+        """Do nothing: what was learned is in the tables."""

@@ -1,95 +1,41 @@
-"""What the contexts say of the next token: the candidates that their rows name, and the state of each for each input.
+"""The features of the next token: the candidates that rows of contexts name, and each one's state for each input.
 
-What a row says of a candidate, its share, the row's weight and whether it came last, is a state; how often candidates
-in a state come true is learned elsewhere (mixing.py). A candidate is named by two or three inputs of twelve, so only
-those are noted: for all the others it is in the state that every candidate shares which the input does not name.
+The state of a candidate for an input bins its share of the row's weight, the row's total weight and whether it was seen
+last; how often candidates in a state are right is learned elsewhere (mixer.py). A candidate is named by two or three of
+the twelve inputs, so only those are listed: for every other input it is in the state shared by all candidates that the
+input does not name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from speculant.drafters.mix.arrays import (
+    ABSENT,
+    CACHE,
+    CACHE_UNIT,
+    COPY,
+    DISTANCES,
+    FREQUENCIES,
+    LONGEST_ROW,
+    MOST_CANDIDATES,
+    RECENCY,
+    SETS,
+    SHARES,
+    TOTALS,
+    UNKNOWN,
+    Features,
+    Mixer,
+)
 from speculant.drafters.mix.cells import UNIT, Cells, look_up
-from speculant.drafters.mix.contexts import CONTEXTS, ECHO_TWO, ORDERS, WIDE
+from speculant.drafters.mix.contexts import ORDERS, TARGET_TWO, WIDE
 from speculant.drafters.mix.repetition import LENGTHS, NOWHERE, length_band
 
-if TYPE_CHECKING:
-    from speculant.drafters.mix.mixer import Mixer
-
 Array = npt.NDArray[Any]
-
-# Inputs that are no context's row: late tokens overall, the request's own repetition, a token's last use.
-CACHE, COPY, RECENCY = CONTEXTS, CONTEXTS + 1, CONTEXTS + 2
-INPUTS = CONTEXTS + 3
-MOST_CANDIDATES = 128
-LONGEST_ROW = 24
-CACHE_UNIT = 1 << 20
-
-SHARES, TOTALS = 14, 7
-ABSENT = SHARES * TOTALS * 2
-UNKNOWN = ABSENT + TOTALS  # the state of a context without a row: its logit is 0 and stays so
-STATES = UNKNOWN + 1
-DISTANCES, FREQUENCIES = 12, 10
-SETS = 2 * (ORDERS + 3)  # by the longest known suffix, or a repetition of six tokens, or of sixteen; and by echoes
-
-
-class Evidence(NamedTuple):
-    """Room for what is said of one next token: C candidates, named E times.
-
-    Attributes:
-        candidates: Int64[C], tokens. bands: Int64[C], how frequent each is, in powers of two.
-        recency: Int64[C], the state of each by its last use.
-        named: Int64[2, E], candidate and state, input by input.
-        ends: Int64[COPY + 1], where each input's part of `named` ends.
-        absent: Int64[I], the state of candidates that an input does not name.
-        buckets: Int16[256], the candidates by the last bits of their ids, as an open hash table.
-        tokens, weights: Int64[COPY, 24], the rows. lengths: Int64[COPY], of the rows.
-        facts: Int64[1], the set of mixing weights.
-        sums: Float32[FREQUENCIES, I + 1], mixing weights of both kinds, and the logit of one that no input names.
-        logits, errors: Float32[C], counts: Int64[C], of the mixture.
-    """
-
-    candidates: Array
-    bands: Array
-    recency: Array
-    named: Array
-    ends: Array
-    absent: Array
-    buckets: Array
-    tokens: Array
-    weights: Array
-    lengths: Array
-    facts: Array
-    sums: Array
-    logits: Array
-    errors: Array
-    counts: Array
-
-
-@njit(cache=True, nogil=True)
-def new_evidence() -> Evidence:
-    """Return the room."""
-    return Evidence(
-        np.empty(MOST_CANDIDATES, np.int64),
-        np.empty(MOST_CANDIDATES, np.int64),
-        np.empty(MOST_CANDIDATES, np.int64),
-        np.empty((2, COPY * LONGEST_ROW + 1), np.int64),
-        np.empty(COPY + 1, np.int64),
-        np.empty(INPUTS, np.int64),
-        np.empty(256, np.int16),
-        np.empty((COPY, LONGEST_ROW), np.int64),
-        np.empty((COPY, LONGEST_ROW), np.int64),
-        np.empty(COPY, np.int64),
-        np.empty(1, np.int64),
-        np.empty((FREQUENCIES, INPUTS + 1), np.float32),
-        np.empty(MOST_CANDIDATES, np.float32),
-        np.empty(MOST_CANDIDATES, np.float32),
-        np.empty(MOST_CANDIDATES, np.int64),
-    )
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -102,10 +48,10 @@ def _total_band(total: int, unit: int) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def share_band(share: float) -> int:
-    """Return one of SHARES bands of a share of a row's weight: sixteenths, above a quarter twelfths, and all of it."""
+    """Return the bin of a share of a row's weight: sixteenths, above a quarter twelfths, and one for all of it."""
     if share > np.float32(0.999):
         return SHARES - 1
-    share += np.float32(1e-4)  # the border belongs to the band above it, however the share was rounded
+    share += np.float32(1e-4)  # a border belongs to the bin above it, however the share was rounded
     if share < np.float32(0.25):
         return np.int64(share * np.float32(16))
     return min(SHARES - 2, np.int64(share * np.float32(12)) + 1)
@@ -113,7 +59,7 @@ def share_band(share: float) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def log_band(value: int, most: int) -> int:
-    """Return the binary logarithm, at the most `most`."""
+    """Return the binary logarithm, rounded down, at most `most`."""
     band = 0
     if value >= 256:
         value >>= 8
@@ -125,81 +71,87 @@ def log_band(value: int, most: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _candidate(token: int, count: int, evidence: Evidence) -> int:
-    """Return the candidate's place, which is `count` if it is new, or -1 if there is no room for it."""
+def _candidate(token: int, count: int, features: Features) -> int:
+    """Return the candidate's index, which is `count` if it is new, or -1 if there is no room for it."""
     at = token & 255
-    while evidence.buckets[at] >= 0:
-        if evidence.candidates[evidence.buckets[at]] == token:
-            return np.int64(evidence.buckets[at])
+    while features.buckets[at] >= 0:
+        if features.candidates[features.buckets[at]] == token:
+            return np.int64(features.buckets[at])
         at = (at + 1) & 255
     if count == MOST_CANDIDATES:
         return -1
-    evidence.buckets[at] = count
-    evidence.candidates[count] = token
+    features.buckets[at] = count
+    features.candidates[count] = token
     return count
 
 
 @njit(cache=True, nogil=True)
 def gather(
     narrow: Cells, wide: Cells, mixer: Mixer, hashes: Array, copied: int, copied_length: int, last_use: Array,
-    now: int, most: int, evidence: Evidence,
+    now: int, most: int, features: Features,
 ) -> int:  # fmt: skip
-    """Collect what every context's row names, and the state of each for each input; return how many there are.
+    """Collect the candidates that inputs name, and the state of each for each input; return how many there are.
 
-    `copied` is the token that followed the repetition of `copied_length` tokens, or NOWHERE.
-    `last_use` is Int32[V], where in this request each token was last used, -1 if nowhere; `now` is the place of the
-    token to be predicted. Of each row at most `most` entries become candidates.
+    Args:
+        narrow, wide, mixer: the tables and the mixture.
+        hashes: UInt64[CONTEXTS], see `hash_contexts`.
+        copied: the token that followed the repetition of `copied_length` tokens, or NOWHERE.
+        copied_length: tokens of the repetition.
+        last_use: Int32[V], the position of each token's last use in this request, -1 if none.
+        now: the position of the token to be predicted.
+        most: entries of a row that become candidates.
+        features: what is written.
     """
-    evidence.buckets[:] = -1
+    features.buckets[:] = -1
     count, at, weight_set = 0, 0, 0
     for i in range(COPY):
         length = 0
         if i == CACHE:
             while length < LONGEST_ROW and mixer.cache[1, length] > 0:
-                evidence.tokens[i, length], evidence.weights[i, length] = mixer.cache[0, length], mixer.cache[1, length]
+                features.tokens[i, length], features.weights[i, length] = mixer.cache[0, length], mixer.cache[1, length]
                 length += 1
         elif hashes[i] != np.uint64(0):
-            length = look_up(wide if WIDE[i] else narrow, hashes[i], evidence.tokens, evidence.weights, i)
-        evidence.lengths[i] = length
+            length = look_up(wide if WIDE[i] else narrow, hashes[i], features.tokens, features.weights, i)
+        features.lengths[i] = length
     for i in range(COPY):
-        length, total = evidence.lengths[i], 0
-        evidence.absent[i] = UNKNOWN
+        length, total = features.lengths[i], 0
+        features.absent[i] = UNKNOWN
         if length > 0:
             for k in range(length):
-                total += evidence.weights[i, k]
+                total += features.weights[i, k]
             if i < ORDERS:
                 weight_set = i + 1
             band = _total_band(total, CACHE_UNIT if i == CACHE else UNIT)
-            evidence.absent[i] = ABSENT + band
+            features.absent[i] = ABSENT + band
             whole = np.float32(1) / np.float32(total)
             for k in range(min(length, most)):
-                c = _candidate(evidence.tokens[i, k], count, evidence)
+                c = _candidate(features.tokens[i, k], count, features)
                 if c >= 0:
                     count = max(count, c + 1)
-                    share = share_band(np.float32(evidence.weights[i, k]) * whole)
-                    evidence.named[0, at] = c
-                    evidence.named[1, at] = (share * TOTALS + band) * 2 + (1 if k == 0 else 0)
+                    share = share_band(np.float32(features.weights[i, k]) * whole)
+                    features.named[0, at] = c
+                    features.named[1, at] = (share * TOTALS + band) * 2 + (1 if k == 0 else 0)
                     at += 1
-        evidence.ends[i] = at
-    evidence.absent[COPY] = UNKNOWN
+        features.ends[i] = at
+    features.absent[COPY] = UNKNOWN
     if copied != NOWHERE:
         if copied_length >= 6:
             weight_set = ORDERS + 1 + (copied_length >= 16)
-        evidence.absent[COPY] = LENGTHS + length_band(copied_length)
-        c = _candidate(copied, count, evidence)
+        features.absent[COPY] = LENGTHS + length_band(copied_length)
+        c = _candidate(copied, count, features)
         if c >= 0:
             count = max(count, c + 1)
-            evidence.named[0, at], evidence.named[1, at] = c, length_band(copied_length)
+            features.named[0, at], features.named[1, at] = c, length_band(copied_length)
             at += 1
-    evidence.ends[COPY] = at
-    evidence.absent[RECENCY] = UNKNOWN
+    features.ends[COPY] = at
+    features.absent[RECENCY] = UNKNOWN
     for c in range(count):
-        token = evidence.candidates[c]
+        token = features.candidates[c]
         use = np.int64(last_use[token])
         distance = log_band(now - use, DISTANCES - 2) if use >= 0 else DISTANCES - 1
-        evidence.bands[c] = mixer.bands[token]
-        evidence.recency[c] = distance * FREQUENCIES + evidence.bands[c]
-    if evidence.absent[ECHO_TWO] != UNKNOWN:
+        features.bands[c] = mixer.bands[token]
+        features.recency[c] = distance * FREQUENCIES + features.bands[c]
+    if features.absent[TARGET_TWO] != UNKNOWN:
         weight_set += SETS // 2
-    evidence.facts[0] = weight_set
+    features.chosen[0] = weight_set
     return count

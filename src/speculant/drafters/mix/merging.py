@@ -1,12 +1,12 @@
-"""Several memories of `mix` made one.
+"""Merging several memories of `mix`.
 
-A cell keeps no context, but its bucket and its check together are the leading bits of the context's hash, so a cell
-finds its place in a table of any size that began with as many buckets. Cells are brought over place by place: what
-stands further forward in its bucket, and so was used more or later, comes first, later files before earlier ones
-among equals. Rows of one context are added up; once a bucket is full, the rest goes.
+A cell does not store its context, but its bucket and its check together are the leading bits of the context's hash,
+which determine its bucket in a table of any size that started with as many buckets. Cells are copied place by place:
+cells further forward in their bucket, which were used more or later, come first, among equals those of later files.
+Rows of one context are added up; once a bucket is full, remaining cells are dropped.
 
-Frequencies and steps add up. Mixing weights are averages by the steps that each file took, rates by how often each
-file met a state. The late tokens are those of the last file that has any.
+Frequencies and steps add up. Mixing weights are averaged by each file's steps, rates by each file's samples of the
+state. The cache of recent tokens is that of the last file that has any.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.mix.arrays import RATE, SAMPLES, Mixer
 from speculant.drafters.mix.cells import (
     CHECK_BITS,
     HEAVIEST,
@@ -34,53 +35,24 @@ from speculant.drafters.mix.cells import (
     put,
     read,
 )
-from speculant.drafters.mix.drafter import WIDE_SHARE, MixSettings
-from speculant.drafters.mix.mixer import Mixer, frequency_bands
-from speculant.memory.file import Memory
+from speculant.drafters.mix.drafter import MixSettings
+from speculant.drafters.mix.mixer import frequency_bands
 
 Array = npt.NDArray[Any]
-
-
-def tables_of(memory: Memory) -> dict[str, Cells]:
-    """Return the tables of a memory, `narrow` and `wide`."""
-    return {part: Cells(*(memory.arrays[f"{part}.{name}"] for name in Cells._fields)) for part in ("narrow", "wide")}
-
-
-def merge_mixes(memories: Sequence[Memory], limit: int) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Merge the tables and the mixtures, the latest memory last.
-
-    Raises:
-        UnsupportedError: the vocabularies or the tables' first sizes differ, or the limit is too small for tables.
-    """
-    vocabularies = sorted({memory.facts["vocabulary"] for memory in memories})
-    if len(vocabularies) > 1:
-        raise UnsupportedError(
-            f"the files are of different vocabularies: {', '.join(map(str, vocabularies))} ids. "
-            "Merge files of one model."
-        )
-    tables = [tables_of(memory) for memory in memories]
-    shares = {"narrow": limit - limit // WIDE_SHARE, "wide": limit // WIDE_SHARE}
-    arrays: dict[str, Array] = {}
-    for part, share in shares.items():
-        merged = merge_cells([each[part] for each in tables], share)
-        arrays |= {f"{part}.{name}": array for name, array in merged._asdict().items()}
-    mixer = merge_mixers([Mixer(*(memory.arrays[f"mixer.{name}"] for name in Mixer._fields)) for memory in memories])
-    arrays |= {f"mixer.{name}": array for name, array in mixer._asdict().items()}
-    return arrays, {"vocabulary": vocabularies[0]}
 
 
 def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
     """Return one table of at most `limit` bytes, the latest of `tables` last.
 
     Raises:
-        UnsupportedError: the tables began with different sizes, or the limit holds less than that.
+        UnsupportedError: the tables started with different sizes, or the limit holds less than that.
     """
     used, bits, first = np.array([cells.facts for cells in tables]).T
     width = tables[0].entries.shape[2]
     if len(set(first.tolist())) > 1:
         raise UnsupportedError(
-            "the files began with tables of different sizes, some under a very small memory limit. "
-            "Merge files that began under 2 MB or more."
+            "the files started with tables of different sizes, some under a very small memory limit. "
+            "Merge files that started under a limit of 2 MB or more."
         )
     merged = new_cells(width, limit, first_bits=int(bits.max()))
     if merged.facts[1] < first[0]:
@@ -93,7 +65,7 @@ def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
     merged.facts[0] = 0
     for place in range(PLACES):
         for cells in reversed(tables):
-            bring(cells, place, merged, round(MixSettings().row_memory * UNIT))
+            copy_cells(cells, place, merged, round(MixSettings().row_memory * UNIT))
     return merged
 
 
@@ -101,17 +73,17 @@ def merge_mixers(mixers: Sequence[Mixer]) -> Mixer:
     """Return one mixture, the latest of `mixers` last."""
     steps = np.array([mixer.steps[0] for mixer in mixers])
     weights = np.stack([mixer.weights for mixer in mixers])
-    evidence = np.stack([mixer.evidence for mixer in mixers])
-    rates = np.einsum("fis,fis->is", evidence[:, 0], _shares(evidence[:, 2]))
-    met = np.minimum(evidence[:, 2].sum(axis=0), mixers[0].tables.shape[1] - 1)
+    states = np.stack([mixer.states for mixer in mixers])
+    rates = np.einsum("fis,fis->is", states[:, RATE], _shares(states[:, SAMPLES]))
+    samples = np.minimum(states[:, SAMPLES].sum(axis=0), mixers[0].tables.shape[1] - 1)
     frequency = sum((mixer.frequency for mixer in mixers[1:]), mixers[0].frequency)
-    late = [mixer.cache for mixer in mixers if mixer.cache[1, 0] > 0]
+    caches = [mixer.cache for mixer in mixers if mixer.cache[1, 0] > 0]
     return Mixer(
         weights=np.einsum("fsi,f->si", weights, _shares(steps)).astype(np.float32),
-        evidence=np.stack([rates, np.log(rates / (1 - rates)), met]).astype(np.float32),
+        states=np.stack([rates, np.log(rates / (1 - rates)), samples]).astype(np.float32),
         frequency=frequency,
         bands=frequency_bands(frequency[:-1]),
-        cache=late[-1] if late else mixers[-1].cache,
+        cache=caches[-1] if caches else mixers[-1].cache,
         steps=np.array([steps.sum()]),
         tables=mixers[0].tables,
     )
@@ -124,10 +96,10 @@ def _shares(counts: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def bring(source: Cells, place: int, target: Cells, memory: int) -> None:
-    """Bring what stands at a place of every bucket into another table, as far as there is room.
+def copy_cells(source: Cells, place: int, target: Cells, memory: int) -> None:
+    """Copy the cells at a place of every bucket to another table, as far as there is room.
 
-    A row that both have holds at most what the heavier one held, or `memory` where that is more.
+    The total of a row that both have is at most that of the heavier one, or `memory` where that is more.
     """
     width = source.entries.shape[2]
     tokens, weights = np.empty(2 * width, np.int64), np.empty(2 * width, np.int64)
@@ -161,7 +133,7 @@ def bring(source: Cells, place: int, target: Cells, memory: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _fold(tokens: Array, weights: Array, length: int, more: Array, added: Array, width: int, most: int) -> int:
-    """Add a row to one whose order stays; the lightest go beyond `width`, and the total is held at `most`."""
+    """Add a row to one whose order stays; drop the lightest beyond `width`, and keep the total within `most`."""
     for k in range(len(more)):
         at = 0
         while at < length and tokens[at] != more[k]:

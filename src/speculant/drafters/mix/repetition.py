@@ -1,8 +1,8 @@
-"""Where in the request the text at hand stood before, and what came next: the longest repetition, followed along.
+"""The match model: an earlier occurrence of the end of the text in the same request, followed as long as it agrees.
 
-Long repetitions are mostly of the request's own prompt and answer, so this index belongs to the request and costs the
-drafter's memory nothing (match models: PAQ compressors, Mahoney 2005; prompt lookup, Saxena 2023). A repetition is
-found by its last three tokens, at the latest place; as long as it goes on, it is followed and its length counted.
+Long repetitions are mostly of the request's own prompt and output, so this index belongs to the request and takes none
+of the drafter's memory (match models: PAQ compressors, Mahoney 2005; prompt lookup, Saxena 2023). A repetition is found
+by its last three tokens, at their latest occurrence; as long as it continues, it is followed and its length counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 SHORTEST = 3
 NOWHERE = -1
-LENGTHS = 10  # bands of lengths
+LENGTHS = 10  # bins of lengths
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -29,16 +29,16 @@ def _slot(heads: Array, a: int, b: int, c: int) -> int:
 
 @njit(cache=True, nogil=True)
 def index(heads: Array, text: Array, i: int) -> None:
-    """Note in heads, Int32[2 ** h], that text[i] followed the three tokens before it."""
+    """Record in heads, Int32[2 ** h], that text[i] followed the three tokens before it."""
     if i >= SHORTEST:
         heads[_slot(heads, text[i - 3], text[i - 2], text[i - 1])] = i
 
 
 @njit(cache=True, nogil=True)
 def seek(heads: Array, text: Array, window: Array) -> tuple[int, int]:
-    """Return where the latest tokens, window Int32[W], stood before: the place after them in text, and how many agree.
+    """Return the position after an earlier occurrence of the last tokens, window Int32[W], and how many agree.
 
-    The place is NOWHERE if fewer than three agree.
+    The position is NOWHERE if fewer than three agree.
     """
     size = len(window)
     if size < SHORTEST:
@@ -52,7 +52,7 @@ def seek(heads: Array, text: Array, window: Array) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True, inline="always")
 def length_band(length: int) -> int:
-    """Return one of LENGTHS bands: 3, 4, 5, 6, to 8, to 11, to 15, to 23, to 31, more."""
+    """Return the bin of a length: 3, 4, 5, 6, to 8, to 11, to 15, to 23, to 31, more."""
     if length <= 6:
         return length - SHORTEST
     return 4 + (length > 8) + (length > 11) + (length > 15) + (length > 23) + (length > 31)

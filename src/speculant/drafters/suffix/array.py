@@ -1,9 +1,10 @@
-"""Suffix arrays over a corpus, built block by block in bounded memory and searched where they lie on disk.
+"""Suffix arrays over a corpus, built block by block in bounded memory and searched memory-mapped.
 
 The datastore of REST (He, Zhong, Cai, Lee, He: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv
-2311.08252, section 3.2), after Manber and Myers (1993): the places of a text, sorted by what stands there. Blocks of
-some million tokens are sorted one by one, by prefix doubling from three tokens to 24, which is as far as any
-search looks; 8 bytes a token. Every document ends with END, which is below every token, so no search runs past it.
+2311.08252, section 3.2), after Manber and Myers (1993): the positions of a text, sorted by the suffixes that start
+there. Blocks of some million tokens are sorted one by one, by prefix doubling from three tokens to 24, the longest
+context of any search; 8 bytes per token. Every document ends with END, which is below every token, so no search runs
+past it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Block(NamedTuple):
 
     Attributes:
         tokens: Int32[T], documents with END after each.
-        places: Int32[T], the places of the block in the order of what stands there.
+        places: Int32[T], the positions of the block, sorted by the suffixes that start there.
     """
 
     tokens: Array
@@ -45,7 +46,7 @@ class Block(NamedTuple):
 
 
 def sort_suffixes(tokens: Int32) -> Int32:
-    """Return the places of tokens Int32[T], sorted by the 24 tokens that begin there, then by place."""
+    """Return the positions of tokens Int32[T], sorted by the 24 tokens that start there, then by position."""
     padded = np.concatenate([tokens, np.full(2, END, np.int32)]).astype(np.int64) + 1
     keys = padded[:-2] << 2 * _BITS | padded[1:-1] << _BITS | padded[2:]
     known = 3
@@ -61,7 +62,7 @@ def sort_suffixes(tokens: Int32) -> Int32:
 
 
 class SuffixArrayBuilder:
-    """Sorts a corpus block by block and keeps what is done on disk.
+    """Sorts a corpus block by block and keeps finished blocks on disk.
 
     Attributes:
         tokens: tokens added.
@@ -72,11 +73,11 @@ class SuffixArrayBuilder:
 
         Args:
             vocabulary: V, the number of token ids.
-            folder: where blocks wait on disk until they are written to one file.
+            folder: where finished blocks are kept until they are written to one file.
             block: tokens per block; sorting takes about 60 bytes each.
 
         Raises:
-            UnsupportedError: the vocabulary has more ids than a suffix array is sorted by.
+            UnsupportedError: the vocabulary has more ids than a suffix array can hold.
         """
         if vocabulary > MAX_VOCABULARY:
             raise UnsupportedError(f"a suffix array holds token ids below {MAX_VOCABULARY}, not {vocabulary}.")
@@ -88,7 +89,7 @@ class SuffixArrayBuilder:
         self._done = 0
 
     def add(self, ids: Any) -> None:
-        """Add a document of ids, Int[T]; one that reaches past the end of a block is cut in two.
+        """Add a document of ids, Int[T]; one that does not fit its block is split.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
@@ -106,7 +107,7 @@ class SuffixArrayBuilder:
                 self._finish()
 
     def blocks(self) -> list[Block]:
-        """Return everything added, mapped from disk."""
+        """Return everything added, memory-mapped."""
         self._finish()
         return [
             Block(*(np.load(self._folder / f"{name}-{i}.npy", mmap_mode="r") for name in Block._fields))
@@ -125,7 +126,7 @@ class SuffixArrayBuilder:
 
 @njit(cache=True, nogil=True)
 def _first(block: Block, pattern: Array, after: bool) -> int:
-    """Return the first rank whose suffix does not sort before the pattern, or else: the first that sorts after it."""
+    """Return the first rank whose suffix does not sort before the pattern, or with `after` the first one behind it."""
     tokens, places = block
     low, high = 0, len(places)
     while low < high:
@@ -145,7 +146,7 @@ def _first(block: Block, pattern: Array, after: bool) -> int:
 
 @njit(cache=True, nogil=True)
 def longest_match(block: Block, context: Array, shortest: int) -> tuple[int, int, int]:
-    """Return the length of the context's longest suffix that the block holds, and the ranks from, to of its places.
+    """Return the length of the context's longest suffix in the block, and the ranks from, to of its occurrences.
 
     The context has at most 24 tokens. The length is 0 where no suffix of at least `shortest` tokens occurs.
     """
@@ -165,13 +166,13 @@ def longest_match(block: Block, context: Array, shortest: int) -> tuple[int, int
 
 @njit(cache=True, nogil=True)
 def continuations(block: Block, begin: int, end: int, length: int, rows: Array) -> None:
-    """Fill rows Int32[R, C] with what follows the places of R ranks, evenly chosen of begin to end; END after the end.
+    """Fill rows Int32[R, C] with the continuations of R occurrences, evenly chosen, padded with END.
 
     Args:
         block: the piece of the corpus.
-        begin, end: the ranks; at least R.
-        length: tokens that matched.
-        rows: what is filled.
+        begin, end: the ranks of the occurrences; at least R.
+        length: tokens of the match.
+        rows: what is written.
     """
     tokens, places = block
     count = len(rows)

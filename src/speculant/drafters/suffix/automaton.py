@@ -1,10 +1,10 @@
-"""A suffix automaton that grows token by token: the longest suffix of a text that occurs in a log, in O(1) a token.
+"""A suffix automaton that grows token by token: the longest suffix of a text that occurs in a log, in O(1) per token.
 
 The index behind SAM-Decoding (Hu, Wang, Zhang, Zhang, Li, Chen, Zhang: "SAM Decoding: Speculative Decoding via
 Suffix Automaton", ACL 2025, arXiv 2411.10666, section 3), after Blumer et al. (1985). A state stands for all contexts
-that end at the same places of the log; it knows the longest of them, where they ended lately, and by its link
-the state of the longest context that ends elsewhere too. Every document begins at the root of the one
-automaton; what it shares with earlier ones costs a state a token that no context leads to.
+that end at the same positions of the log; it stores the longest of them, the latest position where they ended, and a
+link to the state of the longest suffix that also ends elsewhere. Every document starts at the root of the same
+automaton; where it repeats an earlier one, each token still takes a state, which no context leads to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_STATE = -1
 _STEP = 256
 _LOAD = 0.75
 _STATE_BYTES, _EDGE_BYTES = 16, 16 + 4 / _LOAD
-_TOUCHED = 32  # contexts of one text end whose place is brought up to date: all of them but in endless repetition
+_TOUCHED = 32  # contexts of one text end whose position is updated: all of them but in endless repetition
 
 
 class Automaton(NamedTuple):
@@ -50,7 +50,7 @@ class Automaton(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def _slot(sam: Automaton, state: int, token: int) -> int:
-    """Return the slot of an edge, or the empty one it would take."""
+    """Return the slot of an edge, or the empty one to insert it at."""
     size = len(sam.slots)
     key = (np.uint64(state) << np.uint64(32)) | np.uint64(token)
     mixed = (key ^ (key >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
@@ -88,7 +88,7 @@ def _add_state(sam: Automaton, length: int, link: int, place: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _needed(sam: Automaton, token: int) -> int:
-    """Return how many edges the next token adds at the most."""
+    """Return the most edges that the next token may add."""
     count, state = 0, sam.used[_LAST]
     while state != _NO_STATE:
         edge = _edge(sam, state, token)
@@ -114,7 +114,7 @@ def _append(sam: Automaton, log: Array, begin: int, end: int) -> int:
         token = log[at]
         if sam.used[_STATES] + 2 > len(states) or sam.used[_EDGES] + _needed(sam, token) > len(sam.edges):
             return at
-        # The text before ended here: what occurred before and does now, has its latest place here.
+        # Contexts that occurred earlier and end the text before this token now have their latest position there.
         state = sam.used[_LAST]
         for _ in range(_TOUCHED):
             if state <= ROOT:
@@ -151,11 +151,11 @@ def _append(sam: Automaton, log: Array, begin: int, end: int) -> int:
 
 @njit(cache=True, nogil=True)
 def advance(sam: Automaton, state: int, length: int, text: Array) -> tuple[int, int]:
-    """Follow a text from a match of `length` tokens; return the state of its longest known suffix, and its length."""
+    """Follow a text from a match of `length` tokens; return the state of its longest suffix that occurs, its length."""
     states = sam.states
     for token in text:
         while state != ROOT and states[states[state, LINK], LENGTH] >= length:
-            state = states[state, LINK]  # the automaton has grown, and the match is no longer the longest here
+            state = states[state, LINK]  # the automaton has grown, and the match no longer belongs to this state
         edge = _edge(sam, state, token)
         while edge == 0 and state != ROOT:
             state = states[state, LINK]
@@ -196,7 +196,7 @@ class SuffixAutomaton:
     """
 
     def __init__(self, *, limit: int | None = None) -> None:
-        """Start empty; at most `limit` bytes, None for no bound."""
+        """Start empty, for at most `limit` bytes; None for no limit."""
         self.limit = limit
         self.sam = _new_automaton(1, 1)
         self.log = np.empty(0, np.int32)
@@ -214,12 +214,12 @@ class SuffixAutomaton:
 
     @property
     def repeated(self) -> tuple[int, int]:
-        """The longest suffix of the log that occurs before its end too: its state, or ROOT, and its length."""
+        """The longest suffix of the log that also occurs earlier: its state, or ROOT, and its length."""
         state = int(self.sam.states[self.sam.used[_LAST], LINK])
         return (state, int(self.sam.states[state, LENGTH])) if state > ROOT else (ROOT, 0)
 
     def fresh(self) -> SuffixAutomaton:
-        """Return an empty automaton that has all the room of the limit at once, divided as here."""
+        """Return an empty automaton that is allocated up to the limit, in the proportions of this one."""
         empty = SuffixAutomaton(limit=self.limit)
         log, states, edges = len(self.log), len(self.sam.states), len(self.sam.edges)
         size = 4 * log + states * _STATE_BYTES + edges * _EDGE_BYTES
@@ -231,7 +231,7 @@ class SuffixAutomaton:
         return empty
 
     def extend(self, tokens: Int32) -> int:
-        """Go on with the open document; return how many tokens were taken, fewer if the limit is reached."""
+        """Extend the open document; return how many tokens were added, fewer if the limit is reached."""
         taken = 0
         while taken < len(tokens):
             room = len(self.log) - self.size - 1  # the END behind them included
@@ -252,14 +252,14 @@ class SuffixAutomaton:
             self.sam.used[_LAST] = ROOT
 
     def continuation(self, state: int, most: int) -> Int32:
-        """Return what followed a state's contexts where they ended last, Int32[T], T <= most."""
+        """Return what followed the latest occurrence of a state's contexts, Int32[T], T <= most."""
         start = int(self.sam.states[state, PLACE]) + 1
         tokens = self.log[start : min(start + most, self.size)]
         ends = np.flatnonzero(tokens == END)
         return (tokens[: ends[0]] if len(ends) else tokens).copy()
 
     def _grow(self, tokens: int) -> bool:
-        """Grow by a quarter where room for as many tokens is short; say whether the limit allows it."""
+        """Grow by a quarter where that many tokens may not fit; return whether the limit allows it."""
         old = self.sam
         log, states, edges = len(self.log), len(old.states), len(old.edges)
         if self.size + tokens + 1 > log:

@@ -2,8 +2,8 @@
 
 Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
 arXiv 2411.04975, section 3. The tree of a request holds its prompt and its output as it grows; the tree over past
-outputs learns an output when its request is closed. Shares are taken of the times that a context was seen, the
-present one included: a context that went on the same way every time keeps some doubt.
+outputs learns an output when its request is closed. Frequencies are relative to all occurrences of a context, the
+present one included, so even a context that always continued in the same way has an estimate below 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Session, Verified
+from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.history import History, HistoryDrafter
 from speculant.drafters.suffix.nodes import EDGE
@@ -26,13 +26,13 @@ Draft = tuple[Int32, Int32, Any, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixSettings:
-    """What can be tuned; the defaults are those that the paper's own package is compared at.
+    """Settings; the defaults are those at which the paper's own package is compared.
 
     Attributes:
         depth: tokens of context and draft together, the paper's maximum tree depth.
         factor: nodes drafted per token of context that matches, the paper's alpha (1 to 4 there).
         least_probability: a node's estimate must be above this.
-        most_nodes: per draft, whatever matches.
+        most_nodes: per draft, however long the match.
     """
 
     depth: int = 64
@@ -54,7 +54,7 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
             options: see `HistoryDrafter`.
 
         Raises:
-            UnsupportedError: the vocabulary has more ids than the tree can tell apart.
+            UnsupportedError: the vocabulary has more ids than the tree can hold.
         """
         self.settings = settings or SuffixSettings()
         super().__init__(**options)
@@ -66,32 +66,32 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
     def _warm_up(self) -> None:
         """Load the compiled kernels now, so that the first request does not wait for them."""
         session = SuffixSession(self, np.zeros(3, np.int32))
-        session.propose(1)
+        session.propose(Budget(nodes=1, depth=1))
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        """Begin a request; its tree begins with the prompt."""
-        return SuffixSession(self, prompt)
+    def open(self, start: Start) -> Session:
+        """Begin a request; its tree starts with the prompt."""
+        return SuffixSession(self, start.prompt)
 
-    def draft(self, tree: SuffixTree, places: Places, max_nodes: int, *, unseen: int) -> Draft:
+    def draft(self, tree: SuffixTree, places: Places, budget: Budget, *, unseen: int) -> Draft:
         """Return tokens, parents, joint probabilities and score of a tree's best draft."""
         settings = self.settings
         draft: Draft = speculate(
-            tree.tree, tree.log, places, unseen, settings.depth, min(max_nodes, settings.most_nodes),
+            tree.tree, tree.log, places, unseen, settings.depth, budget.depth, min(budget.nodes, settings.most_nodes),
             settings.factor, settings.least_probability,
         )  # fmt: skip
         return draft
 
-    def recall(self, context: Int32, max_nodes: int) -> list[Draft]:
+    def recall(self, context: Int32, budget: Budget) -> list[Draft]:
         """Return the best draft of each generation for a context Int32[T]."""
         with self._learning.lock:
             return [
-                self.draft(tree, find_suffixes(tree.tree, tree.log, context), max_nodes, unseen=1)
+                self.draft(tree, find_suffixes(tree.tree, tree.log, context), budget, unseen=1)
                 for tree in (self._history.young, self._history.old)
             ]
 
 
-class SuffixSession:
-    """One request: its own tree, and what it has put out."""
+class SuffixSession(Session):
+    """One request: its own tree, and its output so far."""
 
     def __init__(self, drafter: SuffixDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -99,26 +99,27 @@ class SuffixSession:
         self._tree.extend(prompt)
         self._output: list[Int32] = []
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Return the draft that expects the most accepted tokens, of the request or of past outputs."""
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return the draft with the most expected accepted tokens, of the request or of past outputs."""
         tree, ends = self._tree, self._tree.ends[: self._drafter.settings.depth - 1]
-        if max_nodes < 1 or not len(ends):
+        if min(budget.nodes, budget.depth) < 1 or not len(ends):
             return DraftTree.empty()
         places = np.stack([ends, tree.tree.nodes[ends, EDGE] & 127], axis=1)
-        best = self._drafter.draft(tree, places, max_nodes, unseen=0)
-        for draft in self._drafter.recall(tree.text[-len(ends) :], max_nodes):
+        best = self._drafter.draft(tree, places, budget, unseen=0)
+        for draft in self._drafter.recall(tree.text[-len(ends) :], budget):
             if draft[3] > best[3]:
                 best = draft
         tokens, parents, joints, _ = best
-        return DraftTree(tokens, parents, joints.astype(np.float32))
+        found = DraftTree.trusted(tokens, parents, joints.astype(np.float32))
+        return found.within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
-        """Let the request's tree grow by what was committed."""
+        """Extend the request's tree by the committed tokens."""
         self._tree.extend(verified.tokens)
         self._output.append(verified.tokens)
 
     def close(self) -> None:
-        """Teach the output to the tree over past outputs."""
+        """Learn the output into the tree over past outputs."""
         if self._output:
             self._drafter.learn(np.concatenate(self._output))
             self._output = []

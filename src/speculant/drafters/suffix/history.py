@@ -1,8 +1,8 @@
-"""What drafters remember of past requests: a bounded log of token ids under an index that makes it searchable.
+"""The history of past requests: a bounded log of token ids with a search index, in two generations.
 
-Documents are learned into the young generation. When that has grown to half of the byte limit, index included,
-it becomes the old one, and the former old one is dropped: bounded, no sweeps, and recency decides what stays.
-A memory file holds the log alone; loading learns it again.
+Documents are learned into the young generation. When that has grown to half of the byte limit, index included, it
+becomes the old one, and the former old one is dropped: bounded, no sweeps, and the oldest documents go first. A memory
+file holds the log alone; loading indexes it again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from speculant.core.drafter import MEMORY_LIMIT, Needs
+from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.memory.file import read_memory, write_memory
 
-END = -1  # stands in the log after every document
+END = -1  # follows every document in the log
 MAX_VOCABULARY = 1 << 24
 _PIECE = 256
 
 
 class Index(Protocol):
-    """A log of documents and what makes it searchable, within the bytes it was made for."""
+    """A log of documents and its search index, within a byte limit."""
 
     @property
     def nbytes(self) -> int:
@@ -36,13 +37,13 @@ class Index(Protocol):
         """The documents held, END after each."""
 
     def extend(self, tokens: Int32) -> int:
-        """Go on with the open document; return how many tokens were taken, fewer if the limit is reached."""
+        """Extend the open document; return how many tokens were added, fewer if the limit is reached."""
 
     def finish(self) -> None:
         """End the open document."""
 
     def fresh(self: AnyIndex) -> AnyIndex:
-        """Return an empty index that has all the room of its limit at once, divided as here."""
+        """Return an empty index that is allocated up to its limit, in the proportions of this one."""
 
 
 AnyIndex = TypeVar("AnyIndex", bound=Index)
@@ -52,8 +53,8 @@ class History(Generic[AnyIndex]):
     """The two generations. Not safe to share between threads without a lock.
 
     Attributes:
-        young: what is learned into.
-        old: what was young before.
+        young: the index that documents are learned into.
+        old: the former young index.
         limit: bytes that both may take together.
     """
 
@@ -83,14 +84,14 @@ class History(Generic[AnyIndex]):
         self.finish()
 
     def extend(self, tokens: Int32) -> None:
-        """Go on with the open document; where it does not fit, what came before belongs to the old generation."""
+        """Extend the open document; where young is full, it becomes the old generation and a new one takes the rest."""
         while len(tokens):
             tokens = tokens[self.young.extend(tokens) :]
             if len(tokens):
                 self.young.finish()
                 if not len(self.young.text):
                     return
-                self.old, self.young = self.young, self.young.fresh()  # growing would need room for a copy
+                self.old, self.young = self.young, self.young.fresh()  # growing would need memory for a copy
 
     def finish(self) -> None:
         """End the open document."""
@@ -98,10 +99,10 @@ class History(Generic[AnyIndex]):
 
 
 class Learning:
-    """Lets requests learn one after the other, and others draft meanwhile.
+    """Serialises learning, and lets other requests draft between the pieces of a document.
 
     Attributes:
-        lock: what whoever reads or replaces the history must hold.
+        lock: to be held while the history is read or replaced.
     """
 
     def __init__(self) -> None:
@@ -118,16 +119,14 @@ class Learning:
                 history.finish()
 
 
-class HistoryDrafter(Generic[AnyIndex]):
-    """What drafters have in common whose memory is a history, shared by all requests of a process.
+class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
+    """Base of drafters whose memory is a history, shared by all requests of a process.
 
     Attributes:
         kind: of their memory files.
-        needs: nothing of the target.
     """
 
     kind: ClassVar[str]
-    needs = Needs()
 
     def __init__(self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = MEMORY_LIMIT) -> None:
         """Start with an empty history.
@@ -135,10 +134,10 @@ class HistoryDrafter(Generic[AnyIndex]):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past text and its index may take; a request's own index goes with it.
+            memory_limit: bytes that past text and its index may take; a request's own index is extra.
 
         Raises:
-            UnsupportedError: the vocabulary has more ids than an index can tell apart.
+            UnsupportedError: the vocabulary has more ids than an index can hold.
         """
         check_vocabulary(vocabulary)
         self._tokenizer = tokenizer
@@ -151,6 +150,11 @@ class HistoryDrafter(Generic[AnyIndex]):
         raise NotImplementedError
 
     @property
+    def needs(self) -> Needs:
+        """Nothing from the target."""
+        return NO_NEEDS
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now."""
         return self._history.nbytes
@@ -160,7 +164,7 @@ class HistoryDrafter(Generic[AnyIndex]):
         self._learning.learn(self._history, document)
 
     def save(self, path: Path) -> None:
-        """Write the documents remembered.
+        """Write the documents of the history.
 
         Raises:
             FileError: the file cannot be written; an older one is unchanged.
@@ -169,7 +173,7 @@ class HistoryDrafter(Generic[AnyIndex]):
             write_memory(path, kind=self.kind, tokenizer=self._tokenizer, arrays={"text": self._history.text}, facts={})
 
     def load(self, path: Path) -> None:
-        """Replace the documents remembered by the file's; where they exceed the limit, the latest stay.
+        """Replace the history by the file's documents; where they exceed the limit, the latest are kept.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
@@ -183,7 +187,7 @@ class HistoryDrafter(Generic[AnyIndex]):
 
 
 def documents_of(text: Int32) -> Iterator[Int32]:
-    """Yield the documents of a log in which END stands after each."""
+    """Yield the documents of a log in which END follows each."""
     start = 0
     for end in np.flatnonzero(text == END).tolist():
         yield text[start:end]
@@ -191,7 +195,7 @@ def documents_of(text: Int32) -> Iterator[Int32]:
 
 
 def check_vocabulary(vocabulary: int) -> None:
-    """Refuse more token ids than an index can tell apart.
+    """Refuse more token ids than an index can hold.
 
     Raises:
         UnsupportedError: the vocabulary is larger.

@@ -1,7 +1,7 @@
-"""The nodes of a suffix tree: found by parent and first token, and linked to their siblings by falling count.
+"""The nodes of a suffix tree: hashed by parent and first token, and linked to their siblings in order of count.
 
-Among equals the latest raised comes first. Runs of siblings of equal count know their first node, so that
-raising a count by one moves a node past its equals in constant time.
+Among siblings of equal count the most recently raised comes first. Each run of equal counts stores its first node, so
+that raising a count by one moves a node past its equals in constant time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _home(parent: int, token: int, size: int) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def slot_of(tree: Tree, parent: int, token: int) -> int:
-    """Return the slot of the child that begins with `token`, or the empty one it would take."""
+    """Return the slot of the child whose edge starts with `token`, or the empty one to insert it at."""
     size = len(tree.slots)
     slot = _home(parent, token, size)
     while True:
@@ -62,7 +62,7 @@ def slot_of(tree: Tree, parent: int, token: int) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def child_of(tree: Tree, parent: int, token: int) -> int:
-    """Return the child of a node whose edge begins with `token`, or ROOT."""
+    """Return the child of a node whose edge starts with `token`, or ROOT."""
     return tree.slots[slot_of(tree, parent, token)]
 
 
@@ -83,7 +83,7 @@ def forget(tree: Tree, slot: int) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def new_run(tree: Tree, node: int) -> None:
-    """Begin a run of equal counts with a node."""
+    """Start a run of equal counts with a node."""
     run = tree.used[_FREE_RUN]
     if run != 0:
         tree.used[_FREE_RUN] = tree.firsts[run]
@@ -96,14 +96,14 @@ def new_run(tree: Tree, node: int) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def free_run(tree: Tree, run: int) -> None:
-    """Let a run that has lost its last node be used again."""
+    """Return a run without nodes to the free list."""
     tree.firsts[run] = tree.used[_FREE_RUN]
     tree.used[_FREE_RUN] = run
 
 
 @njit(cache=True, nogil=True, inline="always")
 def new_node(tree: Tree, parent: int, token: int, length: int, start: int, count: int) -> int:
-    """Return a node that is linked to nothing yet."""
+    """Return a new node, not yet linked."""
     node = tree.used[FREE_NODE]
     if node != 0:
         tree.used[FREE_NODE] = tree.nodes[node, NEXT]
@@ -130,7 +130,7 @@ def insert_before(tree: Tree, node: int, place: int) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def unlink(tree: Tree, node: int) -> None:
-    """Take a node that is not the first from among its siblings."""
+    """Remove a node that is not the first from the list of its siblings."""
     nodes = tree.nodes
     before, after = nodes[node, PREVIOUS], nodes[node, NEXT]
     nodes[before, NEXT] = after
@@ -139,7 +139,7 @@ def unlink(tree: Tree, node: int) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def add_leaf(tree: Tree, parent: int, token: int, start: int) -> int:
-    """Give a node a new child of count 1, before its equals."""
+    """Add a child of count 1 to a node, before siblings of equal count."""
     nodes = tree.nodes
     leaf = new_node(tree, parent, token, 1, start, 1)
     tree.slots[slot_of(tree, parent, token)] = leaf
@@ -162,7 +162,7 @@ def add_leaf(tree: Tree, parent: int, token: int, start: int) -> int:
 
 @njit(cache=True, nogil=True)
 def raise_count(tree: Tree, node: int) -> None:
-    """Add one to a node's count and keep its place among its siblings."""
+    """Add one to a node's count and move it to its new position among its siblings."""
     nodes = tree.nodes
     run = nodes[node, RUN]
     first, after = tree.firsts[run], nodes[node, NEXT]
@@ -187,7 +187,7 @@ def raise_count(tree: Tree, node: int) -> None:
 
 @njit(cache=True, nogil=True)
 def replace(tree: Tree, node: int, other: int) -> None:
-    """Put `other` in a node's place: among its siblings, in its run and in its slot. Both have one first token."""
+    """Replace a node by `other` among its siblings, in its run and in its slot. Both have the same first token."""
     nodes = tree.nodes
     parent, before, after, run = nodes[node, PARENT], nodes[node, PREVIOUS], nodes[node, NEXT], nodes[node, RUN]
     tree.slots[slot_of(tree, parent, nodes[node, EDGE] >> 7)] = other
@@ -204,14 +204,14 @@ def replace(tree: Tree, node: int, other: int) -> None:
 
 @njit(cache=True, nogil=True)
 def copy_slots(old: Tree, new: Tree) -> None:
-    """Hash the nodes of one tree into the slots of another, which holds the same nodes."""
+    """Insert the nodes of a tree into the slots of another, which holds the same nodes."""
     for node in old.slots:
         if node != ROOT:
             new.slots[slot_of(new, old.nodes[node, PARENT], old.nodes[node, EDGE] >> 7)] = node
 
 
 def new_tree(nodes: int) -> Tree:
-    """Return a tree of the root alone, with room for as many nodes, the root included."""
+    """Return a tree that holds the root alone, with room for that many nodes, the root included."""
     return Tree(
         zeros((nodes, 8), np.int32),
         zeros(nodes, np.int32),

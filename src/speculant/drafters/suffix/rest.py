@@ -1,11 +1,11 @@
-"""REST: what followed the longest suffix of the text in a datastore, the most frequent continuations as a tree.
+"""REST: the most frequent continuations of the text's longest suffix that occurs in a datastore, as a tree.
 
 He, Zhong, Cai, Lee, He: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv 2311.08252, section 3. The
-datastore is a suffix array over a corpus, mapped from disk, as `speculant corpus build --kind suffix` writes it.
-Beside it, and alone where there is none, past requests are searched: prompt and output are learned when a
-request is closed, into a suffix tree, which counts continuations as a trie does. The longer match drafts, that
-of past requests among equals. The defaults follow the authors' code: suffixes of 16 tokens down to 2, 10 tokens of
-each match. Of more than 5000 matches, a bound of ours, as many are taken evenly.
+datastore is a suffix array over a corpus, memory-mapped, as `speculant corpus build --kind suffix` writes it. Past
+requests are searched too: prompt and output are learned when a request is closed, into a suffix tree, which counts
+continuations as a trie does. The draft is that of the longer match, among equals that of past requests. The defaults
+follow the authors' code: suffixes of 16 tokens down to 2, 10 tokens of each match. At most 5000 matches, a bound of
+ours, are used, evenly chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Session, Verified
+from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.array import SORTED, Block, continuations, longest_match
@@ -31,12 +31,12 @@ KIND = "suffix-array"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestSettings:
-    """What can be tuned; the defaults follow the authors'.
+    """Settings; the defaults follow the authors'.
 
     Attributes:
-        longest: tokens of context that are looked for, at most 24.
+        longest: the most tokens of context that are looked up, at most 24.
         shortest: tokens of context that must match.
-        most_matches: continuations taken of a corpus.
+        most_matches: the most continuations taken from a corpus.
         length: tokens of each.
     """
 
@@ -47,7 +47,7 @@ class RestSettings:
 
 
 class RestDrafter(HistoryDrafter[SuffixTree]):
-    """Corpus and past requests, shared by all requests of a process behind one lock; a mapped corpus counts too."""
+    """Corpus and past requests, shared by all requests of a process; a mapped corpus counts towards the limit."""
 
     kind = KIND
 
@@ -59,8 +59,8 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
             options: see `HistoryDrafter`.
 
         Raises:
-            UnsupportedError: the vocabulary has more ids than the tree can tell apart.
-            ValueError: the contexts of the settings are longer than suffix arrays are sorted by.
+            UnsupportedError: the vocabulary has more ids than the tree can hold.
+            ValueError: the contexts of the settings are longer than the prefixes by which suffix arrays are sorted.
         """
         self.settings = settings or RestSettings()
         if self.settings.longest > SORTED:
@@ -78,34 +78,33 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         text = np.zeros(self.settings.shortest + 1, np.int32)
         tree = SuffixTree(depth=len(text))
         tree.extend(text)
-        _recall(tree, text[1:], self.settings, 1)
+        budget = Budget(nodes=1, depth=self.settings.length)
+        _recall(tree, text[1:], self.settings, budget)
         block = Block(np.append(text, END).astype(np.int32), np.arange(len(text), -1, -1, dtype=np.int32))
         for array in block:
             array.flags.writeable = False  # as mapped ones are, so that the kernels are compiled for them
-        _retrieve([block], text[1:], self.settings, 1)
+        _retrieve([block], text[1:], self.settings, budget)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now, those of a mapped corpus included."""
         return self._history.nbytes + sum(block.nbytes for block in self._corpus)
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
+    def open(self, start: Start) -> Session:
         """Begin a request."""
-        return RestSession(self, prompt)
+        return RestSession(self, start.prompt)
 
-    def search(self, context: Int32, max_nodes: int) -> DraftTree:
-        """Return the most frequent continuations of the longest suffix of a context that is known."""
+    def search(self, context: Int32, budget: Budget) -> DraftTree:
+        """Return the most frequent continuations of the longest suffix of a context that occurs."""
         context = context[-self.settings.longest :]
         with self._learning.lock:
-            found = [
-                _recall(tree, context, self.settings, max_nodes) for tree in (self._history.young, self._history.old)
-            ]
+            found = [_recall(tree, context, self.settings, budget) for tree in (self._history.young, self._history.old)]
             if self._corpus:
-                found.append(_retrieve(self._corpus, context, self.settings, max_nodes))
-        return max(found, key=lambda pair: pair[0])[1]
+                found.append(_retrieve(self._corpus, context, self.settings, budget))
+        return max(found, key=lambda pair: pair[0])[1].within(depth=budget.depth, trees=budget.trees)
 
     def save(self, path: Path) -> None:
-        """Write the corpus and the requests remembered.
+        """Write the corpus and the past requests.
 
         Raises:
             FileError: the file cannot be written; an older one is unchanged.
@@ -114,7 +113,7 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
             save_corpus(path, self._corpus, tokenizer=self._tokenizer, text=self._history.text)
 
     def load(self, path: Path) -> None:
-        """Map the corpus of a file, learn the requests that it remembers, and forget what was learned so far.
+        """Map the corpus of a file, learn the past requests that it holds, and drop what was learned so far.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
@@ -134,42 +133,43 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
             self._corpus, self._history = corpus, history
 
 
-class RestSession:
-    """One request: its text is all the state there is."""
+class RestSession(Session):
+    """One request; its only state is its text."""
 
     def __init__(self, drafter: RestDrafter, prompt: Int32) -> None:
         self._drafter = drafter
         self._text: list[Int32] = [prompt]
         self._tail = prompt[-drafter.settings.longest :]
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         """Return the most frequent continuations."""
-        return self._drafter.search(self._tail, max_nodes) if max_nodes > 0 else DraftTree.empty()
+        return self._drafter.search(self._tail, budget) if min(budget.nodes, budget.depth) > 0 else DraftTree.empty()
 
     def observe(self, verified: Verified) -> None:
-        """Go on by what was committed."""
+        """Append the committed tokens."""
         self._text.append(verified.tokens)
         self._tail = np.concatenate([self._tail, verified.tokens])[-self._drafter.settings.longest :]
 
     def close(self) -> None:
-        """Teach prompt and output to the tree over past requests."""
+        """Learn prompt and output into the tree over past requests."""
         if self._text:
             self._drafter.learn(np.concatenate(self._text))
             self._text = []
 
 
-def _recall(tree: SuffixTree, context: Int32, settings: RestSettings, limit: int) -> tuple[int, DraftTree]:
+def _recall(tree: SuffixTree, context: Int32, settings: RestSettings, budget: Budget) -> tuple[int, DraftTree]:
     """Return how many tokens match in past requests, and the draft."""
     places = find_suffixes(tree.tree, tree.log, context)
     if len(places) < settings.shortest:
         return 0, DraftTree.empty()
+    limit, deepest = budget.nodes, min(settings.length, budget.depth)
     tokens, parents, joints = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.float64)
     node, used = places[-1]
-    n, _ = expand(tree.tree, tree.log, node, used, limit, settings.length, 0, 0.0, tokens, parents, joints)
-    return len(places), DraftTree(tokens[:n], parents[:n], joints[:n].astype(np.float32))
+    n, _ = expand(tree.tree, tree.log, node, used, limit, deepest, 0, 0.0, tokens, parents, joints)
+    return len(places), DraftTree.trusted(tokens[:n], parents[:n], joints[:n].astype(np.float32))
 
 
-def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, limit: int) -> tuple[int, DraftTree]:
+def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, budget: Budget) -> tuple[int, DraftTree]:
     """Return how many tokens match in the corpus, and the draft."""
     best = 0
     matches: list[tuple[Block, int, int]] = []
@@ -185,9 +185,10 @@ def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, limit
     share = min(1.0, settings.most_matches / total)
     rows = []
     for block, begin, end in matches:
-        rows.append(np.empty((max(1, int((end - begin) * share)), settings.length), np.int32))
+        count = max(1, int((end - begin) * share))
+        rows.append(np.empty((count, min(settings.length, budget.depth)), np.int32))
         continuations(block, begin, end, best, rows[-1])
-    return best, DraftTree(*most_frequent(np.concatenate(rows), limit))
+    return best, DraftTree.trusted(*most_frequent(np.concatenate(rows), budget.nodes))
 
 
 def save_corpus(path: Path, corpus: list[Block], *, tokenizer: str, text: Int32 | None = None) -> None:

@@ -2,11 +2,11 @@
 
 Hu, Wang, Zhang, Zhang, Li, Chen, Zhang: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv
 2411.10666, section 3. One automaton over the request grows with it, one over past requests is followed token by
-token; the draft is the chain of tokens that followed where the longer match ended last. As the authors' code is
-commonly run: drafts of 40 tokens, and where the request matches at all, past text must match by more than 5 tokens
-longer. The method alone drafts whatever the match's length; the paper's threshold says when another takes over.
-Ours: past text is learned when a request is closed, and a node's weight follows from the rule of succession: a match
-of L tokens goes on for i more with probability about L / (L + i).
+token; the draft is the chain of tokens that followed the latest occurrence of the longer match. As the authors' code is
+commonly run: drafts of 40 tokens, and where the request matches at all, the match in past text must be more than 5
+tokens longer. Used alone, the method drafts at any match length; the paper's threshold is for switching to another
+drafter. Ours: past text is learned when a request is closed, and a node's weight follows from the rule of succession: a
+match of L tokens continues for i more with probability about L / (L + i).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from weakref import ref
 
 import numpy as np
 
-from speculant.core.drafter import Session, Verified
+from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.automaton import ROOT, SuffixAutomaton, advance
 from speculant.drafters.suffix.history import History, HistoryDrafter
 
 KIND = "suffix-automaton"
-_REMATCHED = 256  # tokens by which a session finds its place in an automaton that it has not followed
+_REMATCHED = 256  # last tokens that a session matches against an automaton which it has not followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamSettings:
-    """What can be tuned; the defaults are those the authors' code is commonly run with.
+    """Settings; the defaults are those the authors' code is commonly run with.
 
     Attributes:
-        longest: tokens drafted at the most.
+        longest: the most tokens drafted.
         bias: tokens by which a match in past text must be longer than one in the request.
     """
 
@@ -41,9 +41,9 @@ class SamSettings:
 
 @dataclass(slots=True)
 class Follower:
-    """How far a session has followed one generation of past text: the match's state and length.
+    """A session's match in one generation of past text: its state and length.
 
-    A session that waits must not keep a generation in memory that was dropped.
+    The reference is weak: an idle session must not keep a dropped generation in memory.
     """
 
     generation: ref[SuffixAutomaton]
@@ -51,7 +51,7 @@ class Follower:
     length: int = 0
 
     def follow(self, automaton: SuffixAutomaton, text: Int32) -> None:
-        """Go on by text Int32[T] in the generation's automaton."""
+        """Advance by text Int32[T] in the generation's automaton."""
         self.state, self.length = advance(automaton.sam, self.state, self.length, text)
 
 
@@ -68,21 +68,22 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
             options: see `HistoryDrafter`.
 
         Raises:
-            UnsupportedError: the vocabulary has more ids than the automaton can tell apart.
+            UnsupportedError: the vocabulary has more ids than the automaton can hold.
         """
         self.settings = settings or SamSettings()
         super().__init__(**options)
-        SamSession(self, np.zeros(3, np.int32)).propose(1)  # the first request should not wait for the kernels
+        # The first request should not wait for compiled kernels to load.
+        SamSession(self, np.zeros(3, np.int32)).propose(Budget(nodes=1, depth=1))
 
     def _empty(self, limit: int) -> History[SuffixAutomaton]:
         return History(lambda share: SuffixAutomaton(limit=share), limit=limit)
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        """Begin a request; its automaton begins with the prompt."""
-        return SamSession(self, prompt)
+    def open(self, start: Start) -> Session:
+        """Begin a request; its automaton starts with the prompt."""
+        return SamSession(self, start.prompt)
 
     def follow(self, followers: list[Follower], text: Int32, fresh: int) -> list[Follower]:
-        """Follow the last `fresh` tokens of a text in both generations; one that is new is entered with more."""
+        """Follow the last `fresh` tokens of a text in both generations; in a new one, the last 256 tokens."""
         with self._learning.lock:
             known = {id(follower.generation()): follower for follower in followers}
             followers = []
@@ -110,8 +111,8 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
             return longest, tokens
 
 
-class SamSession:
-    """One request: its own automaton, and its place in those over past text."""
+class SamSession(Session):
+    """One request: its own automaton, and its matches in those over past text."""
 
     def __init__(self, drafter: SamDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -120,10 +121,10 @@ class SamSession:
         self._followers = drafter.follow([], prompt, len(prompt))
         self._closed = False
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         """Return the continuation of the longest match, a chain."""
         settings = self._drafter.settings
-        most = min(max_nodes, settings.longest)
+        most = min(budget.nodes, budget.depth, settings.longest)
         if most < 1:
             return DraftTree.empty()
         state, length = self._automaton.repeated
@@ -134,15 +135,15 @@ class SamSession:
             return DraftTree.empty()
         n = len(tokens)
         weights = past / (past + np.arange(1, n + 1))
-        return DraftTree(tokens, np.arange(-1, n - 1, dtype=np.int32), weights.astype(np.float32))
+        return DraftTree.trusted(tokens, np.arange(-1, n - 1, dtype=np.int32), weights.astype(np.float32))
 
     def observe(self, verified: Verified) -> None:
-        """Let the request's automaton grow by what was committed, and follow it in past text."""
+        """Extend the request's automaton by the committed tokens, and follow them in past text."""
         self._automaton.extend(verified.tokens)
         self._followers = self._drafter.follow(self._followers, self._automaton.text, len(verified.tokens))
 
     def close(self) -> None:
-        """Teach prompt and output to the automaton over past text."""
+        """Learn prompt and output into the automaton over past text."""
         if not self._closed:
             self._closed = True
             self._drafter.learn(self._automaton.text)

@@ -1,10 +1,10 @@
 """Drafting from a suffix tree: the most frequent continuations of a context, best first.
 
 Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
-arXiv 2411.04975, section 3. A node's estimate is the product of the shares along its path (equation 1), a draft is
-grown greedily by the largest estimate, and its score is the sum of its estimates: the tokens it expects to have
-accepted. Every suffix of the text that occurs in the tree is tried, with at most `factor` nodes per token that
-matches, and the draft of the best score is kept, that of the longest match among equals.
+arXiv 2411.04975, section 3. A node's estimate is the product of the relative frequencies along its path (equation 1), a
+draft is grown greedily by the largest estimate, and its score is the sum of its estimates, the expected number of
+accepted tokens. Every suffix of the text that occurs in the tree is tried, with at most `factor` nodes per matching
+token, and the draft of the best score is kept, among equals that of the longest match.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Places = npt.NDArray[np.int64]
 
 @njit(cache=True, nogil=True)
 def find(tree: Tree, log: Array, text: Array) -> tuple[int, int]:
-    """Return where a whole text ends in the tree: a node and how much of its edge; ROOT if it does not occur."""
+    """Return where a text ends in the tree: a node and tokens of its edge; ROOT if the text does not occur."""
     node, used, length, start = ROOT, 0, 0, 0
     for token in text:
         if used == length:
@@ -52,7 +52,7 @@ def find_suffixes(tree: Tree, log: Array, text: Array) -> Array:
 
 @njit(cache=True, nogil=True, inline="always")
 def _push(count: int, p: float, level: int, node: int, at: int, parent: int, scores: Array, entries: Array) -> int:
-    """Put a candidate into the frontier and return its size; the best stands last, the shallowest among equals."""
+    """Insert a candidate into the frontier and return its size; the best is last, among equals the shallowest."""
     place = count
     while place > 0 and (scores[place - 1] > p or (scores[place - 1] == p and entries[place - 1, 0] <= level)):
         scores[place] = scores[place - 1]
@@ -72,12 +72,12 @@ def expand(
 
     Args:
         tree, log: the tree.
-        node, used: where the context ends, as `find` says.
-        limit: nodes to draft at the most.
-        deepest: levels to draft at the most.
-        unseen: added to how often the context was seen, for the time that it occurs now.
+        node, used: where the context ends, as `find` returns.
+        limit: the most nodes.
+        deepest: the depth of the deepest node.
+        unseen: added to the count of the context, for its present occurrence.
         least: a node's estimate must be above this.
-        tokens, parents, joints: Int32, Int32 and Float64[limit], what is drafted.
+        tokens, parents, joints: Int32, Int32 and Float64[limit], the draft to be written.
     """
     nodes = tree.nodes
     scores, entries = np.empty(2 * limit + 2, np.float64), np.empty((2 * limit + 2, 4), np.int64)
@@ -85,7 +85,7 @@ def expand(
     joint = nodes[node, COUNT] / (nodes[node, COUNT] + unseen)
     at, parent, level = used, -1, 0
     while True:
-        # Here the text so far ends `at` tokens into the node's edge, `level` levels deep in the draft.
+        # The text so far ends `at` tokens into the node's edge, `level` levels deep in the draft.
         if level < deepest:
             if at < nodes[node, EDGE] & 127:
                 waiting = _push(waiting, joint, level, node, at, parent, scores, entries)
@@ -111,17 +111,19 @@ def expand(
 
 @njit(cache=True, nogil=True)
 def speculate(
-    tree: Tree, log: Array, places: Array, unseen: int, depth: int, limit: int, factor: float, least: float,
+    tree: Tree, log: Array, places: Array, unseen: int, depth: int, deepest: int, limit: int, factor: float,
+    least: float,
 ) -> tuple[Array, Array, Array, float]:  # fmt: skip
     """Return tokens Int32[N], parents Int32[N], joint probabilities Float64[N] and score of the best draft.
 
     Args:
         tree, log: the tree.
-        places: Int64[M, 2], where the suffix of k + 1 tokens of the text ends in the tree, as `find` says.
+        places: Int64[M, 2], where the suffix of k + 1 tokens of the text ends in the tree, as `find` returns.
         unseen: 1 if the tree does not hold the present text, else 0.
         depth: of the tree.
-        limit: nodes to draft at the most.
-        factor: nodes per token that matches.
+        deepest: the depth of the deepest node.
+        limit: the most nodes.
+        factor: nodes per matching token.
         least: a node's estimate must be above this.
     """
     nodes = tree.nodes
@@ -139,14 +141,14 @@ def speculate(
             highest = nodes[child, COUNT] / (count + unseen)
         else:
             highest = count / (count + unseen)
-        # No node is above the first, and no level sums to more than the share of times that the text went on.
-        bound = min(highest * most, count / (count + unseen) * (depth - k - 1))
+        # No estimate is above the first node's, and no level's sum is above the frequency of any continuation.
+        bound = min(highest * most, count / (count + unseen) * min(deepest, depth - k - 1))
         if bound <= best_score:
             continue
         if k > 0 and most == limit and int(factor * k + 1e-6) >= limit and nodes[places[k - 1, 0], COUNT] == count:
-            continue  # the shorter suffix occurred nowhere else, and the tree reaches further below it
+            continue  # the shorter suffix occurred nowhere else, and the tree is deeper below it
         made, score = expand(
-            tree, log, node, used, most, depth, unseen, least, trial, trial_parents, trial_joints
+            tree, log, node, used, most, min(depth, deepest), unseen, least, trial, trial_parents, trial_joints
         )  # fmt: skip
         if score > best_score:
             best, best_score = made, score

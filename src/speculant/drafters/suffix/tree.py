@@ -1,12 +1,12 @@
 """A suffix tree of bounded depth that grows token by token and counts how often every context occurred.
 
 The structure behind SuffixDecoding (Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for
-Emerging AI Applications", NeurIPS 2025, arXiv 2411.04975, section 3): a node stands for a context, its count says
-how often that was seen, and count over the parent's count is the share of times that the context went on so.
+Emerging AI Applications", NeurIPS 2025, arXiv 2411.04975, section 3): a node stands for a context, its count is how
+often that was seen, and count over the parent's count is the relative frequency of this continuation.
 
-Every suffix of a document is inserted while the document grows, and no further than `depth` tokens. A suffix
-always ends at a node of its own; elsewhere an edge holds as many tokens as have one count, so a tree of T
-tokens has at most 2 T nodes. Edges point into the log of all documents.
+Every suffix of a document is inserted while the document grows, up to `depth` tokens. A suffix always ends at a node of
+its own; elsewhere an edge holds consecutive tokens of equal count, so a tree of T tokens has at most 2 T nodes. Edges
+point into the log of all documents.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STEP = 256
 
 @njit(cache=True, nogil=True)
 def _step(tree: Tree, log: Array, node: int, at: int) -> int:
-    """Move a suffix that ends at `node` on by log[at]; return the node where it ends then."""
+    """Extend a suffix that ends at `node` by log[at]; return the node where it ends then."""
     nodes, token = tree.nodes, log[at]
     if nodes[node, COUNT] == 1 and nodes[node, CHILD] == ROOT:  # its own leaf, as most are; the root's count is 0
         nodes[node, EDGE] += 1
@@ -63,7 +63,7 @@ def _step(tree: Tree, log: Array, node: int, at: int) -> int:
     if child == ROOT:
         return add_leaf(tree, node, token, at)
     length = nodes[child, EDGE] & 127
-    whole = node != ROOT and nodes[child, COUNT] + 1 == nodes[node, COUNT]  # every suffix that came here went on so
+    whole = node != ROOT and nodes[child, COUNT] + 1 == nodes[node, COUNT]  # every suffix here continued in this way
     if length == 1:
         raise_count(tree, child)
         if whole:
@@ -95,9 +95,9 @@ def _step(tree: Tree, log: Array, node: int, at: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _append(tree: Tree, log: Array, begin: int, end: int, ends: Array, open_: int) -> int:
-    """Insert log[begin:end] behind a document of which `open_` suffixes are open; return how many are then.
+    """Append log[begin:end] to a document with `open_` open suffixes; return how many are open then.
 
-    ends[k] is where the suffix of k + 1 tokens ends.
+    ends[k] is the node where the suffix of k + 1 tokens ends.
     """
     depth = len(ends)
     for at in range(begin, end):
@@ -118,7 +118,7 @@ class SuffixTree:
     """
 
     def __init__(self, *, depth: int, limit: int | None = None) -> None:
-        """Start empty; at most `limit` bytes, None for no bound.
+        """Start empty, for at most `limit` bytes; None for no limit.
 
         Raises:
             ValueError: the depth is not from 2 to 127.
@@ -148,7 +148,7 @@ class SuffixTree:
         return self._ends[: self._open]
 
     def fresh(self) -> SuffixTree:
-        """Return an empty tree that has all the room of the limit at once, divided as here."""
+        """Return an empty tree that is allocated up to the limit, in the proportions of this one."""
         empty = SuffixTree(depth=self.depth, limit=self.limit)
         log, nodes = len(self.log), len(self.tree.nodes)
         scale = 1.0 if self.limit is None else max(1.0, (self.limit - 64) / (4 * log + nodes * NODE_BYTES))
@@ -156,7 +156,7 @@ class SuffixTree:
         return empty
 
     def extend(self, tokens: Int32) -> int:
-        """Go on with the open document; return how many tokens were taken, fewer if the limit is reached."""
+        """Extend the open document; return how many tokens were added, fewer if the limit is reached."""
         for at in range(0, len(tokens), _STEP):
             piece = tokens[at : at + _STEP]
             if not self._make_room(len(piece)):
@@ -175,9 +175,9 @@ class SuffixTree:
             self._open = 0
 
     def _make_room(self, tokens: int) -> bool:
-        """Grow by a quarter where room for as many tokens is short; say whether there is room then."""
+        """Grow by a quarter where that many tokens may not fit; return whether they fit then."""
         log, nodes = len(self.log), len(self.tree.nodes)
-        most = 2 * (tokens + self.depth)  # a new or open suffix needs a leaf and a branching at the most
+        most = 2 * (tokens + self.depth)  # a new or open suffix needs at most a leaf and a branching node
         if self.size + tokens + 1 > log:  # the END behind them included
             log = log * 5 // 4 + tokens + 1
         if int(self.tree.used[NODES]) + most > nodes:

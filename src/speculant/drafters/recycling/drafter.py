@@ -1,16 +1,16 @@
-"""Token Recycling: what the target found likely after each token, linked into a tree of fixed shape.
+"""Token Recycling: the target's top successors of every token, linked into a tree of fixed shape.
 
 Luo, Wang, Zhu, Zhang, Zhang, Yang, Xu: "Turning Trash into Treasure: Accelerating Inference of Large Language Models
 with Token Recycling", ACL 2025, arXiv 2408.08696. A matrix holds, for each token, the target's eight best successors
-the last time it was seen. The tree is read off it from the root down. Every verified row overwrites the row of its
-token, those of rejected nodes too; where a token stood several times the accepted one counts.
+at its last occurrence. The tree is read from it from the root down. Every verified row overwrites the matrix row of
+its token, rows of rejected nodes too; where a token occurs several times in a pass, its accepted occurrence counts.
 
-The published tree of 80 nodes was found on data. Ours is a formula: the 80 most probable paths if the successor of
-rank r is right with probability 0.31 (r + 1)^-2.3, an exponent and a factor chosen so that its levels come near the
-published ones (8, 23, 25, 17, 6, 1 nodes against 8, 21, 25, 15, 8, 3). The shape stays; the weights are products of the
-shares in which each rank turned out right, so a smaller budget gets the part of the tree that pays most.
+The published tree of 80 nodes was found by search on data. Ours is a formula: the 80 most probable paths if the
+successor of rank r is right with probability 0.31 (r + 1)^-2.3, an exponent and a factor chosen so that its levels are
+close to the published ones (8, 23, 25, 17, 6, 1 nodes against 8, 21, 25, 15, 8, 3). The shape is fixed; the weights are
+products of the measured acceptance rates of the ranks, so a smaller budget gets the most probable part of the tree.
 
-The prompt leaves no logits but those of its last token, so the memory, V x 8 ids, is worth keeping.
+The prompt yields logits for its last token only, so the memory, V x 8 ids, is worth saving.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import MEMORY_LIMIT, Needs, Session, Verified
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.drafters.copying.context import heaviest_first, warm_up
@@ -41,7 +42,7 @@ _PRIOR_TRIALS = 32.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecyclingSettings:
-    """What can be tuned; the defaults are the published ones.
+    """Settings; the defaults are the published ones.
 
     Attributes:
         successors: the target's best tokens kept after each token.
@@ -59,7 +60,7 @@ class RecyclingSettings:
             raise UsageError("a token needs 1 successor or more; give a larger number.")
 
 
-class RecyclingDrafter:
+class RecyclingDrafter(Drafter, Persistent):
     """The matrix, shared by all requests of a process behind one lock."""
 
     def __init__(
@@ -92,11 +93,10 @@ class RecyclingDrafter:
                 "Raise the limit, or use the method lookup, which keeps no memory."
             )
         self._successors = np.full((vocabulary, self.settings.successors), UNKNOWN, np.int32)
-        expected = expected_shares(self.settings.successors)
-        self._ranks, self._parents = tree_shape(expected, self.settings.nodes)
-        hits = first_hits(self.settings.successors)
+        self._ranks, self._parents = tree_shape(prior_rates(self.settings.successors), self.settings.nodes)
+        hits = prior_hits(self.settings.successors)
         self._hits = hits.copy()
-        warm_up(self.open(np.zeros(2, np.int32)))
+        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
         self._successors.fill(UNKNOWN)
         self._hits = hits
 
@@ -110,20 +110,21 @@ class RecyclingDrafter:
         """Bytes the memory takes now."""
         return self._successors.nbytes
 
-    def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
-        """Begin a request; the prompt itself teaches nothing."""
-        return RecyclingSession(self, prompt)
+    def open(self, start: Start) -> Session:
+        """Begin a request; nothing is learned from the prompt itself."""
+        return RecyclingSession(self, start.prompt)
 
-    def draft(self, root: int, nodes: int) -> DraftTree:
-        """Return the known part of the tree below `root`, at most `nodes` nodes."""
+    def draft(self, root: int, budget: Budget) -> DraftTree:
+        """Return the known part of the tree below `root`, within the budget."""
         with self._lock:
             tokens, parents, weights = read_tree(
-                self._successors, root, self._ranks, self._parents, self._hits[:-1] / self._hits[-1], nodes
-            )
-        return DraftTree(tokens, parents, weights)
+                self._successors, root, self._ranks, self._parents, self._hits[:-1] / self._hits[-1],
+                budget.nodes, budget.depth,
+            )  # fmt: skip
+        return DraftTree.trusted(tokens, parents, weights).within(depth=budget.depth, trees=budget.trees)
 
     def learn(self, root: int, verified: Verified) -> None:
-        """Take over the target's best tokens at every row of a pass whose root was `root`."""
+        """Store the target's best tokens at every row of a pass whose root was `root`."""
         assert verified.top_ids is not None
         contexts = np.append(np.int32(root), verified.tree.tokens)
         rows = np.append(np.int32(0), verified.path + np.int32(1))
@@ -151,7 +152,7 @@ class RecyclingDrafter:
         saved = arrays["successors"]
         if saved.shape[1] != self.settings.successors:
             raise UnsupportedError(
-                f"{path} keeps {saved.shape[1]} successors per token, the settings say {self.settings.successors}. "
+                f"{path} keeps {saved.shape[1]} successors per token, the settings ask for {self.settings.successors}. "
                 f"Use RecyclingSettings(successors={saved.shape[1]}), or another memory file."
             )
         # One tokenizer serves models with differently padded vocabularies.
@@ -162,16 +163,16 @@ class RecyclingDrafter:
             self._successors, self._hits = successors, arrays["hits"].copy()
 
 
-class RecyclingSession:
-    """One request: its last token is all the state there is."""
+class RecyclingSession(Session):
+    """One request; its only state is the last token."""
 
     def __init__(self, drafter: RecyclingDrafter, prompt: Int32) -> None:
         self._drafter = drafter
         self._root = int(prompt[-1]) if len(prompt) else UNKNOWN
 
-    def propose(self, max_nodes: int) -> DraftTree:
+    def propose(self, budget: Budget) -> DraftTree:
         """Return the part of the tree that is known, its most probable nodes first."""
-        return self._drafter.draft(self._root, max_nodes) if max_nodes > 0 else DraftTree.empty()
+        return self._drafter.draft(self._root, budget) if min(budget.nodes, budget.depth) > 0 else DraftTree.empty()
 
     def observe(self, verified: Verified) -> None:
         """Learn from every row of the pass."""
@@ -180,29 +181,29 @@ class RecyclingSession:
         self._root = int(verified.tokens[-1])
 
     def close(self) -> None:
-        """Nothing to do: what was learned is in the matrix."""
+        """Do nothing: what was learned is in the matrix."""
 
 
-def expected_shares(successors: int) -> npt.NDArray[np.float64]:
-    """Return how likely the successor of each rank is taken to be right before anything was seen."""
+def prior_rates(successors: int) -> npt.NDArray[np.float64]:
+    """Return Float64[K], the acceptance rate assumed of each rank before anything was observed."""
     return np.asarray(_FACTOR * np.arange(1.0, successors + 1) ** _EXPONENT)
 
 
-def first_hits(successors: int) -> npt.NDArray[np.float64]:
-    """Return Float64[K + 1], how often each rank counts as right, and one as tried, before anything was seen."""
-    return np.append(expected_shares(successors) * _PRIOR_TRIALS, _PRIOR_TRIALS)
+def prior_hits(successors: int) -> npt.NDArray[np.float64]:
+    """Return Float64[K + 1], how often each rank counts as right, and last as tried, before anything was observed."""
+    return np.append(prior_rates(successors) * _PRIOR_TRIALS, _PRIOR_TRIALS)
 
 
-def tree_shape(shares: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int32]:
-    """Return rank and parent, Int32[N] each, of the N paths with the largest products of shares, largest first."""
+def tree_shape(rates: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int32]:
+    """Return rank and parent, Int32[N] each, of the N paths with the largest products of rates, largest first."""
     ranks: list[int] = []
     parents: list[int] = []
-    frontier = [(-float(share), rank, ROOT) for rank, share in enumerate(shares)]
+    frontier = [(-float(rate), rank, ROOT) for rank, rate in enumerate(rates)]
     heapq.heapify(frontier)
     while frontier and len(ranks) < nodes:
         negative, rank, parent = heapq.heappop(frontier)
-        for below, share in enumerate(shares):
-            heapq.heappush(frontier, (negative * float(share), below, len(ranks)))
+        for below, rate in enumerate(rates):
+            heapq.heappush(frontier, (negative * float(rate), below, len(ranks)))
         ranks.append(rank)
         parents.append(parent)
     return np.array(ranks, np.int32), np.array(parents, np.int32)
@@ -210,24 +211,33 @@ def tree_shape(shares: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int3
 
 @njit(cache=True, nogil=True)
 def read_tree(
-    successors: Array, root: int, ranks: Array, parents: Array, shares: Array, limit: int
+    successors: Array, root: int, ranks: Array, parents: Array, rates: Array, limit: int, deepest: int
 ) -> tuple[Array, Array, Array]:
-    """Return tokens, parents and weights of the known nodes of the tree, the heaviest first, at most `limit`."""
+    """Return tokens, parents and weights of the known nodes of the tree, the heaviest first.
+
+    Args:
+        successors: Int32[V, K].
+        root: the token at the root.
+        ranks, parents: Int32[M] each, the shape of the tree.
+        rates: Float64[K], the acceptance rate of each rank.
+        limit: the most nodes.
+        deepest: the depth of the deepest node.
+    """
     tokens, above = np.empty(len(ranks), np.int32), np.empty(len(ranks), np.int32)
-    weights = np.empty(len(ranks), np.float64)
+    weights, depths = np.empty(len(ranks), np.float64), np.empty(len(ranks), np.int64)
     place = np.full(len(ranks), UNKNOWN, np.int32)
     count = 0
     for node in range(len(ranks)):
-        token, weight, parent = np.int64(root), 1.0, np.int32(ROOT)
+        token, weight, parent, depth = np.int64(root), 1.0, np.int32(ROOT), 1
         if parents[node] != ROOT:
             parent = place[parents[node]]
             if parent == UNKNOWN:
                 continue
-            token, weight = np.int64(tokens[parent]), weights[parent]
-        if not 0 <= token < len(successors) or successors[token, ranks[node]] == UNKNOWN:
+            token, weight, depth = np.int64(tokens[parent]), weights[parent], depths[parent] + 1
+        if depth > deepest or not 0 <= token < len(successors) or successors[token, ranks[node]] == UNKNOWN:
             continue
         tokens[count], above[count] = successors[token, ranks[node]], parent
-        weights[count] = weight * shares[ranks[node]]
+        weights[count], depths[count] = weight * rates[ranks[node]], depth
         place[node] = count
         count += 1
     return heaviest_first(tokens[:count], above[:count], weights[:count], limit)
@@ -235,12 +245,15 @@ def read_tree(
 
 @njit(cache=True, nogil=True)
 def recycle(successors: Array, hits: Array, contexts: Array, rows: Array, tokens: Array, best: Array) -> None:
-    """Overwrite the rows of all contexts, and count which rank was right on the accepted path.
+    """Overwrite the matrix rows of all contexts, and count which rank was right on the accepted path.
 
     Args:
-        successors: Int32[V, K]. hits: Float64[K + 1], how often each rank was right; last, how often one was tried.
-        contexts: Int32[N + 1], the root and the nodes. best: Int32[N + 1, k], the target's best tokens after each.
-        rows: Int32[A + 1], those of the root and the accepted nodes. tokens: Int32[A + 1], what followed each.
+        successors: Int32[V, K].
+        hits: Float64[K + 1], how often each rank was right; last, how often one was tried.
+        contexts: Int32[N + 1], the root and the nodes.
+        rows: Int32[A + 1], those of the root and the accepted nodes.
+        tokens: Int32[A + 1], what followed each of them.
+        best: Int32[N + 1, k], the target's best tokens after each context.
     """
     for i in range(min(len(rows), len(tokens))):
         context = contexts[rows[i]]

@@ -1,0 +1,116 @@
+"""The arrays of the mixture, and the constants that give their sizes.
+
+An input of the mixture is a context's row, or one of three further sources: recent tokens overall, the request's own
+repetition, and the last use of the candidate. What an input knows about a candidate is binned into one of STATES
+states; what was learned about each state is in the Mixer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.mix.contexts import CONTEXTS, ORDERS
+
+Array = npt.NDArray[Any]
+
+# Inputs that are not a context's row: recent tokens overall, the request's own repetition, a token's last use.
+CACHE, COPY, RECENCY = CONTEXTS, CONTEXTS + 1, CONTEXTS + 2
+INPUTS = CONTEXTS + 3
+MOST_CANDIDATES = 128
+LONGEST_ROW = 24
+CACHE_UNIT = 1 << 20
+
+SHARES, TOTALS = 14, 7  # bins of a share of a row's total weight, and of the total
+ABSENT = SHARES * TOTALS * 2
+UNKNOWN = ABSENT + TOTALS  # the state of an input without a row: its logit is 0 and stays so
+STATES = UNKNOWN + 1
+DISTANCES, FREQUENCIES = 12, 10  # bins of the distance to the last use, and of how frequent a token is
+SETS = 2 * (ORDERS + 3)  # by the longest known suffix, or a repetition of 6 tokens, or of 16; and by target top-k
+RATE, LOGIT, SAMPLES = range(3)  # what a Mixer holds of each state
+
+
+class Mixer(NamedTuple):
+    """What is learned beside the rows of contexts.
+
+    Attributes:
+        weights: Float32[S, I + 1], mixing weights, first the sets by suffix, then those by frequency; the last of
+            each is a bias.
+        states: Float32[3, I, STATES], the acceptance rate of candidates in a state, its logit, and the number of
+            samples.
+        frequency: Int64[V + 1], how often each token was seen, and last their sum.
+        bands: UInt8[V], the same as a binary logarithm: small enough for the processor's caches.
+        cache: Int64[2, 24], recent tokens and their decayed counts, heaviest first.
+        steps: Float64[1], tokens learned from.
+        tables: Float32[2, K], the logistic function and the learning rates by samples, the same on every machine.
+    """
+
+    weights: Array
+    states: Array
+    frequency: Array
+    bands: Array
+    cache: Array
+    steps: Array
+    tables: Array
+
+
+class Features(NamedTuple):
+    """Scratch space for one prediction: C candidates, named E times by inputs.
+
+    Attributes:
+        candidates: Int64[C], tokens.
+        bands: Int64[C], how frequent each is, as a binary logarithm.
+        recency: Int64[C], the state of each for the input RECENCY.
+        named: Int64[2, E], candidate and state, input by input.
+        ends: Int64[COPY + 1], where each input's part of `named` ends.
+        absent: Int64[I], the state of candidates that an input does not name.
+        buckets: Int16[256], an open hash table of the candidates by the low bits of their ids.
+        tokens, weights: Int64[COPY, 24], the rows.
+        lengths: Int64[COPY], of the rows.
+        chosen: Int64[1], the set of mixing weights.
+        sums: Float32[FREQUENCIES, I + 1], mixing weights of both kinds summed, and the logit of a candidate that no
+            input names.
+        logits, errors: Float32[C], of the mixture.
+        counts: Int64[C], how many candidates each stands for in training.
+    """
+
+    candidates: Array
+    bands: Array
+    recency: Array
+    named: Array
+    ends: Array
+    absent: Array
+    buckets: Array
+    tokens: Array
+    weights: Array
+    lengths: Array
+    chosen: Array
+    sums: Array
+    logits: Array
+    errors: Array
+    counts: Array
+
+
+@njit(cache=True, nogil=True)
+def new_features() -> Features:
+    """Return uninitialised scratch space."""
+    return Features(
+        np.empty(MOST_CANDIDATES, np.int64),
+        np.empty(MOST_CANDIDATES, np.int64),
+        np.empty(MOST_CANDIDATES, np.int64),
+        np.empty((2, COPY * LONGEST_ROW + 1), np.int64),
+        np.empty(COPY + 1, np.int64),
+        np.empty(INPUTS, np.int64),
+        np.empty(256, np.int16),
+        np.empty((COPY, LONGEST_ROW), np.int64),
+        np.empty((COPY, LONGEST_ROW), np.int64),
+        np.empty(COPY, np.int64),
+        np.empty(1, np.int64),
+        np.empty((FREQUENCIES, INPUTS + 1), np.float32),
+        np.empty(MOST_CANDIDATES, np.float32),
+        np.empty(MOST_CANDIDATES, np.float32),
+        np.empty(MOST_CANDIDATES, np.int64),
+    )

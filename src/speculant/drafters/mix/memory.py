@@ -1,0 +1,63 @@
+"""The memory files of `mix`: tables of narrow and wide rows, and the mixture."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.mix.cells import Cells, new_cells
+from speculant.drafters.mix.drafter import KIND, WIDE_SHARE
+from speculant.drafters.mix.kernels import Tables
+from speculant.drafters.mix.merging import merge_cells, merge_mixers
+from speculant.drafters.mix.mixer import new_mixer
+from speculant.drafters.mix.stored import restored, stored
+from speculant.memory.file import Memory
+from speculant.memory.kind import Contents, MemoryKind
+
+
+def describe(memory: Memory) -> dict[str, int]:
+    """Return how many tokens were learned, and how many contexts there are and may be."""
+    tables = restored(memory.arrays)
+    both = (tables.narrow, tables.wide)
+    return {
+        "tokens learned": int(tables.mixer.frequency[-1]),
+        "contexts": sum(int(cells.facts[0]) for cells in both),
+        "places for contexts": sum(cells.entries.shape[0] * cells.entries.shape[1] for cells in both),
+    }
+
+
+def empty(memory: Memory) -> Contents:
+    """Return tables of their initial size without contexts, and an untrained mixture."""
+    tables = restored(memory.arrays)
+    narrow, wide = _emptied(tables.narrow), _emptied(tables.wide)
+    return stored(Tables(narrow, wide, new_mixer(memory.facts["vocabulary"]))), memory.facts
+
+
+def merge(memories: Sequence[Memory], limit: int) -> Contents:
+    """Merge the tables and the mixtures, the latest memory last.
+
+    Raises:
+        UnsupportedError: the vocabularies or the tables' first sizes differ, or the limit is too small for tables.
+    """
+    vocabularies = sorted({memory.facts["vocabulary"] for memory in memories})
+    if len(vocabularies) > 1:
+        raise UnsupportedError(
+            f"the files are of different vocabularies: {', '.join(map(str, vocabularies))} ids. "
+            "Merge files of one model."
+        )
+    held = [restored(memory.arrays) for memory in memories]
+    merged = Tables(
+        merge_cells([tables.narrow for tables in held], limit - limit // WIDE_SHARE),
+        merge_cells([tables.wide for tables in held], limit // WIDE_SHARE),
+        merge_mixers([tables.mixer for tables in held]),
+    )
+    return stored(merged), {"vocabulary": vocabularies[0]}
+
+
+def _emptied(cells: Cells) -> Cells:
+    _, _, first = cells.facts.tolist()
+    return new_cells(cells.entries.shape[2], sys.maxsize, first_bits=first)
+
+
+MIX = MemoryKind(name=KIND, describe=describe, empty=empty, merge=merge)

@@ -1,0 +1,70 @@
+"""The memory of `mix` as the named arrays of a memory file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from speculant.drafters.mix.arrays import SAMPLES, Mixer
+from speculant.drafters.mix.cells import CHECK_BITS, MAX_TOKENS, Cells
+from speculant.drafters.mix.kernels import Array, Tables
+from speculant.drafters.mix.mixer import frequency_bands
+
+PARTS: Mapping[str, type[Cells] | type[Mixer]] = {"narrow": Cells, "wide": Cells, "mixer": Mixer}
+_STORED_NAMES = {"mixer.states": "mixer.evidence"}  # the name in files, which must stay
+
+
+def stored_name(part: str, field: str) -> str:
+    """Return the name under which a memory file holds a field of a part."""
+    name = f"{part}.{field}"
+    return _STORED_NAMES.get(name, name)
+
+
+def stored(tables: Tables) -> dict[str, Array]:
+    """Return the arrays of a memory, by their names in the file."""
+    return {
+        stored_name(part, field): array
+        for part, arrays in tables._asdict().items()
+        for field, array in arrays._asdict().items()
+    }
+
+
+def restored(arrays: Mapping[str, Array]) -> Tables:
+    """Return the memory of a file's arrays."""
+    parts = {
+        part: named(*(arrays[stored_name(part, field)] for field in named._fields)) for part, named in PARTS.items()
+    }
+    return Tables(**parts)
+
+
+def is_valid(loaded: Tables, own: Tables, vocabulary: int) -> bool:
+    """Return whether the kernels, which check nothing, may run on loaded arrays; a file may be crafted.
+
+    Args:
+        loaded: the memory of a file whose arrays of the mixture have the shapes of `own`.
+        own: a memory of this vocabulary.
+        vocabulary: V.
+    """
+    for cells, like in ((loaded.narrow, own.narrow), (loaded.wide, own.wide)):
+        entries, facts = cells
+        if entries.dtype != like.entries.dtype or facts.dtype != like.facts.dtype or facts.shape != (3,):
+            return False
+        _, bits, first = facts.tolist()
+        shaped = 0 <= first <= bits < first + CHECK_BITS <= 64 and entries.shape == (
+            1 << bits,
+            *like.entries.shape[1:],
+        )
+        if not shaped or (entries & np.uint32(MAX_TOKENS - 1)).max() >= vocabulary:
+            return False
+    mixer = loaded.mixer
+    typed = all(array.dtype == like.dtype for array, like in zip(mixer, own.mixer, strict=True))
+    finite = typed and all(np.isfinite(array).all() for array in (mixer.weights, mixer.states, mixer.steps))
+    tokens = mixer.cache[0]
+    return bool(
+        finite
+        and mixer.states[SAMPLES].min() >= 0
+        and 0 <= tokens.min() <= tokens.max() < vocabulary
+        and np.array_equal(mixer.bands, frequency_bands(mixer.frequency[:-1]))
+        and np.array_equal(mixer.tables, own.mixer.tables)
+    )

@@ -1,0 +1,95 @@
+"""The memory files of SuffixDecoding, SAM-Decoding and REST: logs of past requests, and for REST a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from speculant.core.tree import Int32
+from speculant.drafters.suffix import drafter, rest, sam
+from speculant.drafters.suffix.automaton import SuffixAutomaton
+from speculant.drafters.suffix.history import END, AnyIndex, History, documents_of
+from speculant.drafters.suffix.tree import SuffixTree
+from speculant.memory.file import Memory
+from speculant.memory.kind import Array, Contents, MemoryKind, merged_too_large
+
+
+def describe_log(memory: Memory) -> dict[str, int]:
+    """Return the documents of a log, and their tokens."""
+    documents, tokens = _count(memory.arrays["text"])
+    return {"documents": documents, "tokens": tokens}
+
+
+def describe_corpus(memory: Memory) -> dict[str, int]:
+    """Return the documents and tokens of a corpus, and those of past requests."""
+    corpus = [_count(array) for name, array in memory.arrays.items() if name.startswith("tokens-")]
+    requests, tokens = _count(memory.arrays["text"])
+    return {
+        "corpus documents": sum(documents for documents, _ in corpus),
+        "corpus tokens": sum(tokens for _, tokens in corpus),
+        "past requests": requests,
+        "tokens of past requests": tokens,
+    }
+
+
+def empty_log(memory: Memory) -> Contents:
+    """Return a log without documents."""
+    return {"text": np.empty(0, np.int32)}, memory.facts
+
+
+def empty_corpus(memory: Memory) -> Contents:
+    """Return no corpus and a log without documents."""
+    return {"text": np.empty(0, np.int32)}, {**memory.facts, "blocks": 0}
+
+
+def merge_trees(memories: Sequence[Memory], limit: int) -> Contents:
+    """Learn the documents of all logs into a suffix tree of that limit; the latest are kept."""
+    depth = drafter.SuffixSettings().depth
+    return {"text": _relearned(memories, lambda share: SuffixTree(depth=depth, limit=share), limit)}, {}
+
+
+def merge_automata(memories: Sequence[Memory], limit: int) -> Contents:
+    """Learn the documents of all logs into a suffix automaton of that limit; the latest are kept."""
+    return {"text": _relearned(memories, lambda share: SuffixAutomaton(limit=share), limit)}, {}
+
+
+def merge_corpora(memories: Sequence[Memory], limit: int) -> Contents:
+    """Keep the blocks of all corpora, and learn past requests in the memory that they leave.
+
+    Raises:
+        UnsupportedError: the blocks alone exceed the limit.
+    """
+    blocks: list[tuple[Array, Array]] = []
+    for memory in memories:
+        arrays = memory.arrays
+        blocks += [(arrays[f"tokens-{i}"], arrays[f"places-{i}"]) for i in range(memory.facts["blocks"])]
+    size = sum(tokens.nbytes + places.nbytes for tokens, places in blocks)
+    if size > limit:
+        raise merged_too_large(size, limit)
+    settings = rest.RestSettings()
+    depth = settings.longest + settings.length
+    merged = {"text": _relearned(memories, lambda share: SuffixTree(depth=depth, limit=share), limit - size)}
+    for i, (tokens, places) in enumerate(blocks):
+        merged |= {f"tokens-{i}": tokens, f"places-{i}": places}
+    return merged, {"blocks": len(blocks)}
+
+
+def _relearned(memories: Sequence[Memory], make: Callable[[int], AnyIndex], limit: int) -> Int32:
+    """Return the log of a history that has learned all documents: what a drafter of that limit would hold."""
+    history = History(make, limit=limit)
+    for memory in memories:
+        for document in documents_of(memory.arrays["text"]):
+            history.learn(document)
+    return history.text
+
+
+def _count(log: Array) -> tuple[int, int]:
+    """Return the documents of a log, and their tokens."""
+    documents = int(np.count_nonzero(log == END))
+    return documents, len(log) - documents
+
+
+SUFFIX_TREE = MemoryKind(name=drafter.KIND, describe=describe_log, empty=empty_log, merge=merge_trees)
+SUFFIX_AUTOMATON = MemoryKind(name=sam.KIND, describe=describe_log, empty=empty_log, merge=merge_automata)
+SUFFIX_ARRAY = MemoryKind(name=rest.KIND, describe=describe_corpus, empty=empty_corpus, merge=merge_corpora)

@@ -1,0 +1,55 @@
+"""The contract of a memory kind: what a drafter family does with the memory files that its drafters write.
+
+Each family defines its own and names it in a row of the registry (`Method.memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from speculant.core.errors import UnsupportedError
+from speculant.memory.file import Memory
+
+Array = npt.NDArray[Any]
+Contents = tuple[Mapping[str, Array], Mapping[str, Any]]  # arrays and facts, as `write_memory` takes them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryKind:
+    """What can be done with memories of one kind.
+
+    Attributes:
+        name: the kind in the files' headers.
+        describe: counts what a memory holds, by name.
+        empty: returns what a drafter that has learned nothing would write.
+        merge: returns one memory made of several of one tokenizer, which takes at most so many bytes once a drafter
+            has loaded it. Where entries of two files conflict, or not all of them fit, later files win.
+    """
+
+    name: str
+    describe: Callable[[Memory], dict[str, int]]
+    empty: Callable[[Memory], Contents]
+    merge: Callable[[Sequence[Memory], int], Contents]
+
+
+def merged_too_large(size: int, limit: int) -> UnsupportedError:
+    """Return the error for a merged memory of `size` bytes or more that exceeds the limit."""
+    return UnsupportedError(
+        f"the merged memory takes {-(-size >> 20)} MB or more, the memory limit is {limit >> 20} MB. "
+        "Raise the limit, or merge fewer files."
+    )
+
+
+def sum_by_pair(first: Array, second: Array, values: Array) -> tuple[Array, Array, Array]:
+    """Return the distinct pairs (first, second), sorted, and for each the sum of its values Int[E]."""
+    order = np.lexsort((second, first))
+    first, second, values = first[order], second[order], values[order].astype(np.int64)
+    if not len(first):
+        return first, second, values
+    starts = np.flatnonzero(np.append(True, (np.diff(first) != 0) | (np.diff(second) != 0)))
+    return first[starts], second[starts], np.add.reduceat(values, starts)
