@@ -6,30 +6,21 @@ once. Only where rows attend to each other they are kept apart: keys and values 
 and the model's own attention runs once for each of them, in the shapes it has when the sequence is decoded alone.
 
 The rows are separated at two of transformers' seams, the cache's `update` and the attention function that the config
-names, and only for the length of a pass. A model that does not go through them is run sequence by sequence.
+names (`batch_attention.py`). A model that does not go through them is run sequence by sequence.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers.cache_utils import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
+from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, as_ids, finished_pass
 from speculant.engines.hf.target_cache import HFTargetCache, NewRows
-
-_OWN_WAY = "its layers attend in a way of their own."
-_FULL, _SLIDING = 1, 2  # the shape of a stand-in for masks shows which kind of layer it was given to
 
 Request = tuple[HFTargetCache, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
 
@@ -65,7 +56,7 @@ class BatchPass:
             found = self._together(requests, planned, needs)
         except BaseException as error:
             for cache, _, _ in requests:
-                cache.drop_unplanned()
+                cache.drop_partial()
             if self._proven or isinstance(error, OutOfMemoryError) or not isinstance(error, Exception):
                 raise
             passes = _one_after_the_other(requests, needs)  # else the passes are not what is wrong
@@ -82,27 +73,26 @@ class BatchPass:
 
     def _together(self, requests: Sequence[Request], planned: Sequence[NewRows], needs: Needs) -> list[Pass]:
         counts = [len(new.ids) for new in planned]
-        device, model = self._runner.model.device, self._runner.model
+        device = self._runner.model.device
         ids, positions = (
             as_ids(np.concatenate(each)).to(device)
             for each in zip(*((new.ids, new.positions) for new in planned), strict=True)
         )
-        caches = _Caches([cache.cache for cache, _, _ in requests], counts)
-        attention = _Attention(caches, [new.mask for new in planned])
+        cache = BatchCache(
+            [cache.cache for cache, _, _ in requests], counts, [new.mask for new in planned], self._own_attention()
+        )
         total = sum(cache.length + len(new.rows) for (cache, _, _), new in zip(requests, planned, strict=True))
-        with _attending(model, attention):
-            given = PassInput(ids, positions, self._stand_in())
-            output = self._runner.verify(given, caches, needs=needs, total=total)
-        if attention.calls != caches.updates or not attention.calls:
-            raise RuntimeError(_OWN_WAY)
+        capabilities = self._runner.capabilities
+        masks = stand_in_masks(device, mixed=capabilities.mixed, window=capabilities.window)
+        output = self._runner.verify(
+            PassInput(ids, positions, masks), cache, needs=needs, config=config_changes(cache), total=total
+        )
+        if not cache.complete:
+            raise RuntimeError("its layers attend in a way of their own.")
         return _split(finished_pass(output, needs), counts)
 
-    def _stand_in(self) -> Any:
-        """Return masks that say nothing but which kind of layer they are for."""
-        full, sliding = (torch.zeros((1, 1, 1, kind), device=self._runner.model.device) for kind in (_FULL, _SLIDING))
-        if self._runner.capabilities.mixed:
-            return {"full_attention": full, "sliding_attention": sliding}
-        return full if self._runner.capabilities.window is None else sliding
+    def _own_attention(self) -> str:
+        return getattr(self._runner.model.config.get_text_config(decoder=True), "_attn_implementation", None) or "eager"
 
 
 def _one_after_the_other(requests: Sequence[Request], needs: Needs) -> list[Pass]:
@@ -122,73 +112,3 @@ def _split(whole: Pass, counts: Sequence[int]) -> list[Pass]:
         )
         for part in parts
     ]
-
-
-class _Caches(DynamicCache):  # type: ignore[misc]
-    """The caches of several sequences: takes a layer's new rows, [1, H, n, D], and hands each its own."""
-
-    def __init__(self, caches: list[DynamicCache], counts: list[int]) -> None:
-        super().__init__()
-        self.caches, self.counts = caches, counts
-        self.updates, self.layer = 0, 0
-        self.returned: tuple[Tensor, Tensor] | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Write the rows, and return them as they came: the attention looks into the caches itself."""
-        split = (torch.split(states, self.counts, dim=-2) for states in (key_states, value_states))
-        for cache, keys, values in zip(self.caches, *split, strict=True):
-            cache.update(keys, values, layer_idx)
-        self.updates, self.layer = self.updates + 1, layer_idx
-        self.returned = key_states, value_states
-        return self.returned
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the longest sequence's tokens."""
-        return max(int(cache.get_seq_length(layer_idx)) for cache in self.caches)
-
-
-class _Attention:
-    """Stands in for a model's attention function: runs it for each sequence's rows on that sequence's cache."""
-
-    def __init__(self, caches: _Caches, masks: Sequence[Any]) -> None:
-        self._caches = caches
-        apart = [each if isinstance(each, dict) else {} for each in masks]
-        self._masks = {
-            _FULL: [own.get("full_attention", mask) for own, mask in zip(apart, masks, strict=True)],
-            _SLIDING: [own.get("sliding_attention", mask) for own, mask in zip(apart, masks, strict=True)],
-        }
-        self.own: Callable[..., Any] | None = None  # None for the `eager_attention_forward` of the model's file
-        self.calls = 0
-
-    def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
-    ) -> tuple[Tensor, None]:
-        """Attend; the queries [1, H, n, D] of all sequences give [1, n, H, D]."""
-        if self._caches.returned is None or not (key is self._caches.returned[0] and value is self._caches.returned[1]):
-            raise RuntimeError(_OWN_WAY)  # what a layer makes of keys and values after `update` would be left out
-        own = self.own or sys.modules[type(module).__module__].eager_attention_forward
-        masks = self._masks[attention_mask.shape[-1]]
-        outputs = []
-        for cache, queries, mask in zip(
-            self._caches.caches, torch.split(query, self._caches.counts, dim=2), masks, strict=True
-        ):
-            layer = cache.layers[self._caches.layer]
-            outputs.append(own(module, queries, layer.keys, layer.values, mask, **kwargs)[0])
-        self.calls += 1
-        return torch.cat(outputs, dim=1), None
-
-
-@contextlib.contextmanager
-def _attending(model: Any, attention: _Attention) -> Iterator[None]:
-    """Let a model's layers attend through this for a while."""
-    config = model.config
-    before = config._attn_implementation
-    attention.own = ALL_ATTENTION_FUNCTIONS.get(before)
-    name = f"speculant-{id(attention)}"  # several models may run at once
-    ALL_ATTENTION_FUNCTIONS[name] = attention
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        ALL_ATTENTION_FUNCTIONS.pop(name, None)

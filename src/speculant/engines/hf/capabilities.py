@@ -11,6 +11,7 @@ import torch
 
 from speculant.core.engine import Capabilities
 from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.model_view import find_layers
 
 TREE_ATTENTION = ("sdpa", "eager")
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -91,8 +92,10 @@ def check_model(model: Any) -> HFCapabilities:
         notes.append(f"{str(model.dtype).removeprefix('torch.')}: near-ties can flip against plain decoding.")
 
     sliding = "sliding_attention" in layers or (not layers and getattr(text, "sliding_window", None) is not None)
+    place = find_layers(model)
     return HFCapabilities(
         trees=trees,
+        hidden_layers=0 if place is None else len(place.layers),
         additive=attention == "eager",
         window=int(text.sliding_window) if sliding else None,
         mixed=sliding and "full_attention" in layers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
-from speculant.core.errors import OutOfMemoryError, UnsupportedError
+from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Bool, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.capabilities import HFCapabilities, decode_mode
+from speculant.engines.hf.layer_selection import LayerSelection
 from speculant.engines.hf.topk import top_on_host
 
 
@@ -36,25 +37,30 @@ class PassInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassOutput:
-    """What a pass returned: logits [R, V] (R is 1 if only the last row's were wanted) and hidden states [n, L', D]."""
+    """What a pass over n rows returned.
+
+    Attributes:
+        logits: [R, V], of all rows or of the last.
+        hidden: [n, L', D], the tapped layers; None if none were.
+    """
 
     logits: Tensor
     hidden: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ModelRunner:
-    """Runs passes of a model.
+    """Runs passes of a model."""
 
-    Attributes:
-        model: a causal LM that `check_model` accepted.
-        capabilities: what that returned.
-        acceleration: faster code for it.
-    """
+    def __init__(self, model: Any, capabilities: HFCapabilities, acceleration: Acceleration) -> None:
+        """Prepare for a model.
 
-    model: Any
-    capabilities: HFCapabilities
-    acceleration: Acceleration
+        Args:
+            model: a causal LM that `check_model` accepted.
+            capabilities: what that returned.
+            acceleration: faster code for it.
+        """
+        self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
+        self._selection = LayerSelection(model)
 
     def run(
         self,
@@ -63,6 +69,7 @@ class ModelRunner:
         *,
         needs: Needs = NO_NEEDS,
         layers: Sequence[int] | None = None,
+        config: Mapping[str, Any] | None = None,
         last: bool = False,
         total: int,
     ) -> PassOutput:
@@ -73,6 +80,7 @@ class ModelRunner:
             cache: what it attends to.
             needs: which layers' output is wanted.
             layers: the decoder layers to run; None for all.
+            config: attributes that the layers' config is to have instead of its own.
             last: whether only the last row's logits are wanted.
             total: how many rows the caches will hold, for the message if memory runs out.
 
@@ -80,8 +88,6 @@ class ModelRunner:
             OutOfMemoryError: the device is full.
             UnsupportedError: hidden states or a subset of layers are not available on this model.
         """
-        if needs.hidden_layers or layers is not None:
-            raise UnsupportedError("hidden states and subsets of layers are not available.")
         options: dict[str, Any] = {}
         if self.capabilities.takes_positions:
             options["position_ids"] = given.positions
@@ -89,7 +95,9 @@ class ModelRunner:
             options["logits_to_keep"] = 1
         count = given.ids.shape[1]
         with torch.no_grad(), self.acceleration.active(count), out_of_memory(f"{total} cached tokens"):
-            output = self.model(
+            taps = self._selection.taps(needs.hidden_layers, layers)
+            model = self._selection.view(taps, layers, config)
+            output = model(
                 input_ids=given.ids.to(self.model.device),
                 attention_mask=given.mask,
                 past_key_values=cache,
@@ -98,7 +106,7 @@ class ModelRunner:
                 **options,
             )
         logits: Tensor = output.logits[0]
-        return PassOutput(logits[-1:] if last else logits)
+        return PassOutput(logits[-1:] if last else logits, taps.hidden(count))
 
     def verify(self, given: PassInput, cache: DynamicCache, **options: Any) -> PassOutput:
         """Run a pass as `run` does, in the mode in which transformers' own decoding loop runs its passes."""

@@ -70,6 +70,8 @@ class HFTargetCache:
         self.cache = usable_cache(cache)
         self._length = self._given = int(self.cache.get_seq_length())
         self._rows = DraftRows()
+        self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
+        self._prompt_hidden: list[Tensor] = []
         self._padding = None if padding is None or bool(padding.all()) else padding
         self._positions = positions
         self._seen: Bool | None = None
@@ -111,25 +113,38 @@ class HFTargetCache:
         start = self._length
         end = start + (self.unread if most is None else min(most, self.unread))
         padding = None if self._padding is None else self._padding[:, :end]
+        # Of a prompt that is read in chunks, only the last chunk's last row is wanted unless all rows are.
+        wanted = needs if needs.prompt or end == self._ids.shape[1] else NO_NEEDS
         given = PassInput(self._ids[:, start:end], self._prompt_positions(start, end), padding)
         try:
-            output = self._runner.run(given, self.cache, needs=needs, last=True, total=end)
+            output = self._runner.run(given, self.cache, needs=wanted, last=True, total=end)
         except BaseException:
             self.rollback()
             raise
         self._length = end
-        return None if self.unread else finished_pass(output, needs)
+        if output.hidden is not None:
+            self._prompt_hidden.append(output.hidden)
+        if self.unread:
+            return None
+        read, self._prompt_hidden = self._prompt_hidden, []
+        hidden = None
+        if needs.hidden_layers:
+            hidden = torch.cat(read) if needs.prompt else read[-1][-1:]
+        return finished_pass(PassOutput(output.logits, hidden), needs)
 
     def forward(
         self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
     ) -> Pass:
-        new = self.plan(tokens, parents)
+        chosen = None if layers is None else tuple(layers)
+        if len(self._rows) and chosen != self._layers:
+            raise UsageError("earlier rows were run through other layers; keep or drop them first.")
+        new = self.plan(tokens, parents, explicit=chosen is not None)
         try:
-            output = self._run(new, needs, layers)
+            output = self._run(new, needs, chosen)
         except BaseException:
-            self.drop_unplanned()
+            self.drop_partial()
             raise
-        self.appended(new)
+        self.appended(new, chosen)
         return finished_pass(output, needs)
 
     def check(self, draft: DraftTree) -> None:
@@ -139,21 +154,24 @@ class HFTargetCache:
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
         self._rows.check_path(kept)
+        if kept and self._layers is not None:
+            raise UsageError("rows of a pass that left layers out have no keys in those, so they cannot be kept.")
         graphs = self._runner.acceleration.captured
         if graphs is None or not graphs.keep(self.cache, self._length, kept):
             keep_rows(self.cache, self._length, kept)
-        self._length, self._rows = self._length + len(kept), DraftRows()
+        self._length, self._rows, self._layers = self._length + len(kept), DraftRows(), None
 
     def rollback(self) -> None:
-        self._rows = DraftRows()
+        self._rows, self._layers = DraftRows(), None
         keep_rows(self.cache, self._length, [])
 
     def restart(self) -> None:
-        self._length = self._given
+        self._length, self._prompt_hidden = self._given, []
         self.rollback()
 
     def release(self) -> None:
-        self.cache, self._length, self._rows = usable_cache(None), 0, DraftRows()
+        self.cache, self._prompt_hidden = usable_cache(None), []
+        self._length, self._rows, self._layers = 0, DraftRows(), None
 
     def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False) -> NewRows:
         """Return the rows that a pass over these tokens will append; nothing is run.
@@ -171,6 +189,8 @@ class HFTargetCache:
         self._check_cache()
         self._check_tokens(tokens)
         capabilities = self._runner.capabilities
+        if explicit and not capabilities.trees:
+            raise UnsupportedError("this model takes no explicit masks, so layers cannot be left out of its passes.")
         before, rows = len(self._rows), self._rows.grown(parents)
         if not capabilities.trees and not rows.is_chain():
             raise UnsupportedError(
@@ -185,15 +205,15 @@ class HFTargetCache:
             mask = self._padding_mask(len(rows)) if plain else self._draft_mask(rows, before)
         return NewRows(tokens.astype(np.int64), positions, mask, rows)
 
-    def appended(self, new: NewRows) -> None:
-        """Take note that a pass has appended the rows."""
-        self._rows = new.rows
+    def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
+        """Take note that a pass through these layers has appended the rows."""
+        self._rows, self._layers = new.rows, layers
 
-    def drop_unplanned(self) -> None:
+    def drop_partial(self) -> None:
         """Drop what a pass that failed has appended to some layers."""
         keep_rows(self.cache, self._length + len(self._rows), [])
 
-    def _run(self, new: NewRows, needs: Needs, layers: Sequence[int] | None) -> PassOutput:
+    def _run(self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None) -> PassOutput:
         graphs = self._runner.acceleration.captured
         if graphs is not None and not needs.hidden_layers and layers is None and len(new.ids) == len(new.rows):
             logits = graphs.forward(self, new.ids, new.rows, shift=self._shift, seen=self._seen)
@@ -211,7 +231,8 @@ class HFTargetCache:
             raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
 
     def _check_cache(self) -> None:
-        if self.cache.get_seq_length() != self._length + len(self._rows):
+        rows = len(self._rows) if self._layers is None or 0 in self._layers else 0  # transformers asks the first layer
+        if self.cache.get_seq_length() != self._length + rows:
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
     def _prompt_positions(self, start: int, end: int) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.cache import InPlaceLayer
 from speculant.engines.hf.cpu.gqa import Attention, GroupedAttention, prepared
 from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, turning_functions, window_option
@@ -149,6 +150,8 @@ class FusedLayer:
         """
         attention, layer = self._attention, ctypes.byref(self._layer)
         attend = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
+        if isinstance(past_key_values, BatchCache):
+            attend = past_key_values.attend
         options |= {"position_ids": position_ids, "use_cache": use_cache}
         weights = self.ready()  # held until the end, if others exchange them meanwhile
         fits = weights and attend and position_embeddings and self._fits(hidden_states, position_embeddings)

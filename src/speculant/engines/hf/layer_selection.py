@@ -1,0 +1,146 @@
+"""Which decoder layers a pass runs, and the hidden states that it hands out.
+
+Layers are counted from 0; the hidden states of layer i are its output, before the final norm also for the last one
+(transformers' `hidden_states[-1]` is behind the norm in most models). A layer that is left out hands on its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.engines.hf.model_view import (
+    LayerList,
+    changed_config,
+    find_layers,
+    skipped_layer,
+    tapped_layer,
+    view_model,
+    with_config,
+)
+
+
+class Taps:
+    """Keeps what tapped layers return during one pass."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        """Prepare for the layers of these indices, 0 or more, in the order in which they are wanted."""
+        self.indices = tuple(indices)
+        self._outputs: dict[int, Any] = {}
+
+    def take(self, index: int) -> Callable[[Any], None]:
+        """Return what is to be called with a layer's output."""
+
+        def keep(output: Any) -> None:
+            self._outputs[index] = output
+
+        return keep
+
+    def outputs(self, index: int) -> int | None:
+        """Return how many values the layer returns as a tuple; None if it returns the hidden states alone."""
+        output = self._outputs[index]
+        return len(output) if isinstance(output, tuple) else None
+
+    def hidden(self, rows: int) -> Tensor | None:
+        """Return the hidden states [n, L', D] of a pass over n rows; None if no layer was tapped.
+
+        Raises:
+            UnsupportedError: a layer did not return [1, n, D].
+        """
+        states: list[Tensor] = []
+        for index in self.indices:
+            output = self._outputs.get(index)
+            state = output[0] if isinstance(output, tuple) else output
+            if not isinstance(state, Tensor) or state.shape[:-1] != (1, rows):
+                raise UnsupportedError(
+                    f"layer {index} of this model does not return the hidden states of its rows, so they cannot be "
+                    "read; use a method that needs none."
+                )
+            states.append(state[0].to(states[0].device) if states else state[0])
+        return torch.stack(states, dim=1) if states else None
+
+
+class LayerSelection:
+    """Makes the views of one model that passes run on."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._outputs: dict[int, int | None] = {}  # by layer, once a pass has left layers out; see `Taps.outputs`
+
+    def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
+        """Return taps for hidden layers as `Needs` names them.
+
+        Raises:
+            UnsupportedError: the model's layers were not found.
+            UsageError: there is no such layer, or it is left out.
+        """
+        if not wanted:
+            return Taps(())
+        count = len(self._place().layers)
+        run = range(count) if layers is None else layers
+        indices = [run[-1] if index == -1 and len(run) else index for index in wanted]
+        for index in indices:
+            if not 0 <= index < count:
+                raise UsageError(f"there is no hidden layer {index}; the model has {count}, counted from 0.")
+            if index not in run:
+                raise UsageError(f"layer {index} is left out of the pass, so it has no hidden states.")
+        return Taps(indices)
+
+    def view(self, taps: Taps, layers: Sequence[int] | None, config: Mapping[str, Any] | None = None) -> Any:
+        """Return what a pass is to run on: the model itself, or a view of it.
+
+        Args:
+            taps: the layers whose output is wanted.
+            layers: the layers to run; None for all.
+            config: attributes that the layers' config is to have instead of its own.
+
+        Raises:
+            UnsupportedError: the model's layers were not found, or they run in a way of their own.
+            UsageError: the layers are not distinct and in order.
+        """
+        if not taps.indices and layers is None and config is None:
+            return self._model
+        place = self._place()
+        changed: dict[int, nn.Module] = {}
+        if config is not None:
+            old = self._model.config.get_text_config(decoder=True)
+            new = changed_config(old, **config)
+            changed = {index: with_config(layer, old, new) for index, layer in enumerate(place.layers)}
+        if layers is not None:
+            changed |= self._skipped(place, layers)
+        for index in taps.indices:
+            changed[index] = tapped_layer(changed.get(index, place.layers[index]), taps.take(index))
+        return view_model(place, changed)
+
+    def _place(self) -> LayerList:
+        place = find_layers(self._model)
+        if place is None:
+            raise UnsupportedError(
+                f"the decoder layers of {type(self._model).__name__} were not found, so that no hidden states can be "
+                "read and no layers left out; use a method that needs neither."
+            )
+        return place
+
+    def _skipped(self, place: LayerList, layers: Sequence[int]) -> dict[int, nn.Module]:
+        run, count = list(layers), len(place.layers)
+        if run != sorted(set(run)) or (run and not 0 <= run[0] <= run[-1] < count):
+            raise UsageError(f"layers must rise from 0 to {count - 1}, not {run}.")
+        if len(self._outputs) != count:
+            self._outputs = self._find_outputs(count)
+        return {
+            index: skipped_layer(place.layers[index], self._outputs[index])
+            for index in range(count)
+            if index not in run
+        }
+
+    def _find_outputs(self, count: int) -> dict[int, int | None]:
+        """Return what each layer returns, found by a pass over one token."""
+        taps = Taps(range(count))
+        token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
+        self.view(taps, None)(input_ids=token, past_key_values=DynamicCache(), use_cache=True, return_dict=True)
+        return {index: taps.outputs(index) for index in range(count)}

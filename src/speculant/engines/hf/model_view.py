@@ -1,0 +1,170 @@
+"""Views of a model: the same weights behind other layers, without a change to the model itself.
+
+Passes that tap hidden states, leave layers out or separate the sequences of a batch need modules that behave unlike
+the model's own. Hooks or patches on the shared model would be seen by other threads, and an interrupt could leave them
+behind. So such a pass runs on a view: shallow copies of the few modules on the way to what differs. They share the
+dicts of parameters, buffers and hooks with the originals, so whatever happens to those counts at once, and they are
+made anew for every pass (tens of microseconds), so nothing grows stale.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from speculant.core.errors import UnsupportedError
+
+Changed = Mapping[int, nn.Module]  # by the index of a decoder layer, what stands in its place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerList:
+    """Where a model keeps its decoder layers.
+
+    Attributes:
+        path: the modules from the model down to the list, the model first, each with the name of the next.
+        layers: the list.
+    """
+
+    path: tuple[tuple[nn.Module, str], ...]
+    layers: nn.ModuleList
+
+
+def find_layers(model: Any) -> LayerList | None:
+    """Return where a model keeps its decoder layers: the outermost list of as many modules as its config names.
+
+    None where there is no such list, or more than one.
+    """
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    frontier: list[tuple[tuple[tuple[nn.Module, str], ...], nn.Module]] = [((), model)]
+    while frontier:
+        found = [(path, each) for path, each in frontier if isinstance(each, nn.ModuleList) and len(each) == count]
+        if found:
+            return LayerList(*found[0]) if len(found) == 1 else None
+        frontier = [
+            ((*path, (module, name)), child)
+            for path, module in frontier
+            for name, child in module._modules.items()
+            if child is not None
+        ]
+    return None
+
+
+def view_model(place: LayerList, changed: Changed) -> Any:
+    """Return a view of the model with other modules in the place of some decoder layers.
+
+    Raises:
+        UnsupportedError: a module above the layers runs in a way of its own (compiled, or patched).
+    """
+    view: nn.Module = twin(place.layers, modules={str(index): layer for index, layer in changed.items()})
+    for module, name in reversed(place.path):
+        view = twin(module, modules={name: view})
+    return view
+
+
+def tapped_layer(layer: nn.Module, take: Callable[[Any], None]) -> nn.Module:
+    """Return a view of a layer that hands over each output."""
+
+    def hook(_module: nn.Module, _given: Any, output: Any) -> None:
+        take(output)
+
+    view = twin(layer, modules={}, own_forward=True)
+    hooks: dict[int, Any] = {**layer._forward_hooks, -1: hook}  # torch counts its own from 0
+    view.__dict__["_forward_hooks"] = hooks
+    return view
+
+
+def skipped_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
+    """Return a view of a layer that returns its input.
+
+    Args:
+        layer: the layer.
+        outputs: how many values it returns as a tuple, the hidden states first; None if they are no tuple.
+    """
+
+    def forward(*args: Any, **options: Any) -> Any:
+        hidden = args[0] if args else options["hidden_states"]
+        return hidden if outputs is None else (hidden, *[None] * (outputs - 1))
+
+    view = twin(layer, modules={}, own_forward=True)
+    view.__dict__ |= {"forward": forward, "_forward_hooks": {}, "_forward_pre_hooks": {}}
+    return view
+
+
+def with_config(module: nn.Module, old: Any, new: Any, *, outermost: bool = True) -> nn.Module:
+    """Return a view of a module in which every module that has the old config has the new one.
+
+    Modules that have neither the config nor others that do are the original ones.
+
+    Raises:
+        UnsupportedError: such a module, other than the outermost, runs in a way of its own.
+    """
+    changed: dict[str, nn.Module] = {}
+    for name, child in module._modules.items():
+        if child is not None:
+            view = with_config(child, old, new, outermost=False)
+            if view is not child:
+                changed[name] = view
+    has_config = module.__dict__.get("config") is old
+    if not (changed or has_config):
+        return module
+    view = twin(module, modules=changed, own_forward=outermost)
+    if has_config:
+        view.__dict__["config"] = new
+    return view
+
+
+def changed_config(config: Any, **changes: Any) -> Any:
+    """Return a shallow copy of a config with other attributes, bypassing what its setters do to parts it shares."""
+    changed = copy.copy(config)
+    changed.__dict__.update(changes)
+    return changed
+
+
+def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bool = False) -> nn.Module:
+    """Return a shallow copy of a module with some of its submodules exchanged.
+
+    Args:
+        module: the original.
+        modules: the submodules that differ, by name.
+        own_forward: whether a forward that somebody has put into the original, and that cannot be bound to the
+            copy, may stay as it is. It runs the original's submodules.
+
+    Raises:
+        UnsupportedError: somebody has put a forward into the original, and it cannot be bound to the copy.
+    """
+    state = dict(module.__dict__)
+    view: nn.Module = object.__new__(type(module))
+    state["_modules"] = {**module._modules, **modules}
+    state["_compiled_call_impl"] = None  # of the original
+    if "forward" in state:
+        rebound = _rebound(module, view)
+        if rebound is None and not own_forward:
+            raise UnsupportedError(
+                f"the forward of {type(module).__name__} was exchanged or compiled, so that hidden states, single "
+                "layers and batches cannot be separated in it; use the model as it was loaded."
+            )
+        state |= rebound or {}
+    view.__dict__.update(state)
+    for name in getattr(type(module), "__slots__", ()):
+        object.__setattr__(view, name, getattr(module, name))
+    return view
+
+
+def _rebound(module: nn.Module, view: nn.Module) -> dict[str, Any] | None:
+    """Return the forward that accelerate's hooks have put into a module, bound to its copy; None if it is another."""
+    forward, before = module.__dict__["forward"], module.__dict__.get("_old_forward")
+    partial = isinstance(forward, functools.partial) and forward.args == (module,)
+    if not (partial and isinstance(before, types.MethodType) and before.__self__ is module):
+        return None
+    rebound = functools.partial(forward.func, view, **forward.keywords)
+    return {
+        "forward": functools.update_wrapper(rebound, before),
+        "_old_forward": types.MethodType(before.__func__, view),
+    }
