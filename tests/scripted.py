@@ -1,15 +1,15 @@
-"""A drafter that drafts what it is told to, and recordings to play it on."""
+"""A drafter that drafts a given tree, and recordings to play it on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Needs, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.tree import DraftTree
 
 
@@ -19,10 +19,9 @@ def recording(output: Sequence[int], category: str = "a", prompt: Sequence[int] 
     return Recording(np.array(prompt, np.int32), np.array(output, np.int32), category, yields)
 
 
-class Scripted:
-    """Drafts the same tree every round and remembers what it was shown."""
+class Scripted(Drafter):
+    """Drafts the same tree every round and remembers what its sessions observed."""
 
-    needs = Needs()
     memory_bytes = 7
 
     def __init__(self, tree: DraftTree) -> None:
@@ -31,25 +30,26 @@ class Scripted:
         self.seen: list[list[int]] = []
         self.closed = 0
 
-    def open(self, prompt: Any, *, target: Any = None, seed: int = 0) -> Scripted:
-        """Begin a request."""
-        self.prompts.append(prompt.tolist())
-        return self
+    @property
+    def needs(self) -> Needs:
+        return NO_NEEDS
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        """Return the tree."""
-        return self.tree.head(max_nodes)
+    def open(self, start: Start) -> Session:
+        self.prompts.append(start.prompt.tolist())
+        return ScriptedSession(self)
+
+
+class ScriptedSession(Session):
+    """A session of it."""
+
+    def __init__(self, owner: Scripted) -> None:
+        self.owner = owner
+
+    def propose(self, budget: Budget) -> DraftTree:
+        return self.owner.tree.head(budget.nodes).within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
-        """Remember the tokens."""
-        self.seen.append(verified.tokens.tolist())
+        self.owner.seen.append(verified.tokens.tolist())
 
     def close(self) -> None:
-        """Count."""
-        self.closed += 1
-
-    def save(self, path: Path) -> None:
-        """Write nothing."""
-
-    def load(self, path: Path) -> None:
-        """Read nothing."""
+        self.owner.closed += 1

@@ -47,7 +47,7 @@ def test_why_a_text_ended(speculator: Speculator, stop_at: int, reason: str) -> 
     ("options", "said"),
     [
         ({"max_new_tokens": 5.5}, "whole number"),
-        ({"max_new_tokens": 0}, "1 or more"),
+        ({"max_new_tokens": 0}, "at least 1"),
         ({"max_length": 2}, "1 or more"),
         ({"temperature": 0, "min_p": 0.3}, "min_p would be ignored"),
         ({"temperature": 0, "do_sample": True}, "do_sample would be ignored"),

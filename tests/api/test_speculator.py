@@ -151,9 +151,9 @@ def test_a_prompt_beyond_the_positions_is_refused(tiny: Speculator) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"temperature": -1.0}, "0 or more"),
+        ({"temperature": -1.0}, "at least 0"),
         ({"temperature": 0.0, "top_p": 0.9}, "top_p would be ignored"),
-        ({"max_new_tokens": 0}, "1 or more"),
+        ({"max_new_tokens": 0}, "at least 1"),
         ({"no_such_option": 3}, "no_such_option"),
     ],
 )

@@ -13,34 +13,46 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 from models import VOCABULARY, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Needs, Verified
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.engine import HFEngine
+from speculant.registry import METHODS
 
 ARCHITECTURES = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 
 
-class GuessingDrafter:
+class GuessingDrafter(Drafter):
     """Drafts random trees around the right continuation, so that rounds accept, reject and branch."""
 
-    needs = Needs()
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text = list(text)
 
-    def __init__(self, text: Sequence[int], start: int) -> None:
-        self.text, self.at, self.random = list(text), start, random.Random(5)
+    @property
+    def needs(self) -> Needs:
+        return NO_NEEDS
 
-    def open(self, prompt: Any, *, target: Any = None, seed: int = 0) -> GuessingDrafter:
-        return self
+    def open(self, start: Start) -> GuessingSession:
+        return GuessingSession(self.text)
 
-    def propose(self, max_nodes: int) -> DraftTree:
-        paths = []
-        for _ in range(self.random.randint(1, 4)):
-            length = self.random.randint(1, 5)
+
+class GuessingSession(Session):
+    """Where a text stands."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text, self.at = text, 0
+
+    def propose(self, budget: Budget) -> DraftTree:
+        paths, source = [], random.Random(self.at)
+        for _ in range(source.randint(1, 4)):
+            length = source.randint(1, 5)
             path = self.text[self.at : self.at + length]
-            if path and self.random.random() < 0.7:
-                path[self.random.randrange(len(path))] = self.random.randrange(VOCABULARY)
-            paths.append([*path, self.random.randrange(VOCABULARY)])
-        self.random.shuffle(paths)
-        return DraftTree.from_paths(paths).head(max_nodes)
+            if path and source.random() < 0.7:
+                path[source.randrange(len(path))] = source.randrange(VOCABULARY)
+            paths.append([*path, source.randrange(VOCABULARY)])
+        source.shuffle(paths)
+        return DraftTree.from_paths(paths).head(budget.nodes).within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
         self.at += len(verified.tokens)
@@ -81,7 +93,7 @@ def both_ways(
     plain = model.generate(ids, **options, **make())[0].tolist()
     speculator = Speculator.from_transformers(model, method="none")
     speculator.nodes = 64
-    speculator.drafter = GuessingDrafter(plain[ids.shape[1] :], 0)
+    speculator.drafter = GuessingDrafter(plain[ids.shape[1] :])
     torch.manual_seed(11)
     ours = model.generate(ids, custom_generate=speculator, **options, **make())[0].tolist()
     return plain, ours, speculator
@@ -197,36 +209,59 @@ def test_scores_and_logits_are_those_of_generate() -> None:
     assert ours.past_key_values.get_seq_length() == ours.sequences.shape[1] - 1
 
 
-@pytest.mark.parametrize("method", ["none", "aded", "aded-paper"])
+def speculator_of(method: str, model: Any) -> Speculator:
+    """Return a speculator of a method, with a draft model where it takes one: the target itself."""
+    return Speculator.from_transformers(
+        model, method=method, nodes=8, draft_model=model if method == "draft-model" else None
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("sample", [True, False])
 def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> None:
-    """Guards the real drafters, whose drafts depend on what they learned."""
+    """Guards the real drafters, whose drafts depend on what they learned; all but sampled drafts keep the tokens."""
     model, ids = tiny_model("llama"), prompt_ids()
     options = SAMPLED if sample else {"do_sample": False}
-    speculator = Speculator.from_transformers(model, method=method, nodes=8)
+    speculator = speculator_of(method, model)
+    if sample and speculator.verifier.exactness != "tokens":
+        pytest.skip("the same distribution, not the same tokens: see test_speculative_sampling")
     for _ in range(2):
         torch.manual_seed(2)
-        plain = model.generate(ids, max_new_tokens=60, **options)
+        plain = model.generate(ids, max_new_tokens=50, **options)
         torch.manual_seed(2)
-        assert torch.equal(model.generate(ids, max_new_tokens=60, custom_generate=speculator, **options), plain)
+        assert torch.equal(model.generate(ids, max_new_tokens=50, custom_generate=speculator, **options), plain)
     stats = speculator.last_stats
     assert stats is not None
-    assert method == "none" or stats.mat > 1.5  # the second time it knows the text
+    if method not in ("none", "sad"):
+        assert stats.mat > 1.2  # the second time it knows the text
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_every_method_gives_a_batch_the_texts_of_requests_alone(method: str, temperature: float) -> None:
+    """Guards the same in batches, where drafts share a pass."""
+    model = tiny_model("llama")
+    speculator = speculator_of(method, model)
+    if temperature and speculator.verifier.exactness != "tokens":
+        pytest.skip("the same distribution, not the same tokens: see test_speculative_sampling")
+    prompts = [prompt_ids(length)[0].tolist() for length in (9, 4, 13)]
+    plain = Speculator.from_transformers(model, method="none")
+    options: dict[str, Any] = {"max_new_tokens": 25, "temperature": temperature}
+    alone = [plain.generate(prompt, seed=5 + i, **options).ids for i, prompt in enumerate(prompts)]
+    for _ in range(2):
+        assert [each.ids for each in speculator.generate_batch(prompts, seed=5, **options)] == alone
 
 
 def test_float64_logits_of_a_tree_are_those_of_plain_passes() -> None:
     """Guards the target itself to rounding: each row of a tree pass against a pass over its own path."""
-    from speculant.engines.hf.target import TransformersTarget
-
-    from speculant.engines.hf.capabilities import check_model
-
     for name in ("llama", "gemma3", "gpt2"):
         model, ids = tiny_model(name).double(), prompt_ids(20)
         tree = DraftTree.from_paths([[5, 6, 7, 8], [5, 9], [10, 11, 12], [10, 6]])
-        target = TransformersTarget(model, check_model(model), ids)
+        engine = HFEngine(model)
+        cache = engine.open(ids)
         with torch.no_grad():
-            target.prefill()
-            logits = target.verify(4, tree)
+            cache.prefill()
+            logits = engine.forward([(cache, 4, tree)])[0].logits
             for node in range(-1, len(tree)):
                 path = [4, *tree.tokens[tree.path(node)].tolist()]
                 alone = model(torch.cat([ids, torch.tensor([path])], dim=1)).logits[0, -1]
