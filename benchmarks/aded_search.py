@@ -22,6 +22,7 @@ import sentencepiece
 from tqdm import tqdm
 
 from speculant.cli.env import environment
+from speculant.core.drafter import Budget, Start
 from speculant.core.tree import Int32
 from speculant.drafters.aded.corpus import TrigramCounter
 from speculant.drafters.aded.drafter import AdedDrafter, save_table
@@ -39,7 +40,7 @@ def texts(data: Path, tokenizer: sentencepiece.SentencePieceProcessor) -> tuple[
 
 
 def resample(text: Int32, length: int, random: np.random.Generator) -> Int32:
-    """Return new text: a walk over the text's own bi-grams, which meets tri-grams that never occurred."""
+    """Return new text: a random walk over the text's own bi-grams, which yields tri-grams that never occurred."""
     order = np.argsort(text[:-1], kind="stable")
     starts = np.searchsorted(text[:-1][order], np.arange(VOCABULARY + 1))
     walkers = text[random.integers(0, len(text) - 1, 4096)]
@@ -97,15 +98,15 @@ def measure(drafter: AdedDrafter, queries: Int32, nodes: int, searches: int) -> 
     """Time searches as a session makes them, learning between them; watch the process's memory."""
     positions = np.random.default_rng(1).integers(2, len(queries) - 2, searches)
     times = np.empty(searches)
-    session = drafter.open(queries[:2])
+    session, budget = drafter.open(Start(prompt=queries[:2])), Budget(nodes=nodes, depth=nodes)
     for at in positions[:200]:
-        drafter.search(int(queries[at - 1]), int(queries[at]), nodes)
+        drafter.search(int(queries[at - 1]), int(queries[at]), budget)
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     drawn = 0
     for i, at in enumerate(tqdm(positions, disable=None)):
         began = time.perf_counter()
-        tree = drafter.search(int(queries[at - 1]), int(queries[at]), nodes)
+        tree = drafter.search(int(queries[at - 1]), int(queries[at]), budget)
         times[i] = time.perf_counter() - began
         drawn += len(tree)
     session.close()

@@ -1,7 +1,7 @@
-"""Speed and size of `mix` with many tokens in memory: synthetic text is learned, then recorded answers are played.
+"""Speed and size of `mix` with many tokens in memory: synthetic text is learned, then recorded outputs are replayed.
 
 The text is a Markov chain in which every token has successors of its own with Zipf's frequencies, so that n-grams
-repeat as in real text. The memory limit is 24 bytes a token. Then the gsm8k traces are played at 64 and 16 nodes.
+repeat as in real text. The memory limit is 24 bytes a token. Then the gsm8k traces are replayed at 64 and 16 nodes.
 
     python benchmarks/mix_memory.py --tokens 50000000 -o benchmarks/results/mix-memory.json
 """
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
+from speculant.core.drafter import Start
 from speculant.drafters.mix.drafter import MixDrafter
 
 VOCABULARY = 128_256
@@ -57,7 +58,7 @@ def main() -> None:
     for seed in range(args.tokens // DOCUMENT):
         text = chain(DOCUMENT, seed, VOCABULARY)
         began = time.perf_counter()
-        drafter.open(text).close()
+        drafter.open(Start(prompt=text)).close()
         seconds += time.perf_counter() - began
         most = max(most, drafter.memory_bytes)
     figures = {

@@ -1,8 +1,8 @@
-"""REST's datastore: what it costs to build one of 100 MB of text, and what drafting from it costs and brings.
+"""REST's datastore: the cost of building one from 100 MB of text, and the cost and benefit of drafting from it.
 
 The text is that of SPECULANT_DATA, cut into pieces of about 2000 characters that are shuffled anew for every
-repetition, so that all of it occurs several times. `speculant corpus build --kind suffix` sorts it in a process of its
-own, whose memory is watched and compared with that of the same command on one line. Then a held-out text is said token
+repetition, so that all of it occurs several times. `speculant corpus build --kind suffix` sorts it in its own process,
+whose memory is measured and compared with that of the same command on one line. Then a held-out text is committed token
 by token. Last, the first half of two files of traces is the corpus for the second.
 
     python benchmarks/rest_corpus.py -o benchmarks/results/rest-corpus.json
@@ -29,14 +29,14 @@ from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
 from speculant.cli.options import quieten
-from speculant.core.drafter import EMPTY_PATH, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.suffix.array import SuffixArrayBuilder
 from speculant.drafters.suffix.rest import RestDrafter, save_corpus
 from speculant.memory.file import read_header
 
 NODES = 64
-SAID = 5000  # tokens of the held-out text
+HELD_OUT = 5000  # tokens of the held-out text
 PIECE = 2000
 TRACES = {"llama31-8b-gsm8k": 128_256, "llama31-8b-instructcoder": 128_256}  # and their vocabulary
 BUILD = "import sys; from speculant.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -89,7 +89,7 @@ def pieces(files: list[Path], size: int) -> Iterator[str]:
 
 
 def build(text: Path, corpus: Path) -> dict[str, Any]:
-    """Run the command and watch its memory; resident pages of files can be taken back by the system, others cannot."""
+    """Run the command and measure its memory; resident pages of files can be evicted by the system, others cannot."""
     began = time.perf_counter()
     command = [sys.executable, "-c", BUILD, "corpus", "build", "--kind", "suffix", "-o", str(corpus), str(text)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -115,18 +115,18 @@ def build(text: Path, corpus: Path) -> dict[str, Any]:
 
 
 def propose(corpus: Path, text: str) -> dict[str, Any]:
-    """Say a text token by token and time each draft."""
+    """Commit a text token by token and time each draft."""
     header, _ = read_header(corpus)
-    ids = np.array(load_tokenizer()(text[: 20 * SAID])["input_ids"], np.int32)[: SAID + 1]
+    ids = np.array(load_tokenizer()(text[: 20 * HELD_OUT])["input_ids"], np.int32)[: HELD_OUT + 1]
     drafter = RestDrafter(vocabulary=int(ids.max()) + 1, tokenizer=header["tokenizer"], memory_limit=1 << 40)
     began = time.perf_counter()
     drafter.load(corpus)
     loading = time.perf_counter() - began
-    session = drafter.open(ids[:1])
+    session, budget = drafter.open(Start(prompt=ids[:1])), Budget(nodes=NODES, depth=NODES)
     micros, nodes, right = [], 0, 0
     for token in ids[1:]:
         began = time.perf_counter()
-        tree = session.propose(NODES)
+        tree = session.propose(budget)
         micros.append((time.perf_counter() - began) * 1e6)
         nodes += len(tree)
         right += token in tree.tokens[tree.children(-1)]
@@ -142,7 +142,7 @@ def propose(corpus: Path, text: str) -> dict[str, Any]:
 
 
 def replayed(path: Path, vocabulary: int) -> dict[str, Any]:
-    """Play the second half of a file, first with an empty memory, then with the first half as the corpus."""
+    """Replay the second half of a file, first with an empty memory, then with the first half as the corpus."""
     recordings = list(read_recordings(path))
     half = len(recordings) // 2
     tokenizer = f"ids-{vocabulary}"
@@ -153,12 +153,12 @@ def replayed(path: Path, vocabulary: int) -> dict[str, Any]:
         save_corpus(Path(folder) / "corpus", builder.blocks(), tokenizer=tokenizer)
         drafters = [RestDrafter(vocabulary=vocabulary, tokenizer=tokenizer) for _ in range(2)]
         drafters[1].load(Path(folder) / "corpus")
-        empty, begun = (replay(drafter, recordings[half:], nodes=NODES) for drafter in drafters)
+        empty, primed = (replay(drafter, recordings[half:], nodes=NODES) for drafter in drafters)
     return {
         "corpus_tokens": builder.tokens,
         "requests": len(recordings) - half,
         "mat_without_corpus": empty.mat,
-        "mat_with_corpus": begun.mat,
+        "mat_with_corpus": primed.mat,
     }
 
 

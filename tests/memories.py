@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Drafter, Verified
 from speculant.core.tree import DraftTree
 from speculant.memory.file import Memory, read_any_memory
@@ -15,7 +16,7 @@ from speculant.registry import METHODS
 from tables import ids
 
 VOCABULARY = 60
-KEPT = tuple(name for name, method in METHODS.items() if method.memory)
+KEPT = tuple(name for name, method in METHODS.items() if method.memory is not None)
 
 
 def drafter(method: str, **options: Any) -> Drafter:
@@ -26,7 +27,7 @@ def drafter(method: str, **options: Any) -> Drafter:
 def teach(held: Drafter, text: Iterable[int]) -> None:
     """Play a request that says `text` after its first token; the target finds the token after next likely too."""
     first, *rest = text
-    session = held.open(ids([first]))
+    session = held.open(start([first]))
     for token, following in zip(rest, [*rest[1:], rest[-1]], strict=True):
         best = np.array([[token, *[following] * 7]], np.int32)
         logits = -np.arange(8, dtype=np.float32)[None]
@@ -54,4 +55,4 @@ def drafted(path: Path, method: str, context: Iterable[int], **options: Any) -> 
     """Return what a drafter that begins with a file drafts after a context."""
     held = drafter(method, **options)
     held.load(path)
-    return held.open(ids(context)).propose(16).tokens.tolist()
+    return held.open(start(ids(context))).propose(budget(16)).tokens.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rounds import budget, start
 from speculant.bench.replay.player import Played, replay
 from speculant.bench.replay.traces import Recording
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
@@ -43,9 +44,9 @@ def trees(held: MixDrafter, *texts: np.ndarray, nodes: int = 16) -> list[tuple[l
     """Return all drafts for texts that are then learned, as plain numbers."""
     drafts = []
     for text in texts:
-        session = held.open(text[:20])
+        session = held.open(start(text[:20]))
         for token in text[20:].tolist():
-            tree = session.propose(nodes)
+            tree = session.propose(budget(nodes))
             drafts.append((tree.tokens.tolist(), tree.parents.tolist(), tree.weights.tolist()))
             commit(session, token)
     return drafts

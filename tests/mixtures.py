@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from speculant.drafters.mix.arrays import LONGEST_ROW, Features, new_features
 from speculant.drafters.mix.cells import UNIT, Cells, new_cells, observe
 from speculant.drafters.mix.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
-from speculant.drafters.mix.features import LONGEST_ROW, Evidence, gather, new_evidence
-from speculant.drafters.mix.mixer import combine, correct, new_mixer, remember, squash
+from speculant.drafters.mix.features import gather
+from speculant.drafters.mix.mixer import combine, new_mixer, remember, squash, train
 from speculant.drafters.mix.repetition import NOWHERE
 from tables import ids
 
@@ -23,10 +24,10 @@ class World:
         self.mixer = new_mixer(VOCABULARY)
         self.text: list[int] = []
         self.last_use = np.full(VOCABULARY, -1, np.int32)
-        self.evidence: Evidence = new_evidence()
+        self.features: Features = new_features()
 
     def table(self, context: int) -> Cells:
-        """Return the table in which a context's row stands."""
+        """Return the table that holds a context's rows."""
         return self.wide if WIDE[context] else self.narrow
 
     def hashes(self) -> np.ndarray:
@@ -37,26 +38,26 @@ class World:
         return hashes
 
     def gather(self, *, copied: int = NOWHERE, length: int = 0, most: int = LONGEST_ROW) -> int:
-        """Collect and weigh the candidates for the next token."""
+        """Collect the candidates for the next token and compute their logits."""
         count = gather(
             self.narrow, self.wide, self.mixer, self.hashes(), copied, length, self.last_use, len(self.text), most,
-            self.evidence,
+            self.features,
         )  # fmt: skip
-        combine(self.mixer, self.evidence, count)
+        combine(self.mixer, self.features, count)
         return count
 
     def probabilities(self) -> dict[int, float]:
         """Return each candidate's probability."""
         count = self.gather()
-        logits = self.evidence.logits[:count]
+        logits = self.features.logits[:count]
         return {
-            token: squash(self.mixer, z) for token, z in zip(self.evidence.candidates.tolist(), logits, strict=False)
+            token: squash(self.mixer, z) for token, z in zip(self.features.candidates.tolist(), logits, strict=False)
         }
 
     def learn(self, *tokens: int) -> None:
-        """Weigh the evidence for each token, then learn it."""
+        """Train the mixture on each token, then learn it."""
         for token in tokens:
-            correct(self.mixer, self.evidence, self.gather(), token)
+            train(self.mixer, self.features, self.gather(), token)
             hashes = self.hashes()
             for context in range(LEARNED):
                 if hashes[context]:

@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from speculant.core.errors import UnknownMethodError, UnsupportedError
+from speculant.core.errors import UnknownMethodError
 from speculant.registry import METHODS, find_method
-
-
-def build(name: str) -> object:
-    """Construct a method's drafter as the speculator does."""
-    return METHODS[name].build(**({} if name == "none" else {"vocabulary": 50, "tokenizer": "t"}))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_drafts(name: str) -> None:
-    """Each line of the table builds a drafter whose session proposes within its budget."""
-    session = build(name).open(np.array([1, 2, 3, 1, 2, 3, 1, 2], np.int32), seed=3)
-    assert len(session.propose(4)) <= 4
-    assert len(session.propose(0)) == 0
-    session.close()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_memory_column(name: str, tmp_path: Path) -> None:
-    """Exactly the methods that claim a memory write one."""
-    drafter = build(name)
-    try:
-        drafter.save(tmp_path / "memory")
-    except UnsupportedError:
-        assert not METHODS[name].memory
-    assert (tmp_path / "memory").exists() == METHODS[name].memory
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -129,7 +129,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="mix",
                 family="training-free, adaptive n-gram memory",
-                summary="many contexts at once, mixed by what each has been worth; calibrated; the default",
+                summary="many contexts at once, mixed by their measured reliability; calibrated; the default",
                 drafter="speculant.drafters.mix.drafter:MixDrafter",
                 memory="speculant.drafters.mix.memory:MIX",
                 replayable=True,
@@ -195,7 +195,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="recycling",
                 family="training-free, recycled logits",
-                summary="fixed tree over the target's own top 8 after each token it checked",
+                summary="fixed tree over the target's own top 8 after each token it verified",
                 drafter="speculant.drafters.recycling.drafter:RecyclingDrafter",
                 memory="speculant.drafters.recycling.memory:RECYCLING",
                 replayable=False,

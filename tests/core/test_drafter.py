@@ -1,4 +1,4 @@
-"""Plain decoding as a drafter: it drafts, learns and keeps nothing."""
+"""The contract of a drafter: its constants, its batched proposal and its optional memory."""
 
 from __future__ import annotations
 
@@ -6,27 +6,61 @@ from pathlib import Path
 
 import numpy as np
 
-from speculant.core.drafter import EMPTY_PATH, Needs, NoDrafter, Verified
+from rounds import budget, start
+from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.tree import DraftTree
-from tables import ids
 
 
-def test_no_drafter_drafts_nothing() -> None:
-    """The baseline of every comparison runs the same loop over empty drafts."""
-    drafter = NoDrafter()
-    session = drafter.open(ids([1, 2, 1, 2, 1]), seed=1)
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids([2])))
-    assert len(session.propose(64)) == 0
-    session.close()
-    assert drafter.needs == Needs(top_k=0, hidden_layers=())
+class Counting(Drafter):
+    """Opens sessions that draft their prompt's first token as often as they may."""
+
+    @property
+    def needs(self) -> Needs:
+        return NO_NEEDS
+
+    def open(self, start: Start) -> Session:
+        return Repeating(int(start.prompt[0]))
 
 
-def test_no_drafter_has_no_memory(tmp_path: Path) -> None:
-    """Saving leaves no file, and loading asks for none."""
-    drafter = NoDrafter()
-    drafter.save(tmp_path / "memory")
-    drafter.load(tmp_path / "memory")
-    assert list(tmp_path.iterdir()) == []
+class Repeating(Session):
+    """Drafts a chain of one token."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def propose(self, budget: Budget) -> DraftTree:
+        return DraftTree.from_paths([[self._token] * min(budget.nodes, budget.depth)])
+
+    def observe(self, verified: Verified) -> None:
+        raise AssertionError("a proposal observes nothing")
+
+    def close(self) -> None:
+        pass
+
+
+class Saving(Counting):
+    """Can be saved."""
+
+    def save(self, path: Path) -> None:
+        path.touch()
+
+    def load(self, path: Path) -> None:
+        pass
+
+
+def test_the_batched_proposal_asks_each_session_for_its_budget() -> None:
+    """Drafters without a batched pass need not write one."""
+    drafter = Counting()
+    sessions = [drafter.open(start([token])) for token in (3, 4)]
+    drafts = drafter.propose(sessions, [budget(2), budget(5, depth=1)])
+    assert [tree.tokens.tolist() for tree in drafts] == [[3, 3], [4]]
+
+
+def test_persistence_is_a_matter_of_methods() -> None:
+    """A drafter is persistent if it can save and load."""
+    assert isinstance(Saving(), Persistent)
+    assert not isinstance(Counting(), Persistent)
 
 
 def test_the_empty_path() -> None:

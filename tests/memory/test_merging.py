@@ -10,14 +10,14 @@ import pytest
 
 from memories import KEPT, VOCABULARY, drafted, learned
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.aded import memory as trigram
 from speculant.drafters.aded.frozen import thaw
-from speculant.drafters.recycling import RecyclingSettings, first_hits
+from speculant.drafters.recycling.drafter import RecyclingSettings, prior_hits
 from speculant.drafters.suffix.array import Block, sort_suffixes
 from speculant.drafters.suffix.history import documents_of
 from speculant.drafters.suffix.rest import save_corpus
 from speculant.memory.file import Memory, read_any_memory, write_memory
-from speculant.memory.kinds import kind_of
-from speculant.memory.merging import merge_tables, table_of
+from speculant.registry import find_memory_kind
 from tables import ids
 
 LIMIT = 64 << 20
@@ -26,14 +26,14 @@ FIRST, SECOND = [*range(10, 20)] * 3, [*range(30, 40)] * 3
 
 def merged(path: Path, *memories: Memory, limit: int = LIMIT) -> Path:
     """Merge memories into a file."""
-    arrays, facts = kind_of(memories[0]).merge(memories, limit)
+    arrays, facts = find_memory_kind(memories[0].kind).merge(memories, limit)
     write_memory(path, kind=memories[0].kind, tokenizer="t", arrays=arrays, facts=facts)
     return path
 
 
 def weights(memory: Memory) -> dict[tuple[int, int, int], int]:
     """Return the weights of a table's n-grams."""
-    a, b, c, weight = thaw(table_of(memory))
+    a, b, c, weight = thaw(trigram.table_of(memory))
     return {(x, y, z): n for x, y, z, n in zip(a.tolist(), b.tolist(), c.tolist(), weight.tolist(), strict=True)}
 
 
@@ -81,13 +81,13 @@ def test_weights_of_trigrams_add_up(tmp_path: Path) -> None:
 def test_the_heaviest_rows_of_trigrams_stay(tmp_path: Path) -> None:
     """A table over the limit loses its lightest rows and then fits; an index that does not fit is said."""
     often, seldom = learned(tmp_path, "aded", *[FIRST] * 4), learned(tmp_path, "aded", range(30, 56))
-    whole = merge_tables([often, seldom], LIMIT)[0]
+    whole = trigram.merge([often, seldom], LIMIT)[0]
     limit = sum(array.nbytes for array in whole.values()) - 150
     memory = read_any_memory(merged(tmp_path / "m", seldom, often, limit=limit))
     assert sum(array.nbytes for array in memory.arrays.values()) <= limit
     assert set(weights(often)) <= set(weights(memory)) < set(weights(often)) | set(weights(seldom))
     with pytest.raises(UnsupportedError, match="Raise the limit"):
-        merge_tables([often, seldom], 100)
+        trigram.merge([often, seldom], 100)
 
 
 @pytest.mark.parametrize("method", ["aded", "maxgram", "recycling"])
@@ -135,8 +135,8 @@ def test_the_last_file_that_knows_a_token_gives_its_row(tmp_path: Path) -> None:
     memory = read_any_memory(merged(tmp_path / "m", first, second))
     assert memory.arrays["successors"][1, 0] == 5
     assert memory.arrays["successors"][3, 0] == 4
-    gained = sum(each.arrays["hits"] - first_hits(8) for each in (first, second))
-    assert np.allclose(memory.arrays["hits"] - first_hits(8), gained)
+    gained = sum(each.arrays["hits"] - prior_hits(8) for each in (first, second))
+    assert np.allclose(memory.arrays["hits"] - prior_hits(8), gained)
 
 
 def test_matrices_of_different_settings_are_refused(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_most_frequent_bigrams_stay(tmp_path: Path) -> None:
     most = np.iinfo(np.int32).max
     first = bigrams(successors=[7, 8, 9, 10], counts=[most, 5, 3, 2])
     second = bigrams(successors=[9, 7, 11, 0], counts=[4, 3, 1, 0])
-    arrays, _ = kind_of(first).merge([first, second], LIMIT)
+    arrays, _ = find_memory_kind(first.kind).merge([first, second], LIMIT)
     assert arrays["successors"][1].tolist() == [7, 9, 8, 10]
     assert arrays["counts"][1].tolist() == [most, 7, 5, 2]
     assert not arrays["counts"][[0, 2]].any()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.cli.options import Subparsers, whole
 from speculant.cli.output import check_writable, say
 from speculant.core.errors import FileError, ForeignMemoryError, UsageError
-from speculant.registry import METHODS
+from speculant.registry import find_memory_kind, methods_reading
 
 if TYPE_CHECKING:
     from speculant.memory.file import Memory
@@ -86,7 +86,6 @@ def merge(args: argparse.Namespace) -> int:
         ForeignMemoryError: the files are of different kinds or tokenizers.
     """
     from speculant.memory.file import read_any_memory, write_memory
-    from speculant.memory.kinds import kind_of
 
     paths, output = [Path(file) for file in args.files], Path(args.output)
     check_writable(args.output)
@@ -99,12 +98,12 @@ def merge(args: argparse.Namespace) -> int:
     if output.exists() and output.resolve() not in places:
         raise UsageError(f"{output} exists and is none of the files to merge; name it among them, or a new file.")
     check_alike(paths, memories)
-    kind, first = kind_of(memories[0]), memories[0]
+    kind, first = find_memory_kind(memories[0].kind), memories[0]
     arrays, facts = kind.merge(memories, args.memory_limit << 20)
     write_memory(output.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
     merged = read_any_memory(output)
     for path, memory in zip([*paths, output], [*memories, merged], strict=True):
-        print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.holdings(memory))}")
+        print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.describe(memory))}")
     print(f"bytes       {output.stat().st_size}")
     return 0
 
@@ -116,13 +115,12 @@ def clear(args: argparse.Namespace) -> int:
         UsageError: nobody can be asked, and --yes was not given.
     """
     from speculant.memory.file import read_any_memory, write_memory
-    from speculant.memory.kinds import kind_of
 
     path = Path(args.file).resolve()  # a link's own file is what holds the text
     memory = read_any_memory(path)
-    kind = kind_of(memory)
+    kind = find_memory_kind(memory.kind)
     check_writable(str(path))
-    held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.holdings(memory))}"
+    held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.describe(memory))}"
     if not args.yes and not agreed(held):
         say("nothing was changed.")
         return 1
@@ -176,9 +174,8 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
         FileError: the file is gone.
     """
     from speculant.memory.file import VERSION
-    from speculant.memory.kinds import kind_of
 
-    kind = kind_of(memory)
+    kind = find_memory_kind(memory.kind)
     try:
         status = path.stat()
     except OSError as error:
@@ -187,14 +184,10 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
     return {
         "file": str(path),
         "kind": memory.kind,
-        "methods": [
-            method.name
-            for method in METHODS.values()
-            if method.drafter.startswith(f"{kind.module}:") and (method.memory or method.corpus)
-        ],
+        "methods": [method.name for method in methods_reading(memory.kind)],
         "tokenizer": memory.tokenizer,
         "vocabulary": memory.facts.get("vocabulary"),
-        "holds": kind.holdings(memory),
+        "holds": kind.describe(memory),
         "bytes": status.st_size,
         "checksums": "verified",
         "version": VERSION,

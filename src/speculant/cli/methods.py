@@ -41,5 +41,5 @@ def _to_json(method: Method) -> dict[str, str | bool]:
         "exactness": method.exactness,
         "summary": method.summary,
         "source": method.source,
-        "memory": method.memory,
+        "memory": method.memory is not None,
     }

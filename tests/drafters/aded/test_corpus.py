@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rounds import budget
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.aded.corpus import LONGEST_BIGRAM_ROW, TrigramCounter, count_trigrams
 from speculant.drafters.aded.drafter import AdedDrafter, save_table
@@ -112,5 +113,5 @@ def test_the_drafter_loads_it(tmp_path: Path) -> None:
     save_table(tmp_path / "table", counter.table(), tokenizer="x", vocabulary=VOCABULARY)
     drafter = AdedDrafter(vocabulary=VOCABULARY, tokenizer="x")
     drafter.load(tmp_path / "table")
-    assert drafter.search(4, 2, 1).tokens.tolist() == [5]
-    assert drafter.search(6, 2, 1).tokens.tolist() == [3]
+    assert drafter.search(4, 2, budget(1)).tokens.tolist() == [5]
+    assert drafter.search(6, 2, budget(1)).tokens.tolist() == [3]

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant.core.drafter import EMPTY_PATH, Needs, Session, Verified
+from rounds import budget, start
+from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
@@ -67,28 +69,28 @@ def test_kernels_are_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_whole_prompt_is_learned() -> None:
     """A long prompt is known from its first token on, before anything is generated."""
     held = drafter()
-    session = held.open(ids([*range(100, 140), 100, 101]))
-    assert session.propose(8).tokens.tolist() == list(range(102, 110))
+    session = held.open(start([*range(100, 140), 100, 101]))
+    assert session.propose(budget(8)).tokens.tolist() == list(range(102, 110))
 
 
 def test_a_prompt_of_one_token() -> None:
     """Where the official drafter ends the process: nothing is drafted at first, then bi-grams help."""
     held = drafter()
-    session = held.open(ids([5]))
-    assert len(session.propose(8)) == 0
+    session = held.open(start([5]))
+    assert len(session.propose(budget(8))) == 0
     commit(session, 6)
     commit(session, 5)
-    assert session.propose(8).tokens.tolist()[:2] == [6, 5]
-    assert held.open(ids([5])).propose(1).tokens.tolist() == [6]
+    assert session.propose(budget(8)).tokens.tolist()[:2] == [6, 5]
+    assert held.open(start([5])).propose(budget(1)).tokens.tolist() == [6]
 
 
 def test_an_empty_prompt() -> None:
     """Engines may begin with nothing; the drafter just has nothing to say."""
-    session = drafter().open(ids([]))
-    assert len(session.propose(8)) == 0
+    session = drafter().open(start([]))
+    assert len(session.propose(budget(8))) == 0
     commit(session, 1)
     commit(session, 2, 1)
-    assert session.propose(1).tokens.tolist() == [2]
+    assert session.propose(budget(1)).tokens.tolist() == [2]
 
 
 def test_every_token_is_learned_once() -> None:
@@ -97,11 +99,11 @@ def test_every_token_is_learned_once() -> None:
     held, naive = drafter(), NaiveTable(AdedSettings().rule())
     for _ in range(5):
         text = random.integers(0, 6, 60).tolist()
-        session = held.open(ids(text[:20]))
+        session = held.open(start(ids(text[:20])))
         at = 20
         while at < 60:
             step = int(random.integers(1, 5))
-            session.propose(4)
+            session.propose(budget(4))
             commit(session, *text[at : at + step])
             at += step
         session.close()
@@ -114,7 +116,7 @@ def test_every_token_is_learned_once() -> None:
 def test_the_targets_best_tokens_are_learned() -> None:
     """Every row of a pass teaches its own context, rejected nodes too; the first row is the root's."""
     held = drafter(settings=AdedSettings(top_k=2, strength=3.0))
-    session = held.open(ids([10, 11]))
+    session = held.open(start([10, 11]))
     tree = make_tree([21, 22, 23, 24], [-1, -1, 0, 2])
     best = ids(range(100, 110)).reshape(5, 2)
     logits = np.log(np.array([[0.5, 0.25]] * 5, np.float32))
@@ -126,7 +128,7 @@ def test_the_targets_best_tokens_are_learned() -> None:
         assert (learned[100 + 2 * row], learned[101 + 2 * row]) == (2 * UNIT, UNIT)
     assert dict(row_of(held._table, 10, 11))[21] == UNIT
     assert contexts_of(held._table) == {*contexts, *((NONE, b) for _, b in contexts), (NONE, 10)}
-    assert held.search(11, 22, 1).tokens.tolist() == [104]
+    assert held.search(11, 22, budget(1)).tokens.tolist() == [104]
     # The next round hangs below the last token, whose predecessor was committed in this one.
     session.observe(
         Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids([5]), top_ids=best[:1], top_logits=logits[:1])
@@ -144,9 +146,9 @@ def test_what_is_asked_of_the_target() -> None:
 def test_budget() -> None:
     """A draft has the nodes that were asked for, no more, and none where none were."""
     held = drafter()
-    session = held.open(language(1, 3000))
+    session = held.open(start(language(1, 3000)))
     for nodes in (0, 1, 2, 63, 64, 300):
-        tree = session.propose(nodes)
+        tree = session.propose(budget(nodes))
         assert len(tree) == nodes
         assert len(paths_of(tree)) == nodes
 
@@ -155,9 +157,9 @@ def test_same_input_same_draft() -> None:
     """Two processes that saw the same draft the same trees, whatever the seed."""
     drafts = []
     for seed in (0, 1):
-        session = drafter().open(language(2, 500), seed=seed)
+        session = drafter().open(start(language(2, 500)))
         for token in language(3, 40).tolist():
-            tree = session.propose(16)
+            tree = session.propose(budget(16))
             drafts.append((seed, tree.tokens.tolist(), tree.parents.tolist(), tree.weights.tolist()))
             commit(session, token)
     half = len(drafts) // 2
@@ -167,11 +169,14 @@ def test_same_input_same_draft() -> None:
 def test_settings() -> None:
     """The settings reach the table and the search."""
     text = ids([1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2])
-    assert len(drafter(settings=AdedSettings(longest_row=2)).open(text).propose(2).children(-1)) == 2
+    assert len(drafter(settings=AdedSettings(longest_row=2)).open(start(text)).propose(budget(2)).children(-1)) == 2
     short = drafter(settings=AdedSettings(longest_row=1))
-    assert short.open(text).propose(1).weights[0] > drafter().open(text).propose(1).weights[0]
-    sure = drafter(settings=AdedSettings(escape=0.0, row_memory=1.0)).open(ids([1, 2, 3, 1, 2]))
-    assert sure.propose(1).weights.tolist() == [1.0]
+    assert (
+        short.open(start(text)).propose(budget(1)).weights[0]
+        > drafter().open(start(text)).propose(budget(1)).weights[0]
+    )
+    sure = drafter(settings=AdedSettings(escape=0.0, row_memory=1.0)).open(start([1, 2, 3, 1, 2]))
+    assert sure.propose(budget(1)).weights.tolist() == [1.0]
 
 
 def test_a_vocabulary_too_large() -> None:
@@ -197,7 +202,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         for before in (a, NONE):
             saved, found = dict(row_of(held._table, before, b)), dict(row_of(loaded._table, before, b))
             assert found == pytest.approx(saved, rel=0.034)
-        drafts = [set(paths_of(one.search(a, b, 16))) for one in (held, loaded)]
+        drafts = [set(paths_of(one.search(a, b, budget(16)))) for one in (held, loaded)]
         same += len(drafts[0] & drafts[1]) / len(drafts[0])
     assert same / 79 > 0.9
 
@@ -226,7 +231,7 @@ def test_learning_goes_on_after_loading(tmp_path: Path) -> None:
         held.learn(ids([900, 901, 902 + run]))
         held.save(tmp_path / "memory")
     for run in range(3):
-        assert held.search(100 * run, 100 * run + 1, 3).tokens.tolist() == [100 * run + 2 + i for i in range(3)]
+        assert held.search(100 * run, 100 * run + 1, budget(3)).tokens.tolist() == [100 * run + 2 + i for i in range(3)]
     assert sorted(dict(row_of(held._table, 900, 901))) == [902, 903, 904]
 
 
@@ -279,7 +284,7 @@ def test_a_limit_too_small_for_the_index(tmp_path: Path, limit: int) -> None:
     held.save(tmp_path / "memory")
     with pytest.raises(UnsupportedError, match="Raise the limit"):
         held.load(tmp_path / "memory")
-    assert len(held.search(1, 31, 4))
+    assert len(held.search(1, 31, budget(4)))
     larger = drafter(vocabulary=20_000)
     larger.load(tmp_path / "memory")
     assert larger._table.base.nbytes > limit
@@ -324,9 +329,9 @@ def test_models_that_pad_their_vocabulary_differently(tmp_path: Path) -> None:
             held = first
         else:
             held.load(tmp_path / "memory")
-        assert held.search(NONE, 2, 1).tokens.tolist() == [3]
+        assert held.search(NONE, 2, budget(1)).tokens.tolist() == [3]
         held.learn(ids([50, 2, 4]))
-        tree = held.search(50, 2, 50)
+        tree = held.search(50, 2, budget(50))
         assert len(paths_of(tree)) == len(tree)
         held.save(tmp_path / "memory")
 
@@ -339,9 +344,9 @@ def test_threads_share_the_memory(tmp_path: Path) -> None:
 
     def work(text: np.ndarray, path: Path) -> None:
         try:
-            session = held.open(text[:100])
+            session = held.open(start(text[:100]))
             for at in range(100, len(text), 4):
-                tree = session.propose(32)
+                tree = session.propose(budget(32))
                 assert set(tree.tokens.tolist()) <= set(range(text[0] // 100 * 100, text[0] // 100 * 100 + 100))
                 commit(session, *text[at : at + 4].tolist())
                 if at % 1000 == 0:
@@ -386,7 +391,7 @@ def test_the_published_setting_saves_nothing(tmp_path: Path) -> None:
 def test_the_targets_other_choices_are_learned(tmp_path: Path) -> None:
     """What the target found likely at a rejected node is drafted the next time that context comes up."""
     held = drafter(settings=AdedSettings(top_k=2))
-    session = held.open(ids([7, 8]))
+    session = held.open(start([7, 8]))
     tree = DraftTree.from_paths([[9, 10]])
     session.observe(
         Verified(
@@ -397,6 +402,6 @@ def test_the_targets_other_choices_are_learned(tmp_path: Path) -> None:
             top_logits=np.array([[2.0, 1.9], [2.0, 1.0], [2.0, 1.0]], np.float32),
         )
     )
-    assert held.search(7, 8, 2).tokens.tolist() == [30, 31]
-    assert held.search(8, 9, 2).tokens.tolist() == [40, 41]
-    assert held.search(9, 10, 2).tokens.tolist() == [50, 51]
+    assert held.search(7, 8, budget(2)).tokens.tolist() == [30, 31]
+    assert held.search(8, 9, budget(2)).tokens.tolist() == [40, 41]
+    assert held.search(9, 10, budget(2)).tokens.tolist() == [50, 51]

@@ -10,10 +10,11 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pytest
 
+from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
-from speculant.drafters.aded.drafter import PAPER_JUNK, PAPER_RULE, AdedPaperDrafter
+from speculant.drafters.aded.drafter import PAPER_FALLBACK, PAPER_RULE, AdedPaperDrafter
 from speculant.drafters.aded.table import TrigramTable
 from tables import ids, row_of, table
 from trees import paths_of
@@ -165,7 +166,7 @@ def test_budget_of_the_published_draft() -> None:
 def test_only_the_end_of_the_prompt_is_learned() -> None:
     """As the official drafter after one call with 40 distinct ids: nothing follows (105, 106), something (130, 131)."""
     drafter = AdedPaperDrafter(vocabulary=1000)
-    drafter.open(ids(range(100, 140))).propose(64)
+    drafter.open(start(range(100, 140))).propose(budget(64))
     assert row_of(drafter._table, 105, 106) == []
     assert row_of(drafter._table, 130, 131) == [(132, 52)]
     assert drafter._table.successors == 14
@@ -174,13 +175,13 @@ def test_only_the_end_of_the_prompt_is_learned() -> None:
 def test_the_update() -> None:
     """Each drafting step adds 0.04 to the last 14 tri-grams, up to 3.0, in units of 1/1300."""
     drafter = AdedPaperDrafter(vocabulary=1000)
-    session = drafter.open(ids(range(100, 140)))
+    session = drafter.open(start(range(100, 140)))
     for step in range(1, 80):
-        session.propose(64)
+        session.propose(budget(64))
         assert row_of(drafter._table, 137, 138) == [(139, min(52 * step, 3900))]
     assert 0.04 * puct.SCALE == 52
     session.observe(committed(7))
-    session.propose(64)
+    session.propose(budget(64))
     assert row_of(drafter._table, 138, 139) == [(7, 52)]
     # The window has moved on by one token.
     assert row_of(drafter._table, 124, 125) == [(126, 3900)]
@@ -190,19 +191,19 @@ def test_the_update() -> None:
 def test_junk_where_nothing_is_known() -> None:
     """After a pair never seen the published code drafts token 100, in small vocabularies one that exists."""
     for vocabulary in (1000, 60):
-        session = AdedPaperDrafter(vocabulary=vocabulary).open(ids(range(30)))
-        tree = session.propose(64)
-        assert tree.tokens.tolist() == [PAPER_JUNK % vocabulary]
-    assert PAPER_JUNK == 100
+        session = AdedPaperDrafter(vocabulary=vocabulary).open(start(range(30)))
+        tree = session.propose(budget(64))
+        assert tree.tokens.tolist() == [PAPER_FALLBACK % vocabulary]
+    assert PAPER_FALLBACK == 100
 
 
 @pytest.mark.parametrize("length", [0, 1])
 def test_too_short_a_prompt(length: int) -> None:
     """Where the official drafter kills the process, nothing is drafted, and the next token mends it."""
-    session = AdedPaperDrafter(vocabulary=1000).open(ids([5] * length))
-    assert len(session.propose(64)) == 0
+    session = AdedPaperDrafter(vocabulary=1000).open(start(ids([5] * length)))
+    assert len(session.propose(budget(64))) == 0
     session.observe(committed(6, 7))
-    assert session.propose(64).tokens.tolist() == [PAPER_JUNK]
+    assert session.propose(budget(64)).tokens.tolist() == [PAPER_FALLBACK]
 
 
 def test_bounds_of_the_draft() -> None:
@@ -211,17 +212,17 @@ def test_bounds_of_the_draft() -> None:
         text = np.random.default_rng(vocabulary).integers(0, vocabulary, 600).astype(np.int32)
         drafter = AdedPaperDrafter(vocabulary=vocabulary)
         drafter.learn(text)
-        session, other = (drafter.open(text[:30], seed=4) for _ in range(2))
+        session, other = (drafter.open(start(text[:30])) for _ in range(2))
         depths = set()
         for token in text[30:80].tolist():
-            tree = session.propose(1000)
+            tree = session.propose(budget(1000))
             assert 1 <= len(tree) <= 64
             assert len(paths_of(tree)) == len(tree)
             depths.add(int(tree.depths().max()))
             session.observe(committed(token))
         assert max(depths) == 4
-        assert len(other.propose(3)) == 3
-        assert len(other.propose(0)) == 0
+        assert len(other.propose(budget(3))) == 3
+        assert len(other.propose(budget(0))) == 0
 
 
 def test_same_seed_same_draft() -> None:
@@ -230,10 +231,10 @@ def test_same_seed_same_draft() -> None:
 
     def drafts(seed: int) -> list[list[int]]:
         drafter = AdedPaperDrafter(vocabulary=3)
-        session = drafter.open(text[:50], seed=seed)
+        session = drafter.open(start(text[:50]))
         listed = []
         for token in text[50:120].tolist():
-            tree = session.propose(64)
+            tree = session.propose(budget(64))
             listed.append([*tree.tokens.tolist(), *tree.parents.tolist()])
             session.observe(committed(token))
         return listed

@@ -20,7 +20,7 @@ Path = tuple[int, ...]
 
 def search(held: TrigramTable, before: int, root: int, limit: int, escape: float, exploration: float) -> DraftTree:
     """Run the search as the drafter does."""
-    found = best_first(held.young, held.old, held.base, before, root, limit, held.rule, escape, exploration, 1.0)
+    found = best_first(held.young, held.old, held.base, before, root, limit, limit, held.rule, escape, exploration, 1.0)
     return DraftTree(*found)
 
 
@@ -122,7 +122,7 @@ def test_cutting_saves_time_not_nodes(cut: float, share: float) -> None:
         held, before, root = random_table(seed)
         whole = search(held, before, root, 24, 0.7, 1.0)
         levels = held.young, held.old, held.base
-        part = DraftTree(*best_first(*levels, before, root, 24, held.rule, 0.7, 1.0, cut))
+        part = DraftTree(*best_first(*levels, before, root, 24, 24, held.rule, 0.7, 1.0, cut))
         slow = Exhaustive(held, before, root, 0.7, 1.0)
         assert len(part) == len(whole)
         assert part.weights.tolist() == pytest.approx([slow.rate(path)[0] for path in paths_of(part)], rel=1e-4)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from speculant.core.errors import UnsupportedError
 from speculant.drafters.copying.context import (
     Context,
-    RequestDrafter,
     copied,
     heaviest_first,
     longest_match,
@@ -109,13 +105,3 @@ def test_heaviest_first() -> None:
     kept = heaviest_first(tokens, parents, weights, 4)
     assert [array.tolist() for array in kept] == [[12, 13, 10, 11], [-1, 0, -1, 2], [0.5, 0.5, 0.25, 0.25]]
     assert kept[2].dtype == np.float32
-
-
-def test_nothing_is_saved(tmp_path: Path) -> None:
-    """Drafters that keep nothing between requests say so and name a way out."""
-    drafter = RequestDrafter()
-    for act in (drafter.save, drafter.load):
-        with pytest.raises(UnsupportedError, match=r"keeps no memory.*'mix'"):
-            act(tmp_path / "memory")
-    assert list(tmp_path.iterdir()) == []
-    assert drafter.memory_bytes == 0

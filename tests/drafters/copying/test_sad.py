@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speculant.core.drafter import EMPTY_PATH, Needs, Session, Verified
+from rounds import budget, start
+from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
 from speculant.drafters.copying.sad import SadDrafter, SadSettings
 from tables import ids
@@ -13,7 +15,7 @@ from tables import ids
 
 def open_session(prompt: list[int], **settings: int) -> Session:
     """Begin a request."""
-    return SadDrafter(vocabulary=1000, settings=SadSettings(**settings)).open(ids(prompt))
+    return SadDrafter(vocabulary=1000, settings=SadSettings(**settings)).open(start(ids(prompt)))
 
 
 def commit(session: Session, *tokens: int) -> None:
@@ -42,12 +44,12 @@ def naive_place(prompt: list[int], output: list[int]) -> int | None:
 def test_the_prompt_is_taken_for_the_output() -> None:
     """Everything is drafted from the first token on, as a chain, and the pointer moves with the output."""
     session = open_session([1, 2, 3, 4, 5])
-    tree = session.propose(64)
+    tree = session.propose(budget(64))
     assert (tree.tokens.tolist(), tree.parents.tolist()) == ([1, 2, 3, 4, 5], [-1, 0, 1, 2, 3])
     commit(session, 1, 2)
-    assert session.propose(2).tokens.tolist() == [3, 4]
+    assert session.propose(budget(2)).tokens.tolist() == [3, 4]
     commit(session, 3, 4, 5)
-    assert len(session.propose(64)) == 0
+    assert len(session.propose(budget(64))) == 0
     assert SadDrafter(vocabulary=9).needs == Needs()
 
 
@@ -55,23 +57,23 @@ def test_a_correction() -> None:
     """After a token that departs nothing is drafted, until one comes that stands in the prompt once."""
     session = open_session([10, 11, 12, 13, 11, 14, 15])
     commit(session, 10, 99)
-    assert len(session.propose(64)) == 0
+    assert len(session.propose(budget(64))) == 0
     commit(session, 11)
-    assert len(session.propose(64)) == 0
+    assert len(session.propose(budget(64))) == 0
     commit(session, 14)
-    assert session.propose(64).tokens.tolist() == [15]
+    assert session.propose(budget(64)).tokens.tolist() == [15]
 
 
 def test_two_tokens_can_align_where_one_cannot() -> None:
     """The shortest end of the output that is unique in the prompt counts."""
     session = open_session([10, 11, 12, 13, 11, 14, 15])
     commit(session, 99, 13, 99, 13, 11)
-    assert session.propose(64).tokens.tolist() == [14, 15]
+    assert session.propose(budget(64)).tokens.tolist() == [14, 15]
     longer = open_session([10, 11, 12, 13, 11, 14, 15], shortest=2)
     commit(longer, 99, 13)
-    assert len(longer.propose(64)) == 0
+    assert len(longer.propose(budget(64))) == 0
     commit(longer, 11)
-    assert longer.propose(64).tokens.tolist() == [14, 15]
+    assert longer.propose(budget(64)).tokens.tolist() == [14, 15]
 
 
 def test_against_the_definition() -> None:
@@ -83,7 +85,7 @@ def test_against_the_definition() -> None:
         session, output = open_session(prompt), []
         for _ in range(40):
             place = naive_place(prompt, output)
-            tokens = session.propose(64).tokens.tolist()
+            tokens = session.propose(budget(64)).tokens.tolist()
             assert tokens == ([] if place is None else prompt[place:])
             followed += bool(tokens) and len(output) > 5
             agreed = tokens[: int(random.integers(0, 3))] if random.random() < 0.7 else []
@@ -97,17 +99,17 @@ def test_an_empty_prompt_and_no_budget() -> None:
     """Nothing to repeat, or nowhere to put it."""
     session = open_session([])
     commit(session, 1)
-    assert len(session.propose(8)) == 0
-    assert len(open_session([1, 2]).propose(0)) == 0
-    assert len(open_session([1, 2, 3], drafted=2).propose(8)) == 2
+    assert len(session.propose(budget(8))) == 0
+    assert len(open_session([1, 2]).propose(budget(0))) == 0
+    assert len(open_session([1, 2, 3], drafted=2).propose(budget(8))) == 2
 
 
 def test_weights_follow_what_was_right() -> None:
     """At the start little speaks for the prompt; a long agreement makes it sure; weights fall along the chain."""
     session = open_session(list(range(100)))
-    first = session.propose(64)
+    first = session.propose(budget(64))
     assert first.weights[0] == pytest.approx(0.05)
     commit(session, *range(60))
-    later = session.propose(64)
+    later = session.propose(budget(64))
     assert later.weights[0] > 0.95
     assert (np.diff(later.weights) <= 0).all()

@@ -8,13 +8,13 @@ import numpy as np
 
 from speculant.drafters.mix.contexts import (
     CONTEXTS,
-    ECHO_ONE,
-    ECHO_TWO,
     FREQUENT,
     ORDERS,
     SHORTER,
     SKELETON,
     SKIP,
+    TARGET_ONE,
+    TARGET_TWO,
     WIDE,
     WINDOW,
     hash_contexts,
@@ -58,8 +58,8 @@ def test_a_context_is_its_tokens() -> None:
         same = [one == two for one, two in zip(hashed(*text), hashed(*other), strict=True)]
         assert same[:ORDERS] == [length < behind for length in SUFFIXES]
         assert same[SKIP] == (behind != 2)
-        assert same[ECHO_ONE] == (behind != 1)
-        assert same[ECHO_TWO] == (behind > 2)
+        assert same[TARGET_ONE] == (behind != 1)
+        assert same[TARGET_TWO] == (behind > 2)
 
 
 def test_order_counts() -> None:
@@ -72,9 +72,9 @@ def test_order_counts() -> None:
 
 def test_no_context_is_anothers() -> None:
     """A token of one kind of context hashes as no token of another kind: they share tables."""
-    singles = {hashed(token, token)[kind] for token in range(3000) for kind in (0, SKIP, ECHO_ONE)}
+    singles = {hashed(token, token)[kind] for token in range(3000) for kind in (0, SKIP, TARGET_ONE)}
     assert len(singles) == 3 * 3000
-    pairs = {hashed(*pair)[kind] for pair in product(range(50), repeat=2) for kind in (1, ECHO_TWO)}
+    pairs = {hashed(*pair)[kind] for pair in product(range(50), repeat=2) for kind in (1, TARGET_TWO)}
     assert len(pairs) == 2 * 50**2
     counts = frequencies(*range(8))
     fours = {hashed(*four, counts=counts)[kind] for four in product(range(8), repeat=4) for kind in (3, SKELETON)}

@@ -1,4 +1,4 @@
-"""Mix: what it drafts, and how well it knows its chances."""
+"""Mix: what it drafts, and how well its probabilities are calibrated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from mixes import VOCABULARY, check, commit, drafter, language, play, trees
-from speculant.core.drafter import EMPTY_PATH, Needs, Verified
+from rounds import budget, start
+from speculant.core.drafter import EMPTY_PATH, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
+from speculant.drafters.mix.arrays import LONGEST_ROW, SAMPLES, new_features
 from speculant.drafters.mix.cells import MAX_TOKENS
-from speculant.drafters.mix.contexts import CONTEXTS, ECHO_ONE, ECHO_TWO, WINDOW, hash_contexts
+from speculant.drafters.mix.contexts import CONTEXTS, TARGET_ONE, TARGET_TWO, WINDOW, hash_contexts
 from speculant.drafters.mix.drafter import MixDrafter, MixSession, MixSettings
-from speculant.drafters.mix.features import LONGEST_ROW, gather, new_evidence
+from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.mixer import combine, squash
 from speculant.drafters.mix.repetition import NOWHERE, seek
 from tables import ids
@@ -35,42 +38,42 @@ def test_a_repeated_text_is_known() -> None:
 def test_drafts_are_trees() -> None:
     """Whatever the budget: as many nodes as asked for, best first."""
     held = drafter()
-    session = held.open(language(1, 3000))
+    session = held.open(start(language(1, 3000)))
     for nodes in (0, 1, 2, 63, 64, 300):
-        tree = session.propose(nodes)
+        tree = session.propose(budget(nodes))
         check(tree, nodes)
         assert len(tree) == nodes
     for token in language(2, 100).tolist():
-        check(session.propose(20), 20)
+        check(session.propose(budget(20)), 20)
         commit(session, token)
 
 
 def test_a_prompt_of_one_token() -> None:
     """Nothing is known at first; one token later its follower is."""
     held = drafter()
-    session = held.open(ids([5]))
-    assert {path[-1] for path in paths_of(session.propose(8))} <= {5}
+    session = held.open(start([5]))
+    assert {path[-1] for path in paths_of(session.propose(budget(8)))} <= {5}
     commit(session, 6)
     commit(session, 5)
-    assert session.propose(8).tokens[0] == 6
-    assert held.open(ids([5])).propose(1).tokens.tolist() == [6]
+    assert session.propose(budget(8)).tokens[0] == 6
+    assert held.open(start([5])).propose(budget(1)).tokens.tolist() == [6]
 
 
 def test_an_empty_prompt() -> None:
     """Engines may begin with nothing; the drafter just has nothing to say."""
     held = drafter(settings=MixSettings(top_k=2))
-    session = held.open(ids([]))
-    assert len(session.propose(8)) == 0
+    session = held.open(start([]))
+    assert len(session.propose(budget(8))) == 0
     top = {"top_ids": ids([[1, 2]]), "top_logits": np.zeros((1, 2), np.float32)}
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids([1]), **top))
     commit(session, 2, 1)
-    assert session.propose(1).tokens.tolist() == [2]
+    assert session.propose(budget(1)).tokens.tolist() == [2]
 
 
 def test_long_answers() -> None:
     """A text that outgrows its first room is kept whole, however many tokens a round brings."""
     held, text = drafter(), language(3, 5000)
-    session = held.open(text[:10])
+    session = held.open(start(text[:10]))
     at = 10
     for step in (1, 1500, 3, 2400):
         commit(session, *text[at : at + step].tolist())
@@ -83,15 +86,15 @@ def test_long_answers() -> None:
 def test_ids_beyond_the_vocabulary() -> None:
     """They are refused before anything is learned, and the drafter goes on."""
     held = drafter()
-    session = held.open(language(4, 100))
+    session = held.open(start(language(4, 100)))
     before = trees(drafter(), language(5, 40))
     for wrong in (-1, VOCABULARY, MAX_TOKENS):
         with pytest.raises(ValueError, match="from 0 to 999"):
-            held.open(ids([1, wrong, 2]))
+            held.open(start([1, wrong, 2]))
         with pytest.raises(ValueError, match="from 0 to 999"):
             commit(session, wrong)
     commit(session, 5)
-    check(session.propose(8), 8)
+    check(session.propose(budget(8)), 8)
     assert len(trees(held, language(5, 40))) == len(before)
     with pytest.raises(UnsupportedError, match=str(MAX_TOKENS)):
         drafter(vocabulary=MAX_TOKENS + 1)
@@ -101,7 +104,9 @@ def test_same_input_same_draft() -> None:
     """Two processes that saw the same draft the same trees, whatever the seed."""
     texts = [language(seed, 150) for seed in (6, 7)]
     assert trees(drafter(), *texts) == trees(drafter(), *texts)
-    assert paths_of(drafter().open(texts[0], seed=1).propose(9)) == paths_of(drafter().open(texts[0]).propose(9))
+    assert paths_of(drafter().open(start(texts[0])).propose(budget(9))) == paths_of(
+        drafter().open(start(texts[0])).propose(budget(9))
+    )
 
 
 class Exhaustive:
@@ -111,7 +116,7 @@ class Exhaustive:
         self.tables = held._tables
         self.text = session._text[: session._length]
         self.last_use, self.heads, self.copy = session._request
-        self.evidence = new_evidence()
+        self.features = new_features()
 
     def below(self, path: tuple[int, ...], place: int, agreed: int) -> list[tuple[int, float, int, int]]:
         """Return each child's token and conditional probability, and where its repetition goes on."""
@@ -123,10 +128,10 @@ class Exhaustive:
             place, agreed = NOWHERE, 0
         copied = int(self.text[place]) if place != NOWHERE else NOWHERE
         now = len(self.text) + len(path)
-        count = gather(*self.tables, hashes, copied, agreed, self.last_use, now, LONGEST_ROW, self.evidence)
-        combine(self.tables.mixer, self.evidence, count)
+        count = gather(*self.tables, hashes, copied, agreed, self.last_use, now, LONGEST_ROW, self.features)
+        combine(self.tables.mixer, self.features, count)
         children = []
-        for token, z in zip(self.evidence.candidates[:count].tolist(), self.evidence.logits, strict=False):
+        for token, z in zip(self.features.candidates[:count].tolist(), self.features.logits, strict=False):
             after = (place + 1, agreed + 1) if token == copied else (NOWHERE, 0)
             children.append((token, squash(self.tables.mixer, z), *after))
         return children
@@ -152,11 +157,11 @@ def test_finds_the_most_probable_paths() -> None:
         drafts = []
         for cut in (1.0, 0.2):
             held = drafter(settings=MixSettings(cut=cut))
-            session = held.open(text[:50])
+            session = held.open(start(text[:50]))
             for begin in range(50, len(text), 2):
                 commit(session, *text[begin : begin + 2].tolist())
             assert isinstance(session, MixSession)
-            drafts.append(session.propose(20).weights)
+            drafts.append(session.propose(budget(20)).weights)
         slow = Exhaustive(held, session).best(20)
         assert drafts[0].tolist() == pytest.approx(slow, rel=1e-4)
         exact, found = exact + float(drafts[0].sum()), found + float(drafts[1].sum())
@@ -178,9 +183,9 @@ def test_probabilities_are_calibrated() -> None:
     assert drafting.reliability.ece is not None
     assert drafting.reliability.ece < 0.03
 
-    session, claims = held.open(ids(text[6000:6001])), []
+    session, claims = held.open(start(ids(text[6000:6001]))), []
     for root, token in pairwise(text[6000:]):
-        tree = session.propose(24)
+        tree = session.propose(budget(24))
         children = tree.children(-1)
         claims.append(np.stack([tree.weights[children], law[root, tree.tokens[children]]]))
         commit(session, token)
@@ -193,13 +198,13 @@ def test_probabilities_are_calibrated() -> None:
 def test_the_targets_other_choices_are_learned() -> None:
     """A token that only ever was the target's runner-up is drafted when its context comes again."""
     held = drafter(settings=MixSettings(top_k=2))
-    session = held.open(ids([7, 8]))
+    session = held.open(start([7, 8]))
     tree = make_tree([9, 10, 11], [-1, 0, -1])
     best = ids([[30, 31], [40, 41], [50, 51], [60, 61]])
     logits = np.tile(np.array([2.0, 1.5], np.float32), (4, 1))
     session.observe(Verified(tree=tree, path=EMPTY_PATH, tokens=ids([30]), top_ids=best, top_logits=logits))
     for before, root, runners in ((7, 8, [30, 31]), (8, 9, [40, 41]), (9, 10, [50, 51]), (8, 11, [60, 61])):
-        again = held.open(ids([before, root])).propose(64)
+        again = held.open(start([before, root])).propose(budget(64))
         drafted = again.tokens[again.children(-1)].tolist()
         assert set(runners) <= set(drafted)
         assert drafted.index(runners[0]) < drafted.index(runners[1])
@@ -212,18 +217,18 @@ def test_what_is_asked_of_the_target() -> None:
     assert drafter(settings=MixSettings(top_k=0)).needs == Needs()
 
 
-def test_no_answer_is_weighed_that_was_told_before() -> None:
-    """What the target said of a row is learned after the row's own token: else it would seem to have foretold it."""
+def test_the_mixture_is_not_trained_on_what_a_row_already_holds() -> None:
+    """The target's top-k of a row is learned after the row's own token: else it would seem to have predicted it."""
     held = drafter(settings=MixSettings(top_k=2))
-    session = held.open(ids([0, 1]))
+    session = held.open(start([0, 1]))
     logits = np.tile(np.array([9.0, 0.0], np.float32), (2, 1))
     for token in range(2, 60, 2):  # no context comes twice
         best = ids([[token, 99], [token + 1, 99]])
         tree, path = make_tree([token], [-1]), ids([0])
         tokens = ids([token, token + 1])
         session.observe(Verified(tree=tree, path=path, tokens=tokens, top_ids=best, top_logits=logits))
-        assert held._tables.mixer.evidence[2, [ECHO_ONE, ECHO_TWO]].sum() == 0
-    again = held.open(ids([0]))
+        assert held._tables.mixer.states[SAMPLES, [TARGET_ONE, TARGET_TWO]].sum() == 0
+    again = held.open(start([0]))
     commit(again, 1)
     commit(again, 2)
-    assert held._tables.mixer.evidence[2, [ECHO_ONE, ECHO_TWO]].sum(axis=1).min() > 0
+    assert held._tables.mixer.states[SAMPLES, [TARGET_ONE, TARGET_TWO]].sum(axis=1).min() > 0

@@ -1,4 +1,4 @@
-"""The evidence: every candidate that is named, once, in the state that its share of a row gives it."""
+"""The features: every candidate that is named, once, in the state that its share of a row gives it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_candidates_are_what_the_rows_name() -> None:
     assert len(late) == LONGEST_ROW
     for copied, more in ((NOWHERE, set()), (99, {99})):
         count = world.gather(copied=copied, length=5)
-        candidates = world.evidence.candidates[:count].tolist()
+        candidates = world.features.candidates[:count].tolist()
         assert len(set(candidates)) == count
         assert set(candidates) == named | late | more
-    few = world.evidence.candidates[: world.gather(most=2)].tolist()
+    few = world.features.candidates[: world.gather(most=2)].tolist()
     assert set(few) < set(candidates)
     assert set(few) >= set(world.mixer.cache[0, :2].tolist())
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mixes import VOCABULARY, check, commit, drafter, language, play, table_bytes, trees
+from rounds import budget, start
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.drafters.mix import cells as cells_module
 from speculant.drafters.mix import drafter as mix_module
@@ -94,14 +95,14 @@ def test_growing_is_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_memory_larger_than_the_limit(tmp_path: Path) -> None:
     """It is refused with a way out, and the drafter goes on with what it has."""
     large, small = drafter(memory_limit=8 << 20), drafter(memory_limit=1 << 20)
-    large.open(np.random.default_rng(13).integers(0, VOCABULARY, 60_000).astype(np.int32))
+    large.open(start(np.random.default_rng(13).integers(0, VOCABULARY, 60_000).astype(np.int32)))
     assert table_bytes(large) > 1 << 20
     large.save(tmp_path / "memory")
     before = trees(small, language(13, 60))
     with pytest.raises(UnsupportedError, match=r"takes \d MB, the memory limit is 1 MB. Raise the limit"):
         small.load(tmp_path / "memory")
     assert trees(drafter(memory_limit=1 << 20), language(13, 60)) == before
-    check(small.open(language(13, 60)).propose(8), 8)
+    check(small.open(start(language(13, 60))).propose(budget(8)), 8)
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
@@ -154,11 +155,11 @@ def test_the_limit_is_one() -> None:
     fixed = sum(array.nbytes for array in held._tables.mixer)
     assert fixed < 9 * 30_000 + 65_536
     for _ in range(10):
-        session = held.open(random.integers(0, 30_000, 29_700).astype(np.int32))
+        session = held.open(start(random.integers(0, 30_000, 29_700).astype(np.int32)))
         for _ in range(30):
             commit(session, *random.integers(0, 30_000, 10).tolist())
             assert table_bytes(held) <= 1 << 20
-        check(session.propose(64), 64, 30_000)
+        check(session.propose(budget(64)), 64, 30_000)
     assert table_bytes(held) > 1 << 19
     assert sum(array.nbytes for array in held._tables.mixer) == fixed
     text = language(16, 300)
@@ -188,7 +189,7 @@ def test_the_limit_holds_while_a_table_doubles(limit: int, monkeypatch: pytest.M
     monkeypatch.setattr(mix_module, "grown", measured)
     held, random = drafter(memory_limit=limit, vocabulary=30_000), np.random.default_rng(19)
     for _ in range(8):
-        held.open(random.integers(0, 30_000, 20_000).astype(np.int32))
+        held.open(start(random.integers(0, 30_000, 20_000).astype(np.int32)))
     assert len(peaks) >= 4 + 2 * (limit > 1 << 20)  # at first, to warm up, and each doubling
     assert 3 / 8 * limit < table_bytes(held) <= limit
 
@@ -206,13 +207,13 @@ def test_the_limit_holds_for_what_is_loaded(tmp_path: Path) -> None:
     """A file with one table larger than its share leaves the other less room to grow."""
     random = np.random.default_rng(18)
     large = drafter(vocabulary=5000)
-    large.open(random.integers(0, 250, 60_000).astype(np.int32))
+    large.open(start(random.integers(0, 250, 60_000).astype(np.int32)))
     large.save(tmp_path / "memory")
     limit = int(1.02 * table_bytes(large))
     held = drafter(vocabulary=5000, memory_limit=limit)
     held.load(tmp_path / "memory")
     assert table_bytes(held) == table_bytes(large)
-    held.open(random.integers(0, 5000, 60_000).astype(np.int32))
+    held.open(start(random.integers(0, 5000, 60_000).astype(np.int32)))
     assert table_bytes(held) <= limit
 
 
@@ -226,9 +227,9 @@ def test_threads_share_the_memory(tmp_path: Path) -> None:
 
     def work(text: np.ndarray, path: Path) -> None:
         try:
-            session = held.open(text[:100])
+            session = held.open(start(text[:100]))
             for at in range(100, len(text), 4):
-                tree = session.propose(32)
+                tree = session.propose(budget(32))
                 check(tree, 32, 10_000)
                 assert set(tree.tokens.tolist()) <= taught
                 commit(session, *text[at : at + 4].tolist())

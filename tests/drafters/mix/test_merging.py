@@ -10,10 +10,12 @@ import pytest
 
 from memories import learned
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.mix.arrays import RATE, SAMPLES, Mixer
 from speculant.drafters.mix.cells import PLACES, UNIT, Cells, find, new_cells, observe, read
 from speculant.drafters.mix.drafter import MixSettings
-from speculant.drafters.mix.merging import merge_cells, merge_mixers, merge_mixes
-from speculant.drafters.mix.mixer import Mixer, new_mixer
+from speculant.drafters.mix.memory import merge
+from speculant.drafters.mix.merging import merge_cells, merge_mixers
+from speculant.drafters.mix.mixer import new_mixer
 
 LIMIT = 1 << 20
 MEMORY = round(MixSettings().row_memory * UNIT)
@@ -96,23 +98,23 @@ def test_tables_that_cannot_be_merged() -> None:
         merge_cells([table((0, 1)), table((0, 1))], 300)
 
 
-def test_what_the_mixtures_learned_is_weighed_by_how_much_it_was() -> None:
-    """Frequencies and steps add up; weights are averaged by steps, rates by the candidates met; the caches are not."""
+def test_mixtures_are_averaged_by_their_samples() -> None:
+    """Frequencies and steps add up; weights are averaged by steps, rates by samples; the latest cache stays."""
 
-    def mixer(steps: float, weight: float, rate: float, met: float, late: int) -> Mixer:
+    def mixer(steps: float, weight: float, rate: float, samples: float, recent: int) -> Mixer:
         learned = new_mixer(5)
         learned.weights[:] = weight
-        learned.evidence[0, 0, 0], learned.evidence[2, 0, 0] = rate, met
+        learned.states[RATE, 0, 0], learned.states[SAMPLES, 0, 0] = rate, samples
         learned.frequency[[2, -1]] += int(steps)
-        learned.cache[:, 0] = late
+        learned.cache[:, 0] = recent
         learned.steps[0] = steps
         return learned
 
     fresh = new_mixer(5)
     merged = merge_mixers([mixer(30, 1.0, 0.5, 1, 3), mixer(10, 2.0, 0.9, 3, 4), fresh])
     assert np.allclose(merged.weights, 1.25)
-    assert np.allclose(merged.evidence[:, 0, 0], [0.8, np.log(4), 4])
-    assert np.allclose(merged.evidence[:, 1:], fresh.evidence[:, 1:])
+    assert np.allclose(merged.states[:, 0, 0], [0.8, np.log(4), 4])
+    assert np.allclose(merged.states[:, 1:], fresh.states[:, 1:])
     assert merged.frequency.tolist() == [0, 0, 40, 0, 0, 40]
     assert merged.cache[0, 0] == 4
     assert merged.steps[0] == 40
@@ -124,4 +126,4 @@ def test_memories_of_different_vocabularies_are_refused(tmp_path: Path) -> None:
     """A drafter would refuse the file, so merging does."""
     memory = learned(tmp_path, "mix", range(10))
     with pytest.raises(UnsupportedError, match="60, 61 ids"):
-        merge_mixes([memory, replace(memory, facts={"vocabulary": 61})], 64 << 20)
+        merge([memory, replace(memory, facts={"vocabulary": 61})], 64 << 20)

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from mixtures import VOCABULARY, World
-from speculant.drafters.mix.contexts import ECHO_ONE, ECHO_TWO, SKIP
-from speculant.drafters.mix.features import (
+from speculant.drafters.mix.arrays import (
     CACHE,
     COPY,
     FREQUENCIES,
     INPUTS,
+    LOGIT,
     LONGEST_ROW,
     MOST_CANDIDATES,
     RECENCY,
     SETS,
     STATES,
 )
-from speculant.drafters.mix.mixer import correct, frequency_bands, new_mixer, remember, squash
+from speculant.drafters.mix.contexts import SKIP, TARGET_ONE, TARGET_TWO
+from speculant.drafters.mix.mixer import frequency_bands, new_mixer, remember, squash, train
 from speculant.drafters.mix.repetition import NOWHERE
 
 
@@ -40,18 +41,18 @@ def test_logits_are_sums_over_all_inputs() -> None:
     world.learn(*(random.zipf(1.3, 600) % VOCABULARY).tolist())
     world.mixer.weights[:] = random.normal(0, 0.1, world.mixer.weights.shape)
     for copied, length in ((NOWHERE, 0), (7, 4), (int(world.text[-9]), 20)):
-        count, said = world.gather(copied=copied, length=length), world.evidence
-        states = np.repeat(said.absent[:, None], MOST_CANDIDATES, axis=1)
-        states[RECENCY, :count] = said.recency[:count]
+        count, features = world.gather(copied=copied, length=length), world.features
+        states = np.repeat(features.absent[:, None], MOST_CANDIDATES, axis=1)
+        states[RECENCY, :count] = features.recency[:count]
         begin = 0
         for i in range(COPY + 1):
-            c, state = said.named[:, begin : said.ends[i]]
+            c, state = features.named[:, begin : features.ends[i]]
             states[i, c] = state
-            begin = said.ends[i]
+            begin = features.ends[i]
         for c in range(count):
-            weights = world.mixer.weights[said.facts[0]] + world.mixer.weights[SETS + said.bands[c]]
-            logits = world.mixer.evidence[1, np.arange(INPUTS), states[:, c]]
-            assert said.logits[c] == pytest.approx(np.append(logits, 1) @ weights, abs=1e-4)
+            weights = world.mixer.weights[features.chosen[0]] + world.mixer.weights[SETS + features.bands[c]]
+            logits = world.mixer.states[LOGIT, np.arange(INPUTS), states[:, c]]
+            assert features.logits[c] == pytest.approx(np.append(logits, 1) @ weights, abs=1e-4)
 
 
 def test_nothing_seen_nothing_named() -> None:
@@ -59,7 +60,7 @@ def test_nothing_seen_nothing_named() -> None:
     world = World()
     before = [array.copy() for array in world.mixer]
     assert world.gather() == 0
-    correct(world.mixer, world.evidence, 0, 5)
+    train(world.mixer, world.features, 0, 5)
     same = [np.array_equal(one, two) for one, two in zip(before, world.mixer, strict=True)]
     assert same == [name != "steps" for name in world.mixer._fields]
 
@@ -96,7 +97,7 @@ def test_numbers_stay_in_bounds(text: str) -> None:
         "turns": [*[3, 4] * 700, *[3, 5] * 700],
     }[text]
     world.learn(*tokens)
-    rates, logits, seen = world.mixer.evidence
+    rates, logits, seen = world.mixer.states
     assert rates.shape == (INPUTS, STATES)
     assert 0 < rates.min() <= rates.max() <= 0.9991
     assert logits == pytest.approx(np.log(rates / (1 - rates)), abs=1e-3)
@@ -104,7 +105,7 @@ def test_numbers_stay_in_bounds(text: str) -> None:
     assert seen.min() >= 0
     assert np.abs(world.mixer.weights).max() < 20
     assert world.mixer.steps[0] == len(tokens)
-    assert seen[[ECHO_ONE, ECHO_TWO, COPY]].sum() == 0
+    assert seen[[TARGET_ONE, TARGET_TWO, COPY]].sum() == 0
     assert seen[[0, SKIP, CACHE, RECENCY]].sum(axis=1).min() > 0
 
 

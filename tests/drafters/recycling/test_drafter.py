@@ -7,11 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rounds import budget, start
 from speculant import Speculator
-from speculant.core.drafter import EMPTY_PATH, Needs, Session, Verified
+from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
-from speculant.drafters.recycling import UNKNOWN, RecyclingDrafter, RecyclingSettings, expected_shares, tree_shape
+from speculant.drafters.recycling.drafter import (
+    UNKNOWN,
+    RecyclingDrafter,
+    RecyclingSettings,
+    prior_rates,
+    tree_shape,
+)
 from tables import ids
 from trees import make_tree, paths_of
 
@@ -26,7 +34,7 @@ def drafter(**options: object) -> RecyclingDrafter:
 
 def teach(held: RecyclingDrafter, token: int, *best: int) -> None:
     """Let the target find `best` likely after a token."""
-    commit(held.open(ids([token])), [best], best[0])
+    commit(held.open(start([token])), [best], best[0])
 
 
 def commit(session: Session, best: object, *tokens: int) -> None:
@@ -39,7 +47,7 @@ def commit(session: Session, best: object, *tokens: int) -> None:
 
 def test_the_shape() -> None:
     """80 nodes, likeliest first, on levels near the published ones."""
-    ranks, parents = tree_shape(expected_shares(8), 80)
+    ranks, parents = tree_shape(prior_rates(8), 80)
     depths = DraftTree(ranks, parents, np.linspace(1, 0, 80, dtype=np.float32)).depths()
     levels = np.bincount(depths)[1:].tolist()
     assert sum(levels) == 80
@@ -55,17 +63,17 @@ def test_a_tree_is_read_off_the_matrix() -> None:
     teach(held, 1, 2, 3)
     teach(held, 2, 4, 5)
     teach(held, 4, 1, 9)
-    tree = held.open(ids([1])).propose(80)
+    tree = held.open(start([1])).propose(budget(80))
     assert {(2,), (3,), (2, 4), (2, 5), (2, 4, 1), (2, 4, 9), (2, 4, 1, 2)} <= set(paths_of(tree))
     assert not any(path[:2] == (3, 4) for path in paths_of(tree))
-    assert len(held.open(ids([50])).propose(80)) == 0
+    assert len(held.open(start([50])).propose(budget(80))) == 0
     assert held.needs == Needs(top_k=2)
 
 
 def test_every_row_teaches() -> None:
     """The root, accepted and rejected nodes; where a token stands twice the accepted one counts."""
     held = drafter()
-    session = held.open(ids([1]))
+    session = held.open(start([1]))
     tree = make_tree([10, 11, 12, 11], [-1, -1, 0, 0])
     best = ids(range(20, 30)).reshape(5, 2)
     logits = np.zeros((5, 2), np.float32)
@@ -79,8 +87,8 @@ def test_every_row_teaches() -> None:
 def test_the_prompt_is_not_known() -> None:
     """Only its last token has logits, those of prefill."""
     held = drafter()
-    session = held.open(ids([1, 2, 3]))
-    assert len(session.propose(80)) == 0
+    session = held.open(start([1, 2, 3]))
+    assert len(session.propose(budget(80))) == 0
     commit(session, [[4, 5]], 4)
     assert (held._successors[:, 0] != UNKNOWN).sum() == 1
     assert held._successors[3].tolist() == [4, 5]
@@ -91,13 +99,13 @@ def test_weights_follow_what_was_right() -> None:
     held = drafter()
     for token in range(4):
         teach(held, token, (token + 1) % 4, (token + 2) % 4)
-    before = held.open(ids([0])).propose(80)
-    session, at = held.open(ids([0])), 0
+    before = held.open(start([0])).propose(budget(80))
+    session, at = held.open(start([0])), 0
     for _ in range(300):
         best = [[(at + 1) % 4, (at + 2) % 4]]
         at = (at + 2) % 4
         commit(session, best, at)
-    after = held.open(ids([0])).propose(80)
+    after = held.open(start([0])).propose(budget(80))
     assert before.tokens[0] == 1
     assert after.tokens.tolist()[:3] == [2, 0, 2]
     assert after.weights[0] > 0.8
@@ -105,20 +113,20 @@ def test_weights_follow_what_was_right() -> None:
     assert (np.diff(after.weights) <= 0).all()
     assert set(paths_of(before)) == set(paths_of(after))
     for nodes in (0, 1, 5):
-        small = held.open(ids([0])).propose(nodes)
+        small = held.open(start([0])).propose(budget(nodes))
         assert paths_of(small) == paths_of(after.head(nodes))
 
 
 def test_odd_requests() -> None:
     """No prompt, ids beyond the vocabulary, and a target with fewer tokens than are kept."""
     held = drafter(settings=RecyclingSettings())
-    session = held.open(ids([]))
-    assert len(session.propose(8)) == 0
+    session = held.open(start([]))
+    assert len(session.propose(budget(8))) == 0
     commit(session, [[5, 6]], 5)
     assert (held._successors == UNKNOWN).all()
     commit(session, [[6, 7]], 6)
-    assert held.open(ids([5])).propose(8).tokens.tolist() == [6, 7]
-    assert len(held.open(ids([5000])).propose(8)) == 0
+    assert held.open(start([5])).propose(budget(8)).tokens.tolist() == [6, 7]
+    assert len(held.open(start([5000])).propose(budget(8))) == 0
     with pytest.raises(UsageError, match="1 successor or more"):
         RecyclingSettings(successors=0)
 
@@ -132,9 +140,9 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     for vocabulary, expected in ((100, [2, 99]), (120, [2, 99]), (90, [2])):
         loaded = drafter(vocabulary=vocabulary)
         loaded.load(tmp_path / "memory")
-        tree = loaded.open(ids([1])).propose(8)
+        tree = loaded.open(start([1])).propose(budget(8))
         assert tree.tokens.tolist() == expected
-        assert tree.weights[0] == held.open(ids([1])).propose(8).weights[0]
+        assert tree.weights[0] == held.open(start([1])).propose(budget(8)).weights[0]
         teach(loaded, 1, 3, 4)
     with pytest.raises(UnsupportedError, match="keeps 2 successors"):
         drafter(settings=RecyclingSettings()).load(tmp_path / "memory")
@@ -150,7 +158,7 @@ def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
         held.load(tmp_path / "other")
     with pytest.raises(CorruptMemoryError):
         held.load(tmp_path / "text")
-    assert held.open(ids([1])).propose(8).tokens.tolist() == [2, 3]
+    assert held.open(start([1])).propose(budget(8)).tokens.tolist() == [2, 3]
 
 
 def test_the_limit() -> None:

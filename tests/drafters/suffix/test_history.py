@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.drafters.suffix.automaton import SuffixAutomaton
@@ -176,14 +177,14 @@ def test_threads_share_it(method: type[SuffixDrafter | SamDrafter], learned: int
     failed: list[BaseException] = []
 
     def commit(session: Session, tokens: np.ndarray) -> None:
-        tree = session.propose(16)
+        tree = session.propose(budget(16))
         session.observe(Verified(tree=tree, path=EMPTY_PATH, tokens=tokens))
 
     def work(seed: int) -> None:
         try:
             random = np.random.default_rng(seed)
             for _ in range(30):
-                session = held.open(random.integers(0, 9, 20).astype(np.int32))
+                session = held.open(start(random.integers(0, 9, 20).astype(np.int32)))
                 for _ in range(5):
                     commit(session, random.integers(0, 9, 3).astype(np.int32))
                 session.close()

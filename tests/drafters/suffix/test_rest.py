@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import DraftTree
@@ -27,7 +28,7 @@ def commit(session: Session, *tokens: int) -> None:
 
 def request(held: RestDrafter, prompt: list[int], output: list[int]) -> None:
     """Play a whole request."""
-    session = held.open(ids(prompt))
+    session = held.open(start(ids(prompt)))
     commit(session, *output)
     session.close()
 
@@ -45,11 +46,11 @@ def test_past_requests_are_searched() -> None:
     """Two tokens must match; prompt and output are known, the running request is not."""
     held = drafter()
     request(held, [1, 2, 3], [4, 5])
-    session = held.open(ids([9, 2, 3]))
-    assert session.propose(8).tokens.tolist() == [4, 5]
-    assert len(session.propose(0)) == 0
-    assert len(held.open(ids([9, 3])).propose(8)) == 0, "one token is too few"
-    assert len(held.open(ids([6, 7, 8, 6, 7])).propose(8)) == 0
+    session = held.open(start([9, 2, 3]))
+    assert session.propose(budget(8)).tokens.tolist() == [4, 5]
+    assert len(session.propose(budget(0))) == 0
+    assert len(held.open(start([9, 3])).propose(budget(8))) == 0, "one token is too few"
+    assert len(held.open(start([6, 7, 8, 6, 7])).propose(budget(8))) == 0
 
 
 def test_shares_of_the_longest_match() -> None:
@@ -59,7 +60,7 @@ def test_shares_of_the_longest_match() -> None:
         request(held, [1, 2, 3], [last])
     for _ in range(9):
         request(held, [8, 2, 3], [7])
-    tree = held.open(ids([1, 2, 3])).propose(8)
+    tree = held.open(start([1, 2, 3])).propose(budget(8))
     assert dict(zip(tree.tokens.tolist(), tree.weights.tolist(), strict=True)) == {5: 0.75, 6: 0.25}
 
 
@@ -76,7 +77,7 @@ def test_a_corpus_drafts_the_same(tmp_path: Path) -> None:
         assert len(mapped._corpus) == (1 if block == 1 << 10 else 5)
         for seed in range(30):
             context = np.random.default_rng(seed).integers(0, 5, 3).astype(np.int32)
-            trees = [held.search(context, 500) for held in (learned, mapped)]
+            trees = [held.search(context, budget(500)) for held in (learned, mapped)]
             drafts = [
                 {tuple(tree.tokens[tree.path(i)].tolist()): float(tree.weights[i]) for i in range(len(tree))}
                 for tree in trees
@@ -92,16 +93,16 @@ def test_the_longer_match_drafts(tmp_path: Path) -> None:
     held = drafter()
     held.load(corpus(tmp_path, [1, 2, 3, 4], [7, 8, 10]))
     request(held, [9, 2, 3, 5, 7, 8], [11])
-    assert held.search(ids([1, 2, 3]), 1).tokens.tolist() == [4]
-    assert held.search(ids([9, 2, 3]), 1).tokens.tolist() == [5]
-    assert held.search(ids([7, 8]), 1).tokens.tolist() == [11]
+    assert held.search(ids([1, 2, 3]), budget(1)).tokens.tolist() == [4]
+    assert held.search(ids([9, 2, 3]), budget(1)).tokens.tolist() == [5]
+    assert held.search(ids([7, 8]), budget(1)).tokens.tolist() == [11]
 
 
 def test_many_matches_are_thinned_out(tmp_path: Path) -> None:
     """Of more matches than wanted, evenly chosen ones stand for all."""
     held = drafter(settings=RestSettings(most_matches=100))
     held.load(corpus(tmp_path, *[[1, 2, token] for token in [3] * 600 + [4] * 300], block=900))
-    tree = held.search(ids([1, 2]), 4)
+    tree = held.search(ids([1, 2]), budget(4))
     assert tree.tokens.tolist() == [3, 4]
     assert tree.weights.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.03)
 
@@ -111,10 +112,10 @@ def test_a_draft_has_ten_levels(tmp_path: Path) -> None:
     text = list(range(100, 200))
     held = drafter()
     held.load(corpus(tmp_path, text))
-    assert held.search(ids(text[:30]), 64).tokens.tolist() == text[30:40]
+    assert held.search(ids(text[:30]), budget(64)).tokens.tolist() == text[30:40]
     held = drafter()
     request(held, text, [])
-    assert held.search(ids(text[:30]), 64).tokens.tolist() == text[30:40]
+    assert held.search(ids(text[:30]), budget(64)).tokens.tolist() == text[30:40]
 
 
 def test_a_file_keeps_corpus_and_requests(tmp_path: Path) -> None:
@@ -125,8 +126,8 @@ def test_a_file_keeps_corpus_and_requests(tmp_path: Path) -> None:
     held.save(tmp_path / "m")
     again = drafter()
     again.load(tmp_path / "m")
-    assert again.search(ids([1, 2]), 8).tokens.tolist() == [3, 4]
-    assert again.search(ids([5, 6]), 8).tokens.tolist() == [7]
+    assert again.search(ids([1, 2]), budget(8)).tokens.tolist() == [3, 4]
+    assert again.search(ids([5, 6]), budget(8)).tokens.tolist() == [7]
     again.save(tmp_path / "m2")
     assert (tmp_path / "m").read_bytes() == (tmp_path / "m2").read_bytes()
 
@@ -171,8 +172,8 @@ def test_settings_that_no_search_could_honour() -> None:
 def test_short_prompts(prompt: list[int]) -> None:
     """Nothing matches, and nothing breaks."""
     held = drafter()
-    session = held.open(ids(prompt))
-    assert len(session.propose(8)) == 0
+    session = held.open(start(ids(prompt)))
+    assert len(session.propose(budget(8))) == 0
     commit(session, 5, 6)
     session.close()
     session.close()

@@ -85,7 +85,7 @@ def test_the_best_scoring_match_is_kept(text: list[int], limit: int, factor: flo
     tree.extend(ids(text))
     ends = tree.ends[: depth - 1]
     places = np.stack([ends, tree.tree.nodes[ends, EDGE] & 127], axis=1)
-    tokens, parents, joints, score = speculate(tree.tree, tree.log, places, 0, depth, limit, factor, 0.0)
+    tokens, parents, joints, score = speculate(tree.tree, tree.log, places, 0, depth, depth, limit, factor, 0.0)
     scores = [0.0]
     for k in range(len(places)):
         most = min(limit, int(factor * (k + 1) + 1e-6))
@@ -100,5 +100,5 @@ def test_small_estimates_are_left_out() -> None:
     """A node must be likelier than the least asked for."""
     tree = tree_of([0, 1], [0, 1], [0, 1], [0, 2])
     places = find_suffixes(tree.tree, tree.log, ids([0]))
-    tokens, *_ = speculate(tree.tree, tree.log, places, 0, 8, 8, 8.0, 0.25)
+    tokens, *_ = speculate(tree.tree, tree.log, places, 0, 8, 8, 8, 8.0, 0.25)
     assert tokens.tolist() == [1]

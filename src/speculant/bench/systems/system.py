@@ -109,7 +109,7 @@ class Own:
 
     @property
     def learns(self) -> bool:
-        return find_method(self.name).memory
+        return find_method(self.name).memory is not None
 
     def same_tokens(self, sampling: Sampling) -> bool:
         return True

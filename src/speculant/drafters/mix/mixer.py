@@ -125,7 +125,9 @@ def combine(mixer: Mixer, features: Features, count: int) -> None:
         sums[band, INPUTS] = base
     for c in range(count):
         band = features.bands[c]
-        features.logits[c] = sums[band, INPUTS] + sums[band, RECENCY] * mixer.states[LOGIT, RECENCY, features.recency[c]]
+        features.logits[c] = (
+            sums[band, INPUTS] + sums[band, RECENCY] * mixer.states[LOGIT, RECENCY, features.recency[c]]
+        )
     at = 0
     for i in range(COPY + 1):
         unnamed = mixer.states[LOGIT, i, features.absent[i]]

@@ -11,7 +11,6 @@ from speculant.drafters.mix.cells import CHECK_BITS, MAX_TOKENS, Cells
 from speculant.drafters.mix.kernels import Array, Tables
 from speculant.drafters.mix.mixer import frequency_bands
 
-PARTS: Mapping[str, type[Cells] | type[Mixer]] = {"narrow": Cells, "wide": Cells, "mixer": Mixer}
 _STORED_NAMES = {"mixer.states": "mixer.evidence"}  # the name in files, which must stay
 
 
@@ -32,10 +31,15 @@ def stored(tables: Tables) -> dict[str, Array]:
 
 def restored(arrays: Mapping[str, Array]) -> Tables:
     """Return the memory of a file's arrays."""
-    parts = {
-        part: named(*(arrays[stored_name(part, field)] for field in named._fields)) for part, named in PARTS.items()
-    }
-    return Tables(**parts)
+
+    def fields(part: str, names: tuple[str, ...]) -> list[Array]:
+        return [arrays[stored_name(part, field)] for field in names]
+
+    return Tables(
+        Cells(*fields("narrow", Cells._fields)),
+        Cells(*fields("wide", Cells._fields)),
+        Mixer(*fields("mixer", Mixer._fields)),
+    )
 
 
 def is_valid(loaded: Tables, own: Tables, vocabulary: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Session, Start, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.history import History, HistoryDrafter
 from speculant.drafters.suffix.nodes import EDGE
@@ -46,18 +46,27 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
 
     kind = KIND
 
-    def __init__(self, *, settings: SuffixSettings | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: SuffixSettings | None = None,
+    ) -> None:
         """Start with an empty tree.
 
         Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that past text and its index may take; a request's own index is extra.
             settings: None for the defaults.
-            options: see `HistoryDrafter`.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the tree can hold.
         """
         self.settings = settings or SuffixSettings()
-        super().__init__(**options)
+        super().__init__(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
         self._warm_up()
 
     def _empty(self, limit: int) -> History[SuffixTree]:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Session, Start, Verified
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.array import SORTED, Block, continuations, longest_match
@@ -51,12 +50,21 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
 
     kind = KIND
 
-    def __init__(self, *, settings: RestSettings | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: RestSettings | None = None,
+    ) -> None:
         """Start without a corpus.
 
         Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that the corpus, past text and its index may take.
             settings: None for the defaults.
-            options: see `HistoryDrafter`.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the tree can hold.
@@ -66,7 +74,7 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         if self.settings.longest > SORTED:
             raise ValueError(f"contexts have at most {SORTED} tokens, not {self.settings.longest}")
         self._corpus: list[Block] = []
-        super().__init__(**options)
+        super().__init__(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
         self._warm_up()
 
     def _empty(self, limit: int) -> History[SuffixTree]:

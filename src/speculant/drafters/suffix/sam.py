@@ -12,12 +12,11 @@ match of L tokens continues for i more with probability about L / (L + i).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 from weakref import ref
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Session, Start, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.automaton import ROOT, SuffixAutomaton, advance
 from speculant.drafters.suffix.history import History, HistoryDrafter
@@ -60,18 +59,27 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
 
     kind = KIND
 
-    def __init__(self, *, settings: SamSettings | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: SamSettings | None = None,
+    ) -> None:
         """Start with an empty automaton.
 
         Args:
+            vocabulary: V, the number of token ids.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that past text and its index may take; a request's own index is extra.
             settings: None for the defaults.
-            options: see `HistoryDrafter`.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the automaton can hold.
         """
         self.settings = settings or SamSettings()
-        super().__init__(**options)
+        super().__init__(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
         # The first request should not wait for compiled kernels to load.
         SamSession(self, np.zeros(3, np.int32)).propose(Budget(nodes=1, depth=1))
 

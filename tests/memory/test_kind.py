@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,7 @@ import pytest
 
 from memories import KEPT, VOCABULARY, learned
 from speculant.core.errors import ForeignMemoryError
-from speculant.memory.file import Memory
-from speculant.memory.kinds import KINDS, kind_of
-from speculant.registry import METHODS
+from speculant.registry import METHODS, find_memory_kind, methods_reading
 
 TEXT = [*range(10, 20), *range(10, 15)]
 HELD = {
@@ -25,26 +24,37 @@ HELD = {
 }
 
 
-def test_every_method_that_saves_has_a_kind() -> None:
-    """A new drafter cannot be forgotten here."""
-    modules = {METHODS[name].drafter.split(":")[0] for name in KEPT}
-    assert {kind.module for kind in KINDS.values()} == modules
+@pytest.mark.parametrize("method", KEPT)
+def test_every_method_that_saves_has_a_kind(method: str, tmp_path: Path) -> None:
+    """The row of the registry names the kind that the method's files are of, and no two kinds share a name."""
+    memory = learned(tmp_path, method, TEXT)
+    reference = METHODS[method].memory
+    assert reference is not None
+    module, name = reference.split(":")
+    assert find_memory_kind(memory.kind) is getattr(import_module(module), name)
+    assert METHODS[method] in methods_reading(memory.kind)
+
+
+def test_a_corpus_is_read_by_methods_that_cannot_save_too() -> None:
+    """The published ADED keeps nothing, but may begin with a table."""
+    assert [method.name for method in methods_reading("trigram")] == ["aded", "aded-paper"]
+    assert [method.name for method in methods_reading("suffix-array")] == ["rest"]
 
 
 @pytest.mark.parametrize("method", KEPT)
-def test_holdings(method: str, tmp_path: Path) -> None:
+def test_description(method: str, tmp_path: Path) -> None:
     """What a memory holds is counted from what was taught."""
     memory = learned(tmp_path, method, TEXT)
-    found = kind_of(memory).holdings(memory)
+    found = find_memory_kind(memory.kind).describe(memory)
     assert list(found) == list(HELD[method])
     assert {name: n for name, n in HELD[method].items() if n is not None}.items() <= found.items()
 
 
 @pytest.mark.parametrize("method", KEPT)
 def test_an_empty_memory_is_what_a_new_drafter_writes(method: str, tmp_path: Path) -> None:
-    """Nothing of the text stays, not even in what weighs the evidence, and no array is forgotten."""
+    """Nothing of the text stays, not even in the mixture, and no array is forgotten."""
     fresh, taught = learned(tmp_path, method), learned(tmp_path, method, TEXT)
-    arrays, facts = kind_of(taught).empty(taught)
+    arrays, facts = find_memory_kind(taught.kind).empty(taught)
     assert facts == fresh.facts
     assert facts.get("vocabulary", VOCABULARY) == VOCABULARY
     assert set(arrays) == set(fresh.arrays)
@@ -55,5 +65,5 @@ def test_an_empty_memory_is_what_a_new_drafter_writes(method: str, tmp_path: Pat
 
 def test_an_unknown_kind_is_refused() -> None:
     """A file of a later version is told from a damaged one."""
-    with pytest.raises(ForeignMemoryError, match="no memories of kind 'x'"):
-        kind_of(Memory(kind="x", tokenizer="t", arrays={}, facts={}))
+    with pytest.raises(ForeignMemoryError, match="no method that reads memories of kind 'x'"):
+        find_memory_kind("x")

@@ -1,0 +1,133 @@
+"""The contract of every method that drafts without a model: budgets, repeated proposals, memories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rounds import start
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, Verified
+from speculant.core.tree import ROOT, DraftTree
+from speculant.registry import METHODS
+from trees import paths_of
+
+VOCABULARY = 40
+NAMES = tuple(name for name in METHODS if name != "draft-model")  # which needs a model
+BUDGETS = tuple(
+    Budget(nodes=nodes, depth=depth, trees=trees)
+    for nodes in (0, 1, 5, 64)
+    for depth in (0, 1, 3, 1000)
+    for trees in (True, False)
+)
+
+
+def build(name: str) -> Drafter:
+    """Return an empty drafter."""
+    return METHODS[name].build(vocabulary=VOCABULARY, tokenizer="t")
+
+
+def language(seed: int, length: int) -> np.ndarray:
+    """Return a random text in which a few tokens follow each."""
+    random = np.random.default_rng(seed)
+    text = random.integers(0, VOCABULARY, length)
+    for i in np.flatnonzero(random.random(length) < 0.8):
+        text[i] = (text[i - 1] * 7 + random.integers(0, 2)) % VOCABULARY
+    return text.astype(np.int32)
+
+
+def verified(tree: DraftTree, truth: list[int], needed: int, random: np.random.Generator) -> Verified:
+    """Return the greedy round in which the target continues with `truth`, with random runners-up at every row."""
+    paths, path = list(paths_of(tree)), []
+    while len(path) < len(truth) - 1 and tuple(truth[: len(path) + 1]) in paths:
+        path.append(paths.index(tuple(truth[: len(path) + 1])))
+    tokens = np.array(truth[: len(path) + 1], np.int32)
+    if not needed:
+        return Verified(tree=tree, path=np.array(path, np.int32), tokens=tokens)
+    top_ids = random.integers(0, VOCABULARY, (len(tree) + 1, needed)).astype(np.int32)
+    top_ids[[0, *(node + 1 for node in path)], 0] = tokens
+    top_logits = -np.sort(random.exponential(2, top_ids.shape), axis=1).astype(np.float32)
+    return Verified(tree=tree, path=np.array(path, np.int32), tokens=tokens, top_ids=top_ids, top_logits=top_logits)
+
+
+def rounds(held: Drafter, session: Session, text: np.ndarray, done: int) -> Iterator[None]:
+    """Yield before each round of a request that continues with text[done:]; each drafts 16 nodes."""
+    random = np.random.default_rng(done)
+    while done < len(text):
+        yield
+        tree = session.propose(Budget(nodes=16, depth=1000))
+        result = verified(tree, text[done : done + 20].tolist(), held.needs.top_k, random)
+        session.observe(result)
+        done += len(result.tokens)
+
+
+def same(one: DraftTree, other: DraftTree) -> bool:
+    """Return whether two drafts are equal in every array."""
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("tokens", "parents", "weights"))
+
+
+def check(tree: DraftTree, budget: Budget) -> None:
+    """Check that a draft is valid and within its budget."""
+    DraftTree(tree.tokens, tree.parents, tree.weights)  # the checked constructor
+    assert (tree.tokens.dtype, tree.parents.dtype, tree.weights.dtype) == (np.int32, np.int32, np.float32)
+    assert len(tree) <= budget.nodes
+    assert not len(tree) or tree.depths().max() <= budget.depth
+    assert budget.trees or tree.parents.tolist() == list(range(ROOT, len(tree) - 1))
+    assert len(set(paths_of(tree))) == len(tree)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_respect_their_budget_and_are_repeated(name: str) -> None:
+    """Nodes, depth and chains are limited before a draft is returned; until `observe` the same budget returns the same.
+
+    Asking in between with other budgets changes nothing either: a round that failed is drafted again with another.
+    """
+    held, asked, drafted = build(name), 0, 0
+    for seed in range(2):
+        text = language(seed, 160)
+        session = held.open(start(text[:100]))
+        for _ in rounds(held, session, text, 100):
+            first = [session.propose(budget) for budget in BUDGETS]
+            for tree, budget in zip(first, BUDGETS, strict=True):
+                check(tree, budget)
+                assert same(tree, session.propose(budget))
+            asked += 1
+            drafted += any(len(tree) for tree in first)
+        session.close()
+    assert (drafted > asked / 4) == (name != "none")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_limits_waste_no_nodes(name: str) -> None:
+    """A depth that a draft does not reach changes nothing, and a draft of one level is full of what is known."""
+    held, text = build(name), language(3, 200)
+    session = held.open(start(text[:100]))
+    for _ in rounds(held, session, text, 100):
+        free = session.propose(Budget(nodes=16, depth=1000))
+        reached = int(free.depths().max()) if len(free) else 1
+        assert same(free, session.propose(Budget(nodes=16, depth=reached)))
+        shallow = session.propose(Budget(nodes=16, depth=1))
+        assert len(shallow) >= len(free.children(ROOT))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_batched_proposal_is_each_sessions_own(name: str) -> None:
+    """Drafters without a batched pass propose for one session after the other."""
+    held, texts = build(name), [language(seed, 60) for seed in range(3)]
+    sessions = [held.open(start(text)) for text in texts]
+    budgets = [Budget(nodes=nodes, depth=10) for nodes in (0, 3, 20)]
+    for tree, session, budget in zip(held.propose(sessions, budgets), sessions, budgets, strict=True):
+        assert same(tree, session.propose(budget))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exactly_the_methods_with_a_memory_are_persistent(name: str, tmp_path: Path) -> None:
+    """The others have no `save`, so that nobody believes that they saved something."""
+    held = build(name)
+    assert isinstance(held, Persistent) == (METHODS[name].memory is not None)
+    assert hasattr(held, "save") == (METHODS[name].memory is not None)
+    if isinstance(held, Persistent):
+        held.save(tmp_path / "memory")
+        build(name).load(tmp_path / "memory")

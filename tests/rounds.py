@@ -1,0 +1,19 @@
+"""What sessions are opened and asked with in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from speculant.core.drafter import Budget, Start
+
+
+def start(tokens: Iterable[int]) -> Start:
+    """Return the start of a greedy request with these tokens as its prompt."""
+    return Start(prompt=tokens if isinstance(tokens, np.ndarray) else np.array(list(tokens), np.int32))
+
+
+def budget(nodes: int, *, depth: int = 10_000, trees: bool = True) -> Budget:
+    """Return a budget of so many nodes, of any depth that tests reach."""
+    return Budget(nodes=nodes, depth=depth, trees=trees)
