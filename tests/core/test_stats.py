@@ -9,7 +9,8 @@ import pytest
 
 from speculant.core.stats import Stats
 from speculant.core.tree import ROOT, DraftTree
-from speculant.verifiers.sample_then_follow import sample_then_follow
+from speculant.verifiers.sample_then_follow import SampleThenFollow
+from samplers import ScriptedSampler
 from trees import make_tree, random_draft
 
 
@@ -33,8 +34,9 @@ def test_depths_count_the_rounds_that_reached_them() -> None:
     offered, accepted = [0] * 12, [0] * 12
     for _ in range(200):
         tree = random_draft(random, int(random.integers(8)), 3)
-        path, tokens, _ = sample_then_follow(tree, lambda _: (int(random.integers(3)), False))
-        stats.add_round(tree, path, tokens)
+        walk = SampleThenFollow().walk(tree, None, ScriptedSampler(random.integers(3, size=len(tree) + 1).tolist()))
+        path = walk.path
+        stats.add_round(tree, path, walk.tokens)
         for depth, node in enumerate([ROOT, *path]):
             offered[depth] += bool(tree.children(node))
             accepted[depth] += depth < len(path)

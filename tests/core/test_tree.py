@@ -14,7 +14,7 @@ from trees import ancestry, drafts, make_tree, paths_of
 def sampled(tree: DraftTree) -> DraftTree:
     """Return the tree as if its tokens had been drawn; row i of q names node i."""
     q = np.repeat(np.arange(len(tree), dtype=np.float32)[:, None], 4, axis=1)
-    return DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(q, replacement=False))
+    return DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(q, drawn="distinct"))
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,36 @@ def test_best_chain(tree: DraftTree) -> None:
     assert chain == tree.path(chain[-1]).tolist()
     best = max(float(tree.weights[tree.path(leaf)].sum()) for leaf in tree.leaves().tolist())
     assert float(tree.weights[chain].sum()) == best
-    line = tree.chain()
+    line = tree.within(depth=len(tree), trees=False)
     assert line.parents.tolist() == list(range(-1, len(chain) - 1))
     assert line.tokens.tolist() == tree.tokens[chain].tolist()
 
 
 @given(drafts(), st.integers(0, 6))
 def test_within(tree: DraftTree, depth: int) -> None:
-    """Cutting by depth keeps all shallow nodes, in order, and their rows of q."""
+    """Cutting by depth keeps all shallow nodes, in order; without branches only those of the best chain."""
     expected = [(path, weight) for path, weight in paths_of(tree).items() if len(path) <= depth]
-    assert list(paths_of(tree.within(depth)).items()) == expected
-    cut = sampled(tree).within(depth)
-    assert cut.proposal is not None
-    assert cut.proposal.q[:, 0].tolist() == np.flatnonzero(tree.depths() <= depth).tolist()
+    assert list(paths_of(tree.within(depth=depth)).items()) == expected
+    line = tree.within(depth=depth, trees=False)
+    assert line.tokens.tolist() == tree.tokens[tree.best_chain()[:depth]].tolist()
+    assert line.parents.tolist() == list(range(-1, len(line) - 1))
+
+
+@given(drafts())
+def test_depths_are_computed_once(tree: DraftTree) -> None:
+    """Guards the cache: it holds the tree's own depths, and no other tree's after cutting."""
+    assert tree.depths() is tree.depths()
+    for part in (tree.head(len(tree) // 2), tree.within(depth=2)):
+        assert part.depths().tolist() == [len(nodes) for nodes in ancestry(part)]
+
+
+@given(drafts())
+def test_trusted_trees_equal_checked_ones(tree: DraftTree) -> None:
+    """Guards the way around the checks, which sets every field itself."""
+    trusted = DraftTree.trusted(tree.tokens, tree.parents, tree.weights)
+    assert trusted.proposal is None
+    assert trusted.depths().tolist() == tree.depths().tolist()
+    assert (trusted.ancestor_mask() == tree.ancestor_mask()).all()
 
 
 @given(st.lists(drafts(), max_size=4), st.integers(0, 20))
@@ -183,11 +200,24 @@ def test_sampled_drafts_are_not_cut_by_value() -> None:
     with pytest.raises(ValueError, match="sampled"):
         tree.head(2)
     with pytest.raises(ValueError, match="sampled"):
-        tree.chain()
+        tree.within(depth=1)
     with pytest.raises(ValueError, match="sampled"):
         DraftTree.merge([make_tree([1], [-1]), tree], 5)
-    line = sampled(make_tree([1, 2], [-1, 0]))
-    assert line.chain() is line
+    assert tree.within(depth=3) is tree
+
+
+def test_chosen_nodes_of_a_sampled_draft_may_be_dropped() -> None:
+    """Guards mixed drafts: chosen nodes at the end may go, with their marks; a sampled one among them may not."""
+    plain = make_tree([1, 2, 3, 4], [-1, 0, 0, 1], [0.9, 0.8, 0.5, 0.4])
+    chosen = np.array([False, True, False, True])
+    tree = DraftTree(plain.tokens, plain.parents, plain.weights, Proposal(np.ones((4, 5)), chosen=chosen))
+    head = tree.head(3)
+    assert head.tokens.tolist() == [1, 2, 3]
+    assert head.proposal is not None
+    assert head.proposal.chosen is not None
+    assert head.proposal.chosen.tolist() == [False, True, False]
+    with pytest.raises(ValueError, match="sampled"):
+        tree.head(2)
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 4)), max_size=6))
@@ -217,5 +247,5 @@ def test_the_empty_draft() -> None:
     assert tree.ancestor_mask().tolist() == [[True]]
     assert tree.attention_mask(2).tolist() == [[[[True, True, True]]]]
     assert tree.sequence_sets() == [[0]]
-    assert len(tree.chain()) == len(tree.within(3)) == len(DraftTree.merge([], 5)) == 0
+    assert len(tree.within(depth=3, trees=False)) == len(tree.within(depth=3)) == len(DraftTree.merge([], 5)) == 0
     assert (tree.tokens.dtype, tree.parents.dtype, tree.weights.dtype) == (np.int32, np.int32, np.float32)

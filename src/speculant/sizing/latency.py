@@ -1,16 +1,21 @@
 """Latency model: what a round costs by the draft rows of its pass, corrected by every round.
 
 Costs are relative to a pass without a draft at the machine's speed of the moment. A machine that others use as well is
-half as fast for minutes, and a size tried in such a minute would look expensive for ever. So each pass is compared with
-the level, how long passes take just now, which follows within a few rounds, and only the ratio is kept.
+half as fast for minutes, and a size tried in such a minute would look expensive for ever. So the seconds of a pass are
+taken as level x cost: the level is the machine's speed just now and follows within a few rounds, the cost belongs to
+the size and moves slowly. Each pass moves both, by shares of the same logarithmic error, as a Kalman filter with a
+fast and a slow state does. Where only one size is run nothing tells speed from cost; sharing the error keeps the two
+from drifting apart then, as they would if each had an estimator of its own.
 
-A stall (code is loaded, another program has the processor) makes a pass slow and never fast. So of the samples of a
-size the lower quartile counts, no sample counts for more than as many plain passes as the pass has rows, which would
-compute the same, and a size that has not been tried for a while forgets its slowest sample, so that it is tried again.
+A stall (code is loaded, another program has the processor) makes a pass slow and never fast. So a slow pass counts only
+if the last pass of its size was slow as well, and then only as much as the faster of the two; no size costs more than
+as many plain passes as its pass has rows, which would compute the same; and a size that has not been tried for a while
+loses half of what it costs above the size below, so that it is tried again.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -22,12 +27,15 @@ from speculant.sizing.step_cost import StepCost
 Float64 = npt.NDArray[np.float64]
 
 SIZES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_SAMPLES, _TRIES = 15, 2
-_KNOWN = [1.0, 1.0]  # a measured curve counts like so many samples of each size
+_TRIES = 2  # passes of a size before the next larger one may be tried
+_KNOWN = 2  # a measured curve counts like so many passes of each size
 _UNTRIED = 1.05  # assumed cost of a size that was never tried, in passes of the size below
-_FOLLOW, _JUMP = 0.3, 2.0  # how far the level follows a pass, and the largest change that one pass may cause
-_FORGET = 64  # rounds without a try after which a size forgets its slowest sample
-_SAME = 0.005  # a smaller change of a size's cost is no reason to compute the curve again
+_FOLLOW = 0.3  # share of a pass's error that moves the level
+_LEARN = 0.06  # share that moves the cost of its size, once that is known
+_JUMP = math.log(2)  # the largest error that counts
+_FORGET = 64  # rounds without a try after which a size is believed to be cheaper; twice as many each time
+_SAME = 0.003  # a smaller change of a size's cost is no reason to compute the curve again
+_DRAFT_TIMES = 15
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
 _DECAY = 0.98
 _SPREAD = 16.0  # nodes: sizes of drafts must differ by about as much before drafting time is attributed to them
@@ -43,16 +51,21 @@ class LatencyModel:
             most: the most draft rows of a pass.
             known: seconds of a pass on this model and device; None to climb from size to size as long as it pays.
         """
-        self.sizes = np.array([size for size in SIZES if size < most] + [most])
+        sizes = [size for size in SIZES if size < most] + [most]
+        self.sizes = np.array(sizes)
+        self._bucket = np.searchsorted(self.sizes, np.arange(most + 1)).tolist()  # rows -> index of their size
         self._known = known is not None
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
         self._base = np.ones(most + 1) if known is None else known.of(np.arange(most + 1)) / plain
-        self._samples: list[deque[tuple[int, float]]] = [deque(maxlen=_SAMPLES) for _ in self.sizes]
-        self._untried = [0] * len(self.sizes)  # rounds since each size was tried
-        self._costs: dict[int, tuple[float, float]] = {}  # by size: mean rows and lower-quartile ratio of the samples
-        self._level, self._rounds = plain, 0
+        self._factors = [0.0] * len(sizes)  # of each size, over `_base`, in logarithms
+        self._rows = [0.0] * len(sizes)  # mean of the passes of each size
+        self._tried = [0] * len(sizes)
+        self._last = [0.0] * len(sizes)  # error of the last pass of each size
+        self._untried, self._patience = [0] * len(sizes), [_FORGET] * len(sizes)
+        self._fitted = [0.0] * len(sizes)  # what `_curve` was computed with
+        self._level = plain
         self._curve = self._base
-        self._draft_times: deque[float] = deque(maxlen=_SAMPLES)
+        self._draft_times: deque[float] = deque(maxlen=_DRAFT_TIMES)
         self._line = np.zeros(5)  # decayed: rounds, nodes, nodes squared, time of drafting, time by nodes
         self.drafting = 0.0
 
@@ -61,7 +74,7 @@ class LatencyModel:
         """The most draft rows that may be spent now: without a measured curve, one size more than has been tried."""
         if self._known:
             return int(self.sizes[-1])
-        tried = [i for i, samples in enumerate(self._samples) if len(samples) >= _TRIES]
+        tried = [i for i, passes in enumerate(self._tried) if passes >= _TRIES]
         return int(self.sizes[min(tried[-1] + 1, len(self.sizes) - 1)] if tried else self.sizes[0])
 
     @property
@@ -81,43 +94,67 @@ class LatencyModel:
     def observe(self, rows: int, seconds: float) -> None:
         """Add the seconds of a pass over so many draft rows."""
         rows = min(rows, len(self._base) - 1)
-        if not self._rounds:
-            self._level = seconds / float(self._curve[rows])
-        i = min(int(np.searchsorted(self.sizes, rows)), len(self.sizes) - 1)
-        ratio = min(seconds / self._level, rows + 1.0)
-        self._samples[i].append((rows, ratio / float(self._base[rows])))
-        if self._estimate(i) | self._forget(i):
-            self._curve = self._factors() * self._base
-        # A size with few samples may be what is wrong, rather than the level.
-        if len(self._samples[i]) > _TRIES or len(self._costs) == 1:
-            self._follow(seconds / (self._level * float(self._curve[rows])))
-        self._rounds += 1
+        i, first = self._bucket[rows], not any(self._tried)
+        if first:
+            self._level = seconds / float(self._base[rows])
+        tried = self._tried[i]
+        if not tried:
+            self._factors[i] = self._assumed(i)
+        error = math.log(seconds / (self._level * float(self._base[rows]))) - self._factors[i]
+        counted = error if error < 0 else min(error, max(0.0, self._last[i]))
+        counted = min(max(counted, -_JUMP), _JUMP)
+        self._last[i] = error
+        self._tried[i] = tried + 1
+        self._rows[i] += (rows - self._rows[i]) / min(tried + 1, _DRAFT_TIMES)
+        self._factors[i] += counted * max(_LEARN, 1 / max(1, tried + _KNOWN * self._known))
+        self._factors[i] = min(self._factors[i], self._limit(i))
+        # A size with few passes may be what is wrong, rather than the level.
+        if tried >= _TRIES or sum(map(bool, self._tried)) == 1:
+            self._level *= math.exp(_FOLLOW * counted)
+        self._forget(i)
+        if not tried or any(abs(new - old) > _SAME for new, old in zip(self._factors, self._fitted, strict=True)):
+            self._fit()
 
-    def _estimate(self, i: int) -> bool:
-        """Estimate again what passes of a size cost; return whether that changes the curve.
+    def _below(self, i: int) -> int | None:
+        """Return the largest size below size i that was tried."""
+        return next((k for k in range(i - 1, -1, -1) if self._tried[k]), None)
 
-        A size with one sample is still assumed to cost little more than the size below.
-        """
-        samples = self._samples[i]
-        below = [self._costs[k][1] for k in sorted(self._costs) if k < i]
-        assumed = _KNOWN if self._known else [_UNTRIED * below[-1]] if below else []
-        ratios = sorted([ratio for _, ratio in samples] + assumed)
-        cost = ratios[(len(ratios) - 1) // 4 if len(ratios) > 3 else (len(ratios) - 1) // 2]
-        if i in self._costs and abs(cost - self._costs[i][1]) < _SAME * cost:
-            return False
-        self._costs[i] = sum(rows for rows, _ in samples) / len(samples), cost
-        return True
+    def _assumed(self, i: int) -> float:
+        """Return the factor of a size before its first pass: little more than that of the size below."""
+        below = self._below(i)
+        if below is None:
+            return 0.0
+        return self._factors[below] + (0.0 if self._known else math.log(_UNTRIED))
 
-    def _forget(self, tried: int) -> bool:
-        """Let sizes that were not tried for long forget their slowest sample; return whether that changes the curve."""
-        changed = False
-        for k, samples in enumerate(self._samples):
-            self._untried[k] = 0 if k == tried else self._untried[k] + 1
-            if len(samples) > 1 and self._untried[k] >= _FORGET:
-                self._untried[k] = 0
-                samples.remove(max(samples, key=lambda sample: sample[1]))
-                changed |= self._estimate(k)
-        return changed
+    def _limit(self, i: int) -> float:
+        """Return the largest factor of a size: its rows computed one by one."""
+        base = float(self._base[round(self._rows[i])])
+        return self._factors[0] * bool(self._tried[0]) + math.log((self._rows[i] + 1) / base) + 2 * _SAME
+
+    def _forget(self, tried: int) -> None:
+        """Let sizes that were not tried for long come half-way down to the size below."""
+        for i, passes in enumerate(self._tried):
+            self._untried[i] = 0 if i == tried else self._untried[i] + 1
+            if passes and self._untried[i] >= self._patience[i]:
+                self._untried[i] = 0
+                self._patience[i] *= 2
+                self._last[i] = 0.0
+                excess = self._factors[i] - self._assumed(i)
+                if excess > 0 and self._below(i) is not None:
+                    self._factors[i] -= excess / 2
+
+    def _fit(self) -> None:
+        """Compute the curve."""
+        self._fitted = self._factors.copy()
+        sizes = [i for i, passes in enumerate(self._tried) if passes]
+        at, costs = [self._rows[i] for i in sizes], [math.exp(self._factors[i]) for i in sizes]
+        rows = np.arange(len(self._base))
+        if self._known:
+            self._curve = np.interp(rows, at, costs) * self._base
+            return
+        fit = rising_fit(costs, [min(self._tried[i], _DRAFT_TIMES) for i in sizes])
+        self._curve = np.interp(rows, at, fit)
+        self._curve[int(self.sizes[sizes[-1]]) + 1 :] *= _UNTRIED
 
     @property
     def usual_drafting(self) -> float:
@@ -140,20 +177,3 @@ class LatencyModel:
         rounds, x, xx, y, xy = self._line.tolist()
         self.drafting = max(0.0, (rounds * xy - x * y) / (rounds * xx - x * x + (rounds * _SPREAD) ** 2 / 16))
         return time
-
-    def _factors(self) -> Float64:
-        """Return Float64[most + 1], what passes cost over `_base`."""
-        sizes = sorted(self._costs)
-        at, costs = [self._costs[k][0] for k in sizes], [self._costs[k][1] for k in sizes]
-        if self._known:
-            return np.interp(np.arange(len(self._base)), at, costs)
-        fit = rising_fit(costs, [len(self._samples[k]) for k in sizes])
-        factors = np.interp(np.arange(len(self._base)), at, fit)
-        factors[int(self.sizes[sizes[-1]]) + 1 :] *= _UNTRIED
-        return factors
-
-    def _follow(self, change: float) -> None:
-        """Move the level towards a pass that took `change` times what was expected."""
-        if self._rounds >= 1 / _FOLLOW:
-            change = min(max(change, 1 / _JUMP), _JUMP)
-        self._level *= change ** max(_FOLLOW, 1 / (self._rounds + 2))

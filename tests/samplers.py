@@ -1,0 +1,153 @@
+"""Samplers for tests of verifiers: scripted tokens, and every outcome of every draw with its exact probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from speculant.core.engine import Array
+from speculant.core.sampler import Sampler
+from speculant.core.tree import DraftTree
+
+Text = tuple[int, ...]
+Law = Callable[[Text], Sequence[float]]
+Outcome = TypeVar("Outcome")
+
+
+class ScriptedSampler(Sampler):
+    """Draws the tokens of a list, one after another, and remembers the rows asked for."""
+
+    def __init__(self, tokens: Sequence[int], *, end: int | None = None, room: int = 1 << 30) -> None:
+        self._script, self._end, self._room = list(tokens), end, room
+        self.tokens: list[int] = []
+        self.rows: list[int] = []
+        self.choices: list[Any] | None = None
+
+    @property
+    def room(self) -> int:
+        return self._room - len(self.tokens)
+
+    def load(self, logits: Array) -> None:
+        pass
+
+    def choose(self, tree: DraftTree) -> Array | None:
+        return None
+
+    def set_choices(self, choices: list[Any]) -> None:
+        self.choices = choices
+
+    def draw(self, row: int) -> int:
+        self.rows.append(row)
+        return self._script[len(self.rows) - 1]
+
+    def commit(self, token: int) -> bool:
+        self.tokens.append(token)
+        return token == self._end or not self.room
+
+    def end_round(self) -> None:
+        pass
+
+
+class Branches:
+    """Outcomes of draws: those of the script first, then the first possible one, with all alternatives kept."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self.probability = 1.0
+        self.taken: list[int] = []
+        self.open: list[list[int]] = []  # scripts of the outcomes not taken
+        self._script = script
+
+    def take(self, law: Sequence[float]) -> int:
+        """Return an outcome of a draw with these probabilities."""
+        if len(self.taken) < len(self._script):
+            outcome = self._script[len(self.taken)]
+        else:
+            possible = [i for i, probability in enumerate(law) if probability > 0]
+            outcome = possible[0]
+            self.open += [[*self.taken, other] for other in possible[1:]]
+        self.taken.append(outcome)
+        self.probability *= law[outcome]
+        return outcome
+
+
+class _Threshold(float):
+    """A uniform number that is only ever compared, as `threshold * q < p`; each comparison is a draw."""
+
+    branches: Branches
+
+    def __mul__(self, q: Any) -> Any:
+        return _Scaled(self.branches, float(q))
+
+
+class _Scaled:
+    def __init__(self, branches: Branches, q: float) -> None:
+        self._branches, self._q = branches, q
+
+    def __lt__(self, p: float) -> bool:
+        accepted = min(1.0, p / self._q)
+        return self._branches.take([1 - accepted, accepted]) == 1
+
+
+class EnumeratingSampler(Sampler):
+    """Draws from a table of exact probabilities by the text, and branches at every draw.
+
+    A pass's rows have the distribution after the text that they stand for, so a verifier that asks for the wrong row
+    or at the wrong time is found out.
+    """
+
+    def __init__(self, law: Law, branches: Branches, *, text: Text = (), length: int, end: int | None = None) -> None:
+        self._law, self._branches, self._length, self._end = law, branches, length, end
+        self.tokens = list(text)
+        self._rows: list[Text] = []
+
+    @property
+    def room(self) -> int:
+        return self._length - len(self.tokens)
+
+    def load(self, logits: Array) -> None:
+        """Take the text that each row stands for."""
+        self._rows = logits
+
+    def choose(self, tree: DraftTree) -> Array | None:
+        return None
+
+    def set_choices(self, choices: list[Any]) -> None:
+        raise AssertionError("nothing was chosen beforehand")
+
+    def draw(self, row: int) -> int:
+        return self.sample(self.distribution(row))
+
+    def distribution(self, row: int) -> Array:
+        assert self._rows[row] == tuple(self.tokens)
+        return np.array(self._law(self._rows[row]), np.float64)
+
+    def sample(self, distribution: Array) -> int:
+        return self._branches.take((distribution / distribution.sum()).tolist())
+
+    def uniform(self) -> float:
+        threshold = _Threshold(0.5)
+        threshold.branches = self._branches
+        return threshold
+
+    def commit(self, token: int) -> bool:
+        self.tokens.append(token)
+        return token == self._end or not self.room
+
+    def end_round(self) -> None:
+        pass
+
+
+def rows_of(tree: DraftTree, text: Text) -> list[Text]:
+    """Return the text that each row of a pass stands for."""
+    return [text, *(text + tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree)))]
+
+
+def enumerate_outcomes(run: Callable[[Branches], Outcome]) -> Iterator[tuple[Outcome, float]]:
+    """Yield every outcome of `run` with its probability, one per sequence of draws."""
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        branches = Branches(scripts.pop())
+        yield run(branches), branches.probability
+        scripts += branches.open
