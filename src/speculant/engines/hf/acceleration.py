@@ -44,7 +44,7 @@ class Acceleration(Protocol):
     """A prepared model."""
 
     @property
-    def captured(self) -> Graphs | None: ...
+    def graphs(self) -> Graphs | None: ...
 
     @property
     def notes(self) -> tuple[str, ...]: ...
@@ -56,7 +56,7 @@ class Acceleration(Protocol):
 class NoAcceleration:
     """The model's own passes."""
 
-    captured = None
+    graphs = None
     notes: tuple[str, ...] = ()
 
     def active(self, rows: int) -> contextlib.AbstractContextManager[None]:
