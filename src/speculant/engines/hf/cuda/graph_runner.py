@@ -127,7 +127,7 @@ class GraphRunner:
         return True
 
     def _claim(self, sequence: Sequence, length: int, seen: Bool | None) -> bool:
-        """Bring a sequence's rows into the buffers, and these to a length; return whether its passes can be replayed."""
+        """Bring a sequence's rows into buffers of a length; return whether its passes can be replayed."""
         with self._lock:
             if self._buffers.holds_other(sequence.cache) and self._thread != threading.get_ident():
                 return False  # its rows may be in use there just now
