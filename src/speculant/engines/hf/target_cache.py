@@ -91,6 +91,11 @@ class HFTargetCache:
         return max(0, self._ids.shape[1] - self._length)
 
     @property
+    def uncommitted(self) -> int:
+        """How many rows `forward` has appended since the last `keep` or `rollback`."""
+        return len(self._rows)
+
+    @property
     def position(self) -> int:
         """The position of the token that follows the last committed one."""
         return self._length - self._shift
