@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from transformers.cache_utils import DynamicCache
@@ -44,7 +45,7 @@ class Acceleration(Protocol):
     """A prepared model."""
 
     @property
-    def captured(self) -> Graphs | None: ...
+    def graphs(self) -> Graphs | None: ...
 
     @property
     def notes(self) -> tuple[str, ...]: ...
@@ -53,10 +54,11 @@ class Acceleration(Protocol):
         """Return a context in which a pass over as many rows runs with faster code."""
 
 
-class NoAcceleration:
-    """The model's own passes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainPasses:
+    """The model's own code, possibly recorded."""
 
-    captured = None
+    graphs: Graphs | None = None
     notes: tuple[str, ...] = ()
 
     def active(self, rows: int) -> contextlib.AbstractContextManager[None]:

@@ -70,13 +70,13 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         self.keys = self.values = None  # type: ignore[assignment]
         self.is_initialized = False
 
-    def keep(self, start: int, rows: list[int]) -> None:
+    def keep(self, start: int, rows: list[int] | Tensor) -> None:
         """Keep the first `start` rows and, behind them, those at `start` + each of the rising `rows`."""
         if not self.is_initialized:  # a layer that shares another's rows
             return
         end = start + len(rows)
-        if rows != list(range(len(rows))):
-            index = torch.tensor(rows, device=self.keys.device) + start
+        if len(rows):
+            index = torch.as_tensor(rows, device=self.keys.device) + start
             for held in (self.keys, self.values):
                 held[..., start:end, :] = held.index_select(-2, index)
         self.keys, self.values = self.keys[..., :end, :], self.values[..., :end, :]
@@ -146,5 +146,10 @@ def crop_cache(cache: DynamicCache, length: int) -> None:
 
 def keep_rows(cache: DynamicCache, start: int, rows: list[int]) -> None:
     """Keep the first `start` rows of every layer and, behind them, those at `start` + each of the rising `rows`."""
+    still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # these are where they belong
+    moved: list[int] | Tensor = [row - still for row in rows[still:]]
     for layer in cache.layers:
-        layer.keep(start, rows)
+        if layer.is_initialized:
+            if len(moved):
+                moved = torch.as_tensor(moved, device=layer.keys.device)  # one copy for all layers of a device
+            layer.keep(start + still, moved)

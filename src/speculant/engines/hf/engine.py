@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Int32
-from speculant.engines.hf.acceleration import Acceleration, NoAcceleration
+from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.capabilities import HFCapabilities, check_model
 from speculant.engines.hf.forward_pass import ModelRunner
@@ -32,7 +33,7 @@ class HFEngine:
         Raises:
             UnsupportedError: drafts cannot be verified on this model; the message gives the reason and the way out.
         """
-        self.acceleration = NoAcceleration() if acceleration is None else acceleration
+        self.acceleration = PlainPasses() if acceleration is None else acceleration
         self._runner = ModelRunner(model, check_model(model), self.acceleration)
         self._batch = BatchPass(self._runner)
 
@@ -78,6 +79,8 @@ class HFEngine:
         return HFTargetCache(self._runner, ids, cache=cache, padding=padding, positions=positions)
 
     def forward(self, batch: Sequence[tuple[HFTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+        if any(cache.uncommitted for cache, _, _ in batch):
+            raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
         requests = [(cache, *_rows_of(root, tree)) for cache, root, tree in batch]
         if len(requests) == 1:
             [(cache, tokens, parents)] = requests

@@ -91,6 +91,11 @@ class HFTargetCache:
         return max(0, self._ids.shape[1] - self._length)
 
     @property
+    def uncommitted(self) -> int:
+        """How many rows `forward` has appended since the last `keep` or `rollback`."""
+        return len(self._rows)
+
+    @property
     def position(self) -> int:
         """The position of the token that follows the last committed one."""
         return self._length - self._shift
@@ -156,7 +161,7 @@ class HFTargetCache:
         self._rows.check_path(kept)
         if kept and self._layers is not None:
             raise UsageError("rows of a pass that left layers out have no keys in those, so they cannot be kept.")
-        graphs = self._runner.acceleration.captured
+        graphs = self._runner.acceleration.graphs
         if graphs is None or not graphs.keep(self.cache, self._length, kept):
             keep_rows(self.cache, self._length, kept)
         self._length, self._rows, self._layers = self._length + len(kept), DraftRows(), None
@@ -214,7 +219,7 @@ class HFTargetCache:
         keep_rows(self.cache, self._length + len(self._rows), [])
 
     def _run(self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None) -> PassOutput:
-        graphs = self._runner.acceleration.captured
+        graphs = self._runner.acceleration.graphs
         if graphs is not None and not needs.hidden_layers and layers is None and len(new.ids) == len(new.rows):
             logits = graphs.forward(self, new.ids, new.rows, shift=self._shift, seen=self._seen)
             if logits is not None:

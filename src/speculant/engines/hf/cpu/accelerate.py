@@ -24,7 +24,7 @@ from speculant.engines.hf.cpu.build import BuildError, load_native, processor
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer, fused_layers
 from speculant.engines.hf.cpu.gqa import GroupedAttention
 from speculant.engines.hf.cpu.linear import FastLinear, is_ordinary
-from speculant.engines.hf.cuda.graph_runner import CapturedPasses, CaptureError
+from speculant.engines.hf.cuda.graph_runner import GraphError, GraphRunner
 
 LEAST_WEIGHTS = 1 << 18  # smaller layers are left alone by default: the call costs what it saves
 
@@ -37,14 +37,14 @@ class Fast:
         forwards: each prepared linear layer with its fast forward.
         layers: decoder layers that are done as one.
         attention: of heads that share keys and values.
-        captured: passes that are replayed instead, on CUDA.
+        graphs: passes that are recorded and replayed instead, on CUDA.
         notes: what the user should know.
     """
 
     forwards: tuple[tuple[nn.Module, FastLinear], ...] = ()
     layers: tuple[FusedLayer, ...] = ()
     attention: GroupedAttention | None = None
-    captured: CapturedPasses | None = None
+    graphs: GraphRunner | None = None
     notes: tuple[str, ...] = ()
 
     @contextlib.contextmanager
@@ -79,8 +79,8 @@ def prepare_model(model: Any, fast: bool | Fast | None) -> Fast:
         return Fast()
     if fast and model.device.type == "cuda":
         try:
-            return Fast(captured=CapturedPasses(model))
-        except CaptureError as error:
+            return Fast(graphs=GraphRunner(model))
+        except GraphError as error:
             return Fast(notes=(f"not prepared for fast passes: {error}.",))
     reason = _reason(model)
     least = 0 if fast else LEAST_WEIGHTS

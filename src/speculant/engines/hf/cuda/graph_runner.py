@@ -1,16 +1,16 @@
-"""Passes of fixed shapes, recorded once and then replayed: CUDA graphs.
+"""Passes of fixed shapes, recorded as CUDA graphs and replayed. Never run on a GPU so far; on only if asked for.
 
 Launching a model's kernels one by one from Python takes longer than a small pass itself. A CUDA graph launches all of
 them at once, but always the same ones on the same memory. So everything that differs from round to round is put into
-buffers that stay where they are: a draft is padded to one of a few row counts, the cache lies in the buffers of
-`captured_rows.py`, rows are written at positions that a tensor holds, and attention reads one of a few lengths, with a
+buffers that stay where they are: a draft is padded to one of a few row counts, keys and values are in the buffers of
+`static_cache.py`, rows are written at positions that a tensor holds, and attention reads one of a few lengths, with a
 mask (made on the device from the draft's ancestors) that hides what is not there. One small copy takes a draft to the
-device; the host waits for nothing until it reads what the target says.
+device; the host waits for nothing until it reads the target's tokens.
 
-Padding rows hang below the root as leaves do, behind all others; their keys are overwritten by the next pass and their
-logits dropped.
+Padding rows attend to the committed text and themselves, behind all others; their keys are overwritten by the next pass
+and their logits dropped.
 
-Recording and replaying lie behind `Recorder`, so all else can be run without an accelerator. The scheme is that of
+Recording and replaying are behind `Recorder`, so all else can be run without an accelerator. The scheme is that of
 nano-vllm (GeeeekExplorer/nano-vllm, `ModelRunner.capture_cudagraph`), which records plain decoding for several batch
 sizes, largest first, in one memory pool.
 """
@@ -18,67 +18,43 @@ sizes, largest first, in one memory pool.
 from __future__ import annotations
 
 import itertools
-import sys
+import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers.cache_utils import DynamicCache
 
-from speculant.core.tree import Bool, DraftTree
+from speculant.core.tree import Bool, Int64
+from speculant.engines.hf.acceleration import Sequence
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.capabilities import HFCapabilities, check_model, decode_mode
-from speculant.engines.hf.cuda.static_cache import ANCESTORS, LentRows, Writing, draft_input, masks, to_device
-
-if TYPE_CHECKING:
-    from speculant.engines.hf.target import TransformersTarget
+from speculant.engines.hf.cuda.recorder import CudaRecorder, Recorder
+from speculant.engines.hf.cuda.static_cache import (
+    ANCESTORS,
+    StaticBuffers,
+    StaticCache,
+    blank_input,
+    draft_input,
+    masks,
+    to_device,
+)
+from speculant.engines.hf.draft_rows import DraftRows
 
 ROWS = (1, 3, 5, 9, 17, 33, 65)  # a root and 0, 2, 4, ... 64 nodes
 LEAST_LENGTH = 256
 LEAST_CAPACITY = 1024
-_WARM_UPS = 2
 
 
-class CaptureError(Exception):
-    """A model's passes cannot be recorded; the message says why, as part of a sentence."""
+class GraphError(Exception):
+    """A model's passes cannot be recorded; the message gives the reason, as part of a sentence."""
 
 
-class Recorder(Protocol):
-    """Records work on buffers that stay where they are. What one recorder records may share memory."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Do the work at least once, and return what does it again."""
-
-
-class CudaGraphs:
-    """Records CUDA graphs in one memory pool."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = None
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        with torch.cuda.device(self._device):
-            here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(here)
-            with torch.cuda.stream(side):  # what libraries allocate or choose at first use must not be recorded
-                for _ in range(_WARM_UPS):
-                    work()
-            here.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may go on allocating meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                work()
-            self._pool = graph.pool()
-        replay: Callable[[], None] = graph.replay
-        return replay
-
-
-class CapturedPasses:
+class GraphRunner:
     """The recorded passes of a model, for one sequence at a time."""
 
     def __init__(
@@ -92,82 +68,81 @@ class CapturedPasses:
             capacity: rows of the cache to begin with.
 
         Raises:
-            CaptureError: the model's passes cannot be recorded.
+            GraphError: the model's passes cannot be recorded.
         """
         self._model = model
-        self._make_recorder = recorder or (lambda: CudaGraphs(model.device))
+        self._make_recorder = recorder or (lambda: CudaRecorder(model.device))
         self._capacity = length_bucket(capacity)
-        self._target: Callable[[], TransformersTarget | None] = lambda: None
+        self._sequence: Callable[[], Sequence | None] = lambda: None
         self._thread, self._lock = 0, threading.Lock()
         self._fits, self._failed = True, False
         try:
-            self._abilities: HFCapabilities = self._check()
+            self._capabilities: HFCapabilities = self._check()
             with torch.no_grad():
                 self._begin()
                 self._record(length_bucket(ROWS[-1]), start=0)
         except Exception as error:
-            raise CaptureError(_said(error)) from error
+            raise GraphError(_first_line(error)) from error
 
-    def verify(
-        self, target: TransformersTarget, root: int, tree: DraftTree, *, shift: int, seen: Bool | None
+    def forward(
+        self, sequence: Sequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None
     ) -> Tensor | None:
-        """Do what the target's `verify` does, or return None where only a plain pass can.
+        """Run a pass by replaying it; return Logits[R, V], or None where only a plain pass can.
 
-        That is: for more than 64 nodes, for gradients, while another thread's cache lies in the buffers, after the
-        model got hooks or adapters, and once recording has failed, which is said on standard error.
+        That is: for more than 65 rows, while another thread's cache is in the buffers, after the model got hooks or
+        adapters, and once recording has failed, which is logged.
 
         Args:
-            target: the sequence, of this model.
-            root: the last committed token.
-            tree: N nodes.
+            sequence: of this model, with no rows but committed ones.
+            tokens: Int64[R].
+            rows: R rows.
             shift: cache slot minus position.
             seen: Bool[T], False at the prompt's padding, or None.
-
-        Returns:
-            Logits[N + 1, V].
         """
-        if self._failed or len(tree) + 1 > ROWS[-1] or torch.is_grad_enabled():
+        if self._failed or len(tokens) > ROWS[-1]:
             return None
-        start = target.cached
+        start = sequence.length
         length = length_bucket(start + ROWS[-1])
-        try:
-            if not self._claim(target, length, seen):
+        with torch.no_grad():
+            try:
+                if not self._claim(sequence, length, seen):
+                    return None
+                if (ROWS[0], length) not in self._replays:
+                    self._record(length, start)
+            except Exception as error:
+                self._give_up(error)
                 return None
-            if (ROWS[0], length) not in self._replays:
-                self._record(length, start)
-        except Exception as error:
-            self._give_up(error)
-            return None
-        rows = next(count for count in ROWS if count > len(tree))
-        self._inputs[rows].copy_(to_device(draft_input(root, tree, rows, start, shift), self._model.device))
-        self._replays[rows, length]()
-        self._lent.show(target.cache, start + len(tree) + 1)
-        return self._logits[: len(tree) + 1].clone()  # the next pass writes there
+            width = next(count for count in ROWS if count >= len(tokens))
+            given = draft_input(tokens, rows, width, start, shift)
+            self._inputs[width].copy_(to_device(given, self._model.device))
+            self._replays[width, length]()
+            self._buffers.set_length(sequence.cache, start + len(tokens))
+            return self._logits[: len(tokens)].clone()  # the next pass writes there
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
-        """Do what `keep_rows` does; False where the cache does not lie here."""
-        if not self._lent.holds(cache):
+        """Do what `keep_rows` does; return False where the cache is not in the buffers."""
+        if not self._buffers.holds(cache):
             return False
-        self._lent.keep(cache, start, rows)
+        self._buffers.keep(cache, start, rows)
         return True
 
-    def _claim(self, target: TransformersTarget, length: int, seen: Bool | None) -> bool:
-        """Bring a target's rows into the buffers, and these to a length; say whether its passes can be replayed."""
+    def _claim(self, sequence: Sequence, length: int, seen: Bool | None) -> bool:
+        """Bring a sequence's rows into buffers of a length; return whether its passes can be replayed."""
         with self._lock:
-            if self._lent.lent_beside(target.cache) and self._thread != threading.get_ident():
+            if self._buffers.holds_other(sequence.cache) and self._thread != threading.get_ident():
                 return False  # its rows may be in use there just now
             self._thread = threading.get_ident()
-            new = self._target() is not target
+            new = self._sequence() is not sequence
             if new:
                 self._fits = self._renew()
-                self._target = weakref.ref(target)
+                self._sequence = weakref.ref(sequence)
             if not self._fits:
                 return False
-            larger = length > self._lent.capacity
+            larger = length > self._buffers.capacity
             if larger:
                 self._capacity = length_bucket(2 * length)
-                self._allocate(target.cache)
-            self._lent.lend(target.cache)
+                self._allocate(sequence.cache)
+            self._buffers.move_in(sequence.cache)
             if new or larger:
                 self._seen.fill_(True)
                 if seen is not None:
@@ -175,11 +150,11 @@ class CapturedPasses:
             return True
 
     def _renew(self) -> bool:
-        """Begin anew if the model has changed; say whether it can still be recorded."""
+        """Begin anew if the model has changed; return whether it can still be recorded."""
         try:
-            self._abilities = self._check()
-        except CaptureError as error:
-            print(f"speculant: this request runs plain passes: {error}.", file=sys.stderr)  # noqa: T201
+            self._capabilities = self._check()
+        except GraphError as error:
+            logging.getLogger(__name__).warning("this request runs plain passes: %s.", error)
             return False
         if self._print != _fingerprint(self._model):
             self._begin()
@@ -189,21 +164,21 @@ class CapturedPasses:
         """Return what the model can do.
 
         Raises:
-            CaptureError: it has what a recording would not notice, or cannot verify trees.
+            GraphError: it has what a recording would not notice, or cannot verify trees.
         """
         if hasattr(self._model, "_orig_mod"):
-            raise CaptureError("it is compiled already")
+            raise GraphError("it is compiled already")
         if self._model.training:
-            raise CaptureError("it is in training mode")
+            raise GraphError("it is in training mode")
         for module in self._model.modules():
             if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
-                raise CaptureError("its modules have hooks, which a recording would leave out")
+                raise GraphError("its modules have hooks, which a recording would leave out")
             if hasattr(module, "base_layer"):
-                raise CaptureError("it has an adapter, whose settings a recording would not follow")
-        abilities = check_model(self._model)
-        if not abilities.trees:
-            raise CaptureError("it verifies chains only")
-        return abilities
+                raise GraphError("it has an adapter, whose settings a recording would not follow")
+        capabilities = check_model(self._model)
+        if not capabilities.trees:
+            raise GraphError("it verifies chains only")
+        return capabilities
 
     def _begin(self) -> None:
         """Find out the shapes by a pass over one token, and allocate."""
@@ -213,8 +188,7 @@ class CapturedPasses:
         logits = model(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True).logits
         with torch.inference_mode(False):
             self._logits = torch.zeros((ROWS[-1], logits.shape[-1]), dtype=logits.dtype, device=logits.device)
-            blank = {rows: draft_input(0, DraftTree.empty(), rows, 0, 0) for rows in ROWS}
-            self._inputs = {rows: torch.from_numpy(each).to(model.device) for rows, each in blank.items()}
+            self._inputs = {width: torch.from_numpy(blank_input(width)).to(model.device) for width in ROWS}
         self._allocate(cache)
         self._print = _fingerprint(model)
 
@@ -222,7 +196,7 @@ class CapturedPasses:
         """Make the buffers that depend on the capacity; what was recorded on others is dropped, and its memory."""
         self._replays: dict[tuple[int, int], Callable[[], None]] = {}
         self._recorder = self._make_recorder()
-        self._lent = LentRows(like, self._capacity)
+        self._buffers = StaticBuffers(like, self._capacity)
         with torch.inference_mode(False):
             self._seen = torch.ones(self._capacity, dtype=torch.bool, device=self._model.device)
             self._columns = torch.arange(self._capacity, device=self._model.device)
@@ -230,26 +204,26 @@ class CapturedPasses:
     def _record(self, length: int, start: int) -> None:
         """Record the passes over a length, largest first; rows from `start` on are written meanwhile."""
         recorded = {}
-        for rows in tqdm(ROWS[::-1], f"preparing passes over {length} tokens", leave=False, disable=None):
-            blank = draft_input(0, DraftTree.empty(), rows, start, start)
-            self._inputs[rows].copy_(to_device(blank, self._model.device))
-            recorded[rows, length] = self._recorder.record(self._work(rows, length))
+        for width in tqdm(ROWS[::-1], f"preparing passes over {length} tokens", leave=False, disable=None):
+            blank = blank_input(width, start, shift=start)
+            self._inputs[width].copy_(to_device(blank, self._model.device))
+            recorded[width, length] = self._recorder.record(self._work(width, length))
         self._replays |= recorded
 
-    def _work(self, rows: int, length: int) -> Callable[[], None]:
+    def _work(self, width: int, length: int) -> Callable[[], None]:
         """Return the pass over R rows and L columns of the cache, which takes nothing and returns nothing."""
-        model, inputs, logits = self._model, self._inputs[rows], self._logits[:rows]
+        model, inputs, logits = self._model, self._inputs[width], self._logits[:width]
         ids, positions, slots = torch.unbind(inputs[:ANCESTORS])
         seen, columns = self._seen[:length], self._columns[:length]
-        lent, abilities = self._lent, self._abilities
+        buffers, capabilities = self._buffers, self._capabilities
 
         def work() -> None:
             with decode_mode(model):
                 output = model(
                     input_ids=ids[None],
-                    attention_mask=masks(inputs, seen, columns, abilities, model.dtype),
+                    attention_mask=masks(inputs, seen, columns, capabilities, model.dtype),
                     position_ids=positions[None],
-                    past_key_values=Writing(lent, slots, length),
+                    past_key_values=StaticCache(buffers, slots, length),
                     use_cache=True,
                     return_dict=True,
                 )
@@ -258,10 +232,10 @@ class CapturedPasses:
         return work
 
     def _give_up(self, error: Exception) -> None:
-        """Run plain passes from now on. A cache that lies here stays, and the plain ones append to it."""
+        """Run plain passes from now on. A cache that is in the buffers stays there, and the plain ones append to it."""
         self._failed = True
         self._replays, self._recorder = {}, self._make_recorder()
-        print(f"speculant: plain passes from now on: {_said(error)}.", file=sys.stderr)  # noqa: T201
+        logging.getLogger(__name__).warning("plain passes from now on: %s.", _first_line(error))
 
 
 def length_bucket(rows: int) -> int:
@@ -271,12 +245,12 @@ def length_bucket(rows: int) -> int:
 
 
 def _fingerprint(model: Any) -> tuple[Any, ...]:
-    """Return what a recording depends on: where the weights lie, and which attention reads the cache."""
+    """Return what a recording depends on: where the weights are, and which attention reads the cache."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     attention = getattr(model.config, "_attn_implementation", None)
     return attention, *((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in tensors)
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of an error's message, without its full stop."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,9 +1,9 @@
-"""What a recorded pass reads and writes, in buffers that never move: the cache, a draft, its masks.
+"""What a recorded pass reads and writes, in buffers that never move: keys and values, a draft, its masks.
 
-A recorded pass works on the very memory that it was recorded with, so a request's cache has to lie there while it is
-decoded. The buffers are put below the layers of `cache.py`, which go on as ever: passes that were not recorded append
-to the same rows. When another request comes, whoever had the buffers gets a copy of its rows; they are cleared behind
-the new ones, since a weight of zero does not hide what is not a number.
+A CUDA graph works on the very memory that it was recorded with, so a request's keys and values have to be there while
+it is decoded. The buffers are put below the layers of `cache.py`, which work as before: passes that were not recorded
+append to the same rows. When another request's cache moves in, the one before gets a copy of its rows; the buffers are
+cleared behind the new ones, since a weight of zero does not hide what is not a number.
 
 Layers of equal shape share one tensor, so accepted rows are moved together in two calls, not in two for each layer.
 """
@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from speculant.core.tree import DraftTree, Int64
+from speculant.core.tree import Int64
 from speculant.engines.hf.cache import InPlaceLayer
 from speculant.engines.hf.capabilities import HFCapabilities
+from speculant.engines.hf.draft_rows import DraftRows
 
 IDS, POSITIONS, SLOTS, ANCESTORS = 0, 1, 2, 3  # where the parts of a draft's input begin
 
 
-class LentRows:
-    """Buffers [1, H, C, D] for the keys and the values of every layer."""
+class StaticBuffers:
+    """Buffers [1, H, C, D] for the keys and the values of every layer, which one cache at a time moves into."""
 
     def __init__(self, like: DynamicCache, capacity: int) -> None:
         """Allocate.
@@ -37,7 +38,7 @@ class LentRows:
             capacity: rows C.
 
         Raises:
-            ValueError: a layer holds nothing, as one that looks into another's rows does.
+            ValueError: a layer holds nothing, as one that reads another's rows does.
         """
         if not like.layers or not all(layer.is_initialized for layer in like.layers):
             raise ValueError("some of its layers keep no keys and values of their own")
@@ -52,27 +53,27 @@ class LentRows:
                 torch.zeros((len(each), heads, capacity, width), dtype=dtype, device=device)
                 for (heads, width, dtype, device), each in places.items()
             ]
-        buffers = self._spread(self._stacks)
+        buffers = self._unstacked(self._stacks)
         self.keys, self.values = buffers[::2], buffers[1::2]
-        self._lent: list[weakref.ref[InPlaceLayer]] = []
+        self._layers: list[weakref.ref[InPlaceLayer]] = []  # of the cache that moved in last
 
     def holds(self, cache: DynamicCache) -> bool:
-        """Say whether a cache's rows lie here."""
+        """Return whether a cache's rows are in the buffers."""
         return len(cache.layers) == len(self.keys) and all(
             layer._key_rows is keys and layer._value_rows is values
             for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True)
         )
 
-    def lent_beside(self, cache: DynamicCache) -> bool:
-        """Say whether another cache's rows lie here."""
+    def holds_other(self, cache: DynamicCache) -> bool:
+        """Return whether the rows of another cache are in the buffers."""
         own = {id(layer) for layer in cache.layers}
-        return any(id(layer) not in own for layer in self._holders())
+        return any(id(layer) not in own for layer in self._users())
 
-    def lend(self, cache: DynamicCache) -> None:
-        """Bring a cache's rows here, at most C; whoever had the buffers gets a copy."""
+    def move_in(self, cache: DynamicCache) -> None:
+        """Bring a cache's rows into the buffers, at most C; the cache that used them before gets a copy of its own."""
         if self.holds(cache):
             return
-        for layer in self._holders():
+        for layer in self._users():
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
             layer._key_rows = layer._value_rows = None
         length = cache.get_seq_length()
@@ -82,30 +83,30 @@ class LentRows:
             keys[..., :length, :].copy_(layer.keys)
             values[..., :length, :].copy_(layer.values)
             layer._key_rows, layer._value_rows = keys, values
-        self._lent = [weakref.ref(layer) for layer in cache.layers]
-        self.show(cache, length)
+        self._layers = [weakref.ref(layer) for layer in cache.layers]
+        self.set_length(cache, length)
 
-    def show(self, cache: DynamicCache, length: int) -> None:
-        """Let the cache that lies here have as many rows."""
-        views = self._spread([stack.narrow(2, 0, length) for stack in self._stacks])
+    def set_length(self, cache: DynamicCache, length: int) -> None:
+        """Let the cache whose rows are in the buffers have so many of them."""
+        views = self._unstacked([stack.narrow(2, 0, length) for stack in self._stacks])
         for layer, keys, values in zip(cache.layers, views[::2], views[1::2], strict=True):
             layer.keys, layer.values = keys, values
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> None:
-        """Do for the cache that lies here what `keep_rows` does."""
+        """Do what `keep_rows` does, for the cache whose rows are in the buffers."""
         end = start + len(rows)
         if rows != list(range(len(rows))):
             for stack in self._stacks:
                 index = to_device(np.array(rows, np.int64) + start, stack.device)
                 stack[:, :, start:end] = stack.index_select(2, index)
-        self.show(cache, end)
+        self.set_length(cache, end)
 
-    def _holders(self) -> list[InPlaceLayer]:
-        """Return the layers that are alive and have not moved to larger buffers of their own."""
-        alive = [(reference(), keys) for reference, keys in zip(self._lent, self.keys, strict=False)]
+    def _users(self) -> list[InPlaceLayer]:
+        """Return the layers whose rows are in the buffers: those alive that have no larger buffers of their own."""
+        alive = [(reference(), keys) for reference, keys in zip(self._layers, self.keys, strict=False)]
         return [layer for layer, keys in alive if layer is not None and layer._key_rows is keys]
 
-    def _spread(self, stacks: Sequence[Tensor]) -> list[Tensor]:
+    def _unstacked(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         """Return the keys and values of the first layer, of the second, ..., [1, H, ., D] each."""
         found = {
             place: tensor
@@ -115,16 +116,16 @@ class LentRows:
         return [found[place] for place in range(len(found))]
 
 
-class Writing(DynamicCache):  # type: ignore[misc]
-    """The cache as a recorded pass sees it: writes rows at the slots, Int64[R], and shows the first L."""
+class StaticCache(DynamicCache):  # type: ignore[misc]
+    """The cache as a recorded pass uses it: writes rows at the slots, Int64[R], and attends to the first L."""
 
-    def __init__(self, lent: LentRows, slots: Tensor, length: int) -> None:
+    def __init__(self, buffers: StaticBuffers, slots: Tensor, length: int) -> None:
         super().__init__()
-        self._rows, self._slots, self._length = lent, slots, length
+        self._buffers, self._slots, self._length = buffers, slots, length
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Write [1, H, R, D] and return [1, H, L, D]."""
-        keys, values = self._rows.keys[layer_idx], self._rows.values[layer_idx]
+        keys, values = self._buffers.keys[layer_idx], self._buffers.values[layer_idx]
         keys.index_copy_(2, self._slots, key_states)
         values.index_copy_(2, self._slots, value_states)
         return keys[..., : self._length, :], values[..., : self._length, :]
@@ -134,36 +135,52 @@ class Writing(DynamicCache):  # type: ignore[misc]
         return self._length - len(self._slots)
 
 
-def draft_input(root: int, tree: DraftTree, rows: int, start: int, shift: int) -> Int64:
-    """Return Int64[R + 3, R]: ids, positions and slots of root, nodes and padding, then who attends to whom."""
-    count = len(tree) + 1
-    found = np.zeros((rows + ANCESTORS, rows), np.int64)
-    found[IDS, 0], found[IDS, 1:count] = root, tree.tokens
+def draft_input(tokens: Int64, rows: DraftRows, width: int, start: int, shift: int) -> Int64:
+    """Return Int64[R + 3, R]: ids, positions and slots of a draft and padding, then which row attends to which.
+
+    Padding rows attend to the committed text and themselves.
+
+    Args:
+        tokens: Int64[n], n at most R.
+        rows: n rows.
+        width: R.
+        start: how many tokens are committed.
+        shift: cache slot minus position.
+    """
+    count = len(tokens)
+    found = np.zeros((width + ANCESTORS, width), np.int64)
+    found[IDS, :count] = tokens
     found[POSITIONS] = start - shift
-    found[POSITIONS, 1:count] += tree.depths()
-    found[SLOTS] = np.arange(start, start + rows)
-    found[ANCESTORS:] = tree.ancestor_mask(rows)
+    found[POSITIONS, :count] += rows.depths - 1
+    found[SLOTS] = np.arange(start, start + width)
+    found[ANCESTORS:] = np.eye(width, dtype=np.int64)
+    found[ANCESTORS : ANCESTORS + count, :count] = rows.ancestors
     return found
 
 
-def masks(inputs: Tensor, seen: Tensor, columns: Tensor, abilities: HFCapabilities, dtype: torch.dtype) -> Any:
-    """Return the additive mask [1, 1, R, L], or one for each kind of layer, as `DraftTree.attention_mask` has it.
+def blank_input(width: int, start: int = 0, shift: int = 0) -> Int64:
+    """Return the input of a draft of no rows, all of it padding."""
+    return draft_input(np.empty(0, np.int64), DraftRows(), width, start, shift)
+
+
+def masks(inputs: Tensor, seen: Tensor, columns: Tensor, capabilities: HFCapabilities, dtype: torch.dtype) -> Any:
+    """Return the additive mask [1, 1, R, L], or one for each kind of layer, of a draft's input.
 
     Args:
         inputs: Int64[R + 3, R], see `draft_input`.
         seen: Bool[L], False at padding.
         columns: Int64[L], 0, 1, 2, ...
-        abilities: what the model can do.
+        capabilities: of the model.
         dtype: of the mask.
     """
     slots, ancestors = inputs[SLOTS], inputs[ANCESTORS:].bool()
     prefix = seen & (columns < slots[:1])
     full = prefix.expand(len(slots), -1).index_copy(1, slots, ancestors)
-    if abilities.window is None:
+    if capabilities.window is None:
         return _additive(full, dtype)
     places = slots[:1] + inputs[POSITIONS] - inputs[POSITIONS, :1]
-    sliding = full & (columns.index_copy(0, slots, places) > places[:, None] - abilities.window)
-    if not abilities.mixed:
+    sliding = full & (columns.index_copy(0, slots, places) > places[:, None] - capabilities.window)
+    if not capabilities.mixed:
         return _additive(sliding, dtype)
     return {"full_attention": _additive(full, dtype), "sliding_attention": _additive(sliding, dtype)}
 
@@ -174,6 +191,6 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_device(numbers: Int64, device: torch.device) -> Tensor:
-    """Return the numbers on a device; no one waits for the copy."""
+    """Return the numbers on a device; the host does not wait for the copy."""
     host = torch.from_numpy(numbers)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
