@@ -18,7 +18,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.model_view import find_layers
 
 TREE_ATTENTION = ("sdpa", "eager")
-KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 WITHOUT_POSITIONS = ("alibi", "bloom", "mpt")
 ENCODERS = (  # classes that attend in both directions unless the config's `is_decoder` is True
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
@@ -104,6 +104,9 @@ def check_model(model: Any) -> HFCapabilities:
             f"{attention} attention takes no tree mask: drafts are verified as chains. "
             "Load the model with attn_implementation='sdpa' for trees."
         )
+    elif "chunked_attention" in layers:
+        trees = False
+        notes.append(f"{name} attends in chunks: drafts are verified as chains.")
     elif "position_ids" not in parameters or _has_alibi(text):
         trees = False
         notes.append(f"{name} takes no position ids: drafts are verified as chains.")

@@ -180,7 +180,7 @@ def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -
     """Return the first layer of each kind, rising; the first two of a uniform model."""
     found: dict[tuple[Any, ...], int] = {}
     for layer in range(layers):
-        kind = [str(value[layer]) for name, value in values.items() if _per_layer(name, value, layers)]
+        kind: list[Any] = [str(value[layer]) for name, value in values.items() if _per_layer(name, value, layers)]
         kind.append(str(single.get(layer)))
         kind += [layer < values[name] for name in LEADING if isinstance(values.get(name), int)]
         kind += [layer >= layers - values[name] for name in TRAILING if isinstance(values.get(name), int)]
