@@ -34,6 +34,8 @@ class BatchPass:
         self.note = ""  # why sequences are run one after the other; empty if they are not
         if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
+        elif not runner.capabilities.batches:
+            self.note = "passes over several texts change this model's logits, so they are run one after the other."
 
     def forward(self, requests: Sequence[Request], needs: Needs = NO_NEEDS) -> list[Pass]:
         """Run one pass over several sequences' new rows and append them; return the Pass of each.

@@ -50,6 +50,7 @@ class HFCapabilities(Capabilities):
         rope_rereads: whether `generate` reads the text anew when it reaches the limit.
         keeps_logits: whether `logits_to_keep` can restrict the logits to the last rows.
         takes_positions: whether the model takes position ids.
+        batches: whether several sequences may share a pass.
     """
 
     additive: bool
@@ -61,6 +62,7 @@ class HFCapabilities(Capabilities):
     rope_rereads: bool
     keeps_logits: bool
     takes_positions: bool
+    batches: bool = True
 
 
 def check_model(model: Any) -> HFCapabilities:

@@ -214,7 +214,6 @@ class HFTargetCache:
         self._rows, self._layers = new.rows, layers
         self._text += new.ids.tolist()
 
-
     def drop_partial(self) -> None:
         """Drop what a pass that failed has appended to some layers."""
         keep_rows(self.cache, self._length + len(self._rows), [])
