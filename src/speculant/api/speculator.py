@@ -24,6 +24,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
+from speculant.drafters.none import NoDrafter
 from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.memory.fingerprint import tokenizer_fingerprint
@@ -286,6 +287,7 @@ class Speculator:
 
     def prepare(self, prompt: Prompt, **options: Any) -> Generation:
         """Return a request that is ready to be decoded by a batch; `options` as in `stream`."""
+        self._probe()
         generation = self._preparation.request(prompt, **options)
         self.last_stats = generation.sequence.stats
         return generation
@@ -299,6 +301,7 @@ class Speculator:
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
+        self._probe(batch=size > 1)
         return Batch(self.prepare, self.parts(size), self.engine, size=size, keep_caches=keep_caches)
 
     def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
@@ -396,6 +399,12 @@ class Speculator:
         """
         return self._preparation.encode_chat(messages)
 
+    def _probe(self, *, batch: bool = False) -> None:
+        """Check the model before its first draft or batch."""
+        drafts = not isinstance(self.drafter, NoDrafter)
+        if drafts or batch:
+            self.engine.probe(drafts=drafts)
+
     def _sizing(self, size: int) -> Sizing:
         if isinstance(self.nodes, int):
             return FixedSizing(self.nodes)
@@ -411,6 +420,7 @@ class Speculator:
         return self.drafter
 
     def _captured(self, call: Any, **options: Any) -> Generation:
+        self._probe()
         generation = self._preparation.captured(call, **options)
         self.last_stats = generation.sequence.stats
         return generation

@@ -34,19 +34,28 @@ class BatchPass:
         self.note = ""  # why sequences are run one after the other; empty if they are not
         if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
+        elif not runner.capabilities.batches:
+            self.note = "passes over several texts change this model's logits, so they are run one after the other."
 
     def forward(self, requests: Sequence[Request], needs: Needs = NO_NEEDS) -> list[Pass]:
         """Run one pass over several sequences' new rows and append them; return the Pass of each.
 
         Every cache must be given `keep` or `rollback` afterwards, also where this raises.
         """
-        limit = self._runner.capabilities.rope_limit
-        late = [limit is not None and cache.position >= limit for cache, _, _ in requests]
+        groups: dict[int, list[int]] = {}
+        for place, (cache, _, _) in enumerate(requests):  # all rows of a pass are rotated by the same factors
+            groups.setdefault(self._factors(cache), []).append(place)
         found: dict[int, Pass] = {}
-        for side in (False, True):  # all rows of a pass are rotated by the same factors
-            places = [place for place, each in enumerate(late) if each is side]
+        for places in groups.values():
             found |= zip(places, self._pass([requests[place] for place in places], needs), strict=True)
         return [found[place] for place in range(len(requests))]
+
+    def _factors(self, cache: HFTargetCache) -> int:
+        """Return a number that only sequences whose rows may be rotated together share."""
+        capabilities = self._runner.capabilities
+        if capabilities.rope_limit is None or cache.position < capabilities.rope_limit:
+            return -1
+        return id(cache) if capabilities.rope_follows or cache.at_limit else -2
 
     def _pass(self, requests: Sequence[Request], needs: Needs) -> list[Pass]:
         if self.note or len(requests) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.capabilities import HFCapabilities, check_model
 from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.probe import Outcome, merge, probe_outcome
 from speculant.engines.hf.target_cache import HFTargetCache
 
 
@@ -36,6 +38,30 @@ class HFEngine:
         self.acceleration = PlainPasses() if acceleration is None else acceleration
         self._runner = ModelRunner(model, check_model(model), self.acceleration)
         self._batch = BatchPass(self._runner)
+        self._outcome: Outcome | None = None
+
+    def probe(self, *, drafts: bool) -> None:
+        """Check once that drafts, or passes over several sequences, leave the model's logits as they are; see `probe`.
+
+        The capabilities, those of open sequences too, are narrowed to what does.
+
+        Args:
+            drafts: whether drafts are to be verified; else only plain passes, which a refused model runs one by one.
+
+        Raises:
+            UnsupportedError: drafts cannot be verified on this model; the message gives the reason and the way out.
+            OutOfMemoryError: the device is full.
+        """
+        known = self._outcome
+        runner = self._runner
+        outcome = probe_outcome(runner.model, runner.capabilities, self.acceleration) if known is None else known
+        if drafts or outcome.verdict != "refused":
+            if known is None or known.verdict == "refused":
+                runner.capabilities = merge(runner.capabilities, outcome, type(runner.model).__name__)
+        else:
+            runner.capabilities = replace(runner.capabilities, batches=False)
+        if known is None:
+            self._outcome, self._batch = outcome, BatchPass(runner)
 
     @property
     def model(self) -> Any:

@@ -75,6 +75,7 @@ class HFTargetCache:
         self._padding = None if padding is None or bool(padding.all()) else padding
         self._positions = positions
         self._seen: Bool | None = None
+        self._text: list[int] = []  # the tokens of all rows behind the prompt
         self._shift = 0  # cache slot minus position
         if self._padding is not None:
             self._seen = self._padding[0].bool().cpu().numpy()
@@ -106,7 +107,7 @@ class HFTargetCache:
         if capabilities.positions is not None:
             depth = capabilities.positions - 1 - self.position
         limit = capabilities.rope_limit
-        if limit is not None and self.position < limit:
+        if limit is not None and (self.position < limit or capabilities.rope_follows or self._rereads()):
             # A node beyond the limit would rotate the root's own row by other factors than plain decoding does.
             depth = min(depth, limit - 1 - self.position)
         return max(0, depth)
@@ -115,8 +116,9 @@ class HFTargetCache:
         self._check_cache()
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
+        self._drop_other_factors()
         start = self._length
-        end = start + (self.unread if most is None else min(most, self.unread))
+        end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
         padding = None if self._padding is None else self._padding[:, :end]
         # Of a prompt that is read in chunks, only the last chunk's last row is wanted unless all rows are.
         wanted = needs if needs.prompt or end == self._ids.shape[1] else NO_NEEDS
@@ -145,7 +147,7 @@ class HFTargetCache:
             raise UsageError("earlier rows were run through other layers; keep or drop them first.")
         new = self.plan(tokens, parents, explicit=chosen is not None)
         try:
-            output = self._run(new, needs, chosen)
+            output = self._read_anew(new, needs) if self.at_limit and chosen is None else self._run(new, needs, chosen)
         except BaseException:
             self.drop_partial()
             raise
@@ -164,14 +166,16 @@ class HFTargetCache:
         graphs = self._runner.acceleration.graphs
         if graphs is None or not graphs.keep(self.cache, self._length, kept):
             keep_rows(self.cache, self._length, kept)
+        self._text[self._committed() :] = [self._text[self._committed() + row] for row in kept]
         self._length, self._rows, self._layers = self._length + len(kept), DraftRows(), None
 
     def rollback(self) -> None:
         self._rows, self._layers = DraftRows(), None
+        del self._text[self._committed() :]
         keep_rows(self.cache, self._length, [])
 
     def restart(self) -> None:
-        self._length, self._prompt_hidden = self._given, []
+        self._length, self._prompt_hidden, self._text = self._given, [], []
         self.rollback()
 
     def release(self) -> None:
@@ -202,7 +206,7 @@ class HFTargetCache:
                 "this model verifies chains only; its notes give the reason. Set the budget's `trees` to False."
             )
         positions = rows.depths[before:] + (self.position - 1)
-        plain = len(rows) == 1 or not capabilities.trees
+        plain = (len(rows) == 1 or not capabilities.trees) and not capabilities.window_by_cache
         if explicit:
             free = len(rows) == 1 and capabilities.window is None and self._seen is None
             mask = None if free else self._draft_mask(rows, before)
@@ -213,13 +217,14 @@ class HFTargetCache:
     def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
         """Take note that a pass through these layers has appended the rows."""
         self._rows, self._layers = new.rows, layers
+        self._text += new.ids.tolist()
 
     def drop_partial(self) -> None:
         """Drop what a pass that failed has appended to some layers."""
         keep_rows(self.cache, self._length + len(self._rows), [])
 
     def _run(self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None) -> PassOutput:
-        graphs = self._runner.acceleration.graphs
+        graphs = None if self._runner.capabilities.window_by_cache else self._runner.acceleration.graphs
         if graphs is not None and not needs.hidden_layers and layers is None and len(new.ids) == len(new.rows):
             logits = graphs.forward(self, new.ids, new.rows, shift=self._shift, seen=self._seen)
             if logits is not None:
@@ -234,6 +239,47 @@ class HFTargetCache:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
             wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
             raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether the next pass reads the whole text anew, as `generate` does where rotary factors change."""
+        return self._rereads() and self.position == self._runner.capabilities.rope_limit
+
+    def _rereads(self) -> bool:
+        """Return whether the text will be read anew at the limit, or is being."""
+        capabilities = self._runner.capabilities
+        limit = capabilities.rope_limit
+        return capabilities.rope_rereads and not self._shift and limit is not None and self.position <= limit
+
+    def _reads_at_once(self) -> bool:
+        """Return whether a prompt in several passes would be another prompt: factors and windows go by the pass."""
+        capabilities = self._runner.capabilities
+        limit = capabilities.rope_limit
+        beyond = limit is not None and self._ids.shape[1] - self._shift > limit
+        return beyond or capabilities.window_by_cache
+
+    def _drop_other_factors(self) -> None:
+        """Drop rows of an earlier turn that `generate` would compute anew with the factors of a longer text."""
+        limit = self._runner.capabilities.rope_limit
+        if self._given and self._rereads() and limit is not None and self._ids.shape[1] > limit:
+            self._length = self._given = 0
+            self.rollback()
+
+    def _read_anew(self, new: NewRows, needs: Needs) -> PassOutput:
+        """Run one pass over the whole text and the next token; the cache is then that of one such pass."""
+        if len(new.rows) != 1:
+            raise ValueError("nothing can be drafted where the text is read anew")
+        ids = torch.cat([self._ids, torch.tensor([[*self._text, *new.ids.tolist()]], device=self._ids.device)], dim=1)
+        positions, anew = torch.arange(ids.shape[1], device=ids.device)[None], usable_cache(None)
+        output = self._runner.run(
+            PassInput(ids, positions, None), anew, needs=needs, last=True, total=self._length + ids.shape[1]
+        )
+        self.cache.layers, self._given = anew.layers, 0
+        return PassOutput(output.logits, None if output.hidden is None else output.hidden[-1:])
+
+    def _committed(self) -> int:
+        """Return how many committed tokens follow the prompt."""
+        return max(0, self._length - self._ids.shape[1])
 
     def _check_cache(self) -> None:
         rows = len(self._rows) if self._layers is None or 0 in self._layers else 0  # transformers asks the first layer

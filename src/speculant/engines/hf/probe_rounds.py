@@ -1,0 +1,215 @@
+"""Rounds over random texts through the engine's own caches, compared with the logits that `model.generate` works on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from speculant.core.errors import OutOfMemoryError
+from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.engines.hf.batch_pass import BatchPass
+from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.target_cache import HFTargetCache
+
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
+_HALF = (torch.float16, torch.bfloat16)
+_FEW = 0.25  # rows of half precision that may differ by more: experts are chosen by near-ties
+_DEPTH = 3  # of drafts
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A text of random ids: its prompt, the chunks in which that is read, and its whole length, in tokens."""
+
+    prompt: int
+    length: int
+    chunk: int | None = None
+
+
+LONG_TEXTS = (Text(prompt=4, length=36), Text(prompt=27, length=36, chunk=7))  # beyond every limit of a tiny model
+SHORT_TEXTS = (Text(prompt=8, length=16),)
+
+
+class Plain:
+    """What `model.generate` works on: computed once per text."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._known = model, dict[Text, Tensor]()
+
+    def logits(self, text: Text, ids: Tensor) -> Tensor:
+        """Return the logits [K, V] from which `generate` would choose each token of ids Int64[1, T] behind a prompt."""
+        if text not in self._known:
+            self._known[text] = _generate(self._model, ids, text.prompt)
+        return self._known[text]
+
+
+def first_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -> str:
+    """Return where drafted rounds give other logits than `model.generate`; "" if they do nowhere.
+
+    Raises:
+        OutOfMemoryError: the device is full.
+    """
+    for text in texts:
+        try:
+            walk = _Walk(runner, text)
+            while walk.goes_on:
+                tokens, parents = walk.rows()
+                walk.take(walk.cache.forward(tokens, parents).logits)
+            expected = plain.logits(text, walk.ids)
+        except OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model makes of masks and positions it does not expect
+            logger.info("a probe of %s failed", type(runner.model).__name__, exc_info=True)
+            return f"passes over several tokens fail with {type(error).__name__}: {str(error).strip():.200}"
+        wrong = wrong_rows(walk.logits(), expected, runner.model.dtype)
+        if wrong.numel():
+            kind = "trees" if runner.capabilities.trees else "chains"
+            position = text.prompt + int(wrong[0]) - 1
+            return f"in a random text, passes over {kind} changed the logits from position {position} on"
+    return ""
+
+
+def batch_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -> bool:
+    """Return whether passes over several sequences give other logits than `model.generate`, or fail.
+
+    Raises:
+        OutOfMemoryError: the device is full.
+    """
+    batch = BatchPass(runner)
+    try:
+        walks = [_Walk(runner, text) for text in texts]
+        while going := [walk for walk in walks if walk.goes_on]:
+            passes = batch.forward([(walk.cache, *walk.rows()) for walk in going])
+            for walk, result in zip(going, passes, strict=True):
+                walk.take(result.logits)
+        expected = [plain.logits(text, walk.ids) for walk, text in zip(walks, texts, strict=True)]
+    except OutOfMemoryError:
+        raise
+    except Exception:  # whatever a model makes of rows of several texts
+        logger.info("a probe of %s failed", type(runner.model).__name__, exc_info=True)
+        return True
+    pairs = zip(walks, expected, strict=True)
+    return any(bool(wrong_rows(walk.logits(), logits, runner.model.dtype).numel()) for walk, logits in pairs)
+
+
+def wrong_rows(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return which of the K rows differ by more than rounding, Int64[n].
+
+    Args:
+        ours, expected: logits [K, V]; differences are counted in standard deviations of a row.
+        dtype: of the model.
+    """
+    ours, expected = ours.double(), expected.double()
+    known = expected.isfinite() & ours.isfinite()
+    masked = (expected.isfinite() != ours.isfinite()).any(-1)
+    distance = torch.where(known, ours - expected, 0.0).abs().amax(-1)
+    spread = torch.where(known, expected, 0.0).std(-1)
+    tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16])
+    wrong = torch.nonzero(masked | (distance > tolerance * spread)).flatten()
+    return wrong[:0] if dtype in _HALF and len(wrong) <= _FEW * len(ours) else wrong
+
+
+class _Walk:
+    """Goes through a text by rounds with trees, with chains, with wrong drafts and with none, in turn."""
+
+    def __init__(self, runner: ModelRunner, text: Text) -> None:
+        capabilities = runner.capabilities
+        self._vocabulary, self._trees = capabilities.vocabulary, capabilities.trees
+        length = text.length
+        if capabilities.positions is not None and not getattr(runner.model.config, "rope_parameters", None):
+            length = max(text.prompt + 2, min(length, capabilities.positions))  # a table of positions ends there
+        self.ids = _random_ids(capabilities.vocabulary, length).to(runner.model.device)
+        self.cache = HFTargetCache(runner, self.ids[:, : text.prompt])
+        read = self.cache.prefill(text.chunk)
+        while read is None:
+            read = self.cache.prefill(text.chunk)
+        self._logits: list[Tensor] = [read.logits[-1:]]
+        self._tokens: list[int] = self.ids[0].tolist()
+        self._root, self._round = text.prompt, 0
+        self._path: list[int] = []
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the text has another token behind the root."""
+        return self._root < len(self._tokens) - 1
+
+    def rows(self) -> tuple[Int32, Int32]:
+        """Return tokens and parents, Int32[N + 1], of the next pass: the root's row and those of a draft."""
+        depth = min(_DEPTH, self.cache.depth, len(self._tokens) - 2 - self._root)
+        tree = self._draft(self._tokens[self._root + 1 : self._root + 1 + depth])
+        root = np.array([self._tokens[self._root]], np.int32), np.array([ROOT], np.int32)
+        return np.concatenate([root[0], tree.tokens]), np.concatenate([root[1], tree.parents + 1])
+
+    def take(self, logits: Tensor) -> None:
+        """Keep the right rows of the pass, and their logits."""
+        rows = [0, *(node + 1 for node in self._path)]
+        self.cache.keep(rows)
+        self._logits.append(logits[rows])
+        self._root, self._round = self._root + len(rows), self._round + 1
+
+    def logits(self) -> Tensor:
+        """Return the logits [K, V] behind the prompt and each right token."""
+        return torch.cat(self._logits)
+
+    def _draft(self, right: list[int]) -> DraftTree:
+        """Return a draft around the right tokens."""
+        begins_right = [*right[:1], *(self._other(token) for token in right[1:])]
+        kinds: list[list[list[int]]] = [[right], [[]], [begins_right]]
+        if self._trees and right:  # what is right comes last, so that no node lies where its depth would put it
+            kinds = [[[self._other(right[0])], begins_right, right], *kinds]
+        tree = DraftTree.from_paths(kinds[self._round % len(kinds)])
+        self._path, above = [], ROOT
+        for token in right:
+            above = next((node for node in tree.children(above) if tree.tokens[node] == token), ROOT)
+            if above == ROOT:
+                break
+            self._path.append(above)
+        return tree
+
+    def _other(self, token: int) -> int:
+        return (token + 1) % self._vocabulary
+
+
+class _Forced(LogitsProcessor):  # type: ignore[misc]
+    """Makes `generate` write a given text: Int64[1, T]."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self._ids = ids
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self._ids[0, input_ids.shape[1]]] = 0.0
+        return forced
+
+
+def _generate(model: Any, ids: Tensor, prompt: int) -> Tensor:
+    """Return the logits [K, V] from which `model.generate` would choose each token behind the prompt."""
+    given = ids[:, :prompt]
+    config = GenerationConfig(
+        max_new_tokens=ids.shape[1] - prompt,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        pad_token_id=0,
+    )
+    output = model.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        generation_config=config,
+        logits_processor=LogitsProcessorList([_Forced(ids)]),
+    )
+    return torch.cat(output.logits)
+
+
+def _random_ids(vocabulary: int, count: int) -> Tensor:
+    """Return Int64[1, T], without the smallest ids, which often stand for padding and the like."""
+    return torch.from_numpy(np.random.default_rng(5).integers(min(3, vocabulary - 2), vocabulary, (1, count)))

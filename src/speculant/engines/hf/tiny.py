@@ -1,0 +1,208 @@
+"""Tiny random models of the architecture that a config describes.
+
+They have the same layer types, masks and kinds of positions. Every size is small, and every window, chunk and rope
+limit is scaled down to a few tokens, so that passes beyond those take milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+VOCABULARY = 61
+LIMITS = {  # where attention, positions or rotary factors change; scaled down, so that short texts cross them
+    "sliding_window": 6,
+    "sliding_window_size": 6,
+    "attention_window_size": 6,
+    "window_size": 6,
+    "local_attention": 6,
+    "local_attention_window_len": 6,
+    "keep_window_size": 6,
+    "attention_chunk_size": 8,
+    "floor_scale": 8,
+    "log_scaling_n_floor": 8,
+    "original_max_position_embeddings": 14,
+    "index_topk": 6,
+    "index_topk_blocks": 2,
+    "index_block_size": 4,
+    "rel_extent": 8,
+}
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
+SIZES = {  # what every integer of that name becomes, where it was larger
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "unpadded_vocab_size": VOCABULARY,
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "emb_dim", "embedding_size"), 32),
+    **dict.fromkeys(("input_embedding_size", "output_embedding_size", "embedding_dim", "lru_width"), 32),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads", "swa_num_attention_heads"), 4),
+    **dict.fromkeys(("num_decoder_attention_heads", "num_encoder_attention_heads"), 4),
+    **dict.fromkeys(("head_dim", "swa_head_dim", "global_head_dim", "d_head", "dim_head", "kv_channels"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim"), 8),
+    "qk_head_dim": 16,
+    "rotary_dim": 4,
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 16),
+    **dict.fromkeys(("gated_norm_rank", "hc_lowrank", "laurel_rank", "adapter_rank", "d_rel"), 4),
+    "index_n_heads": 2,
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim", "encoder_ffn_dim"), 48),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "dense_intermediate_size"), 24),
+    **dict.fromkeys(("shared_experts_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp"), 24),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size", "expert_ffn_hidden_size"), 24),
+    **dict.fromkeys(("dff", "dim_ff", "d_inner", "n_inner"), 48),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
+    "zero_expert_num": 2,
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"), 2),
+    **dict.fromkeys(("n_group", "num_expert_group", "topk_group"), 1),
+    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"), 1),
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 1,
+    "type_vocab_size": 2,
+    "shape_vocab_size": VOCABULARY,
+    "pronunciation_vocab_size": VOCABULARY,
+    "shape_embed_dim": 8,
+    "pronunciation_embed_dim": 8,
+}
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "swa_num_key_value_heads", "num_global_key_value_heads")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # how many first layers differ
+TRAILING = ("num_kv_shared_layers",)  # how many last ones do
+INDICES = ("mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers", "hybrid_layer_ids")
+
+
+def tiny_config(config: Any) -> Any:
+    """Return a small config of the same architecture.
+
+    It has as few layers as show every kind of layer the config names, at least two, and limits of a few tokens; sizes
+    that are small already stay.
+    """
+    tiny = copy.deepcopy(config)
+    _shrink(tiny)
+    for name, value in {**dict.fromkeys(TOKENS), **tiny.__dict__}.items():
+        if name in TOKENS:
+            setattr(tiny, name, TOKENS[name])
+        elif isinstance(value, int) and name.endswith("token_id"):
+            setattr(tiny, name, min(value, VOCABULARY - 1))
+    return tiny
+
+
+def tiny_model(
+    kind: Any, config: Any, *, attention: str, device: Any = "cpu", dtype: torch.dtype = torch.float32
+) -> Any:
+    """Return a random model of class `kind`, whose logits are spread enough that every key of a row matters.
+
+    The default random streams are left as they were.
+    """
+    with torch.random.fork_rng(devices=[]), _quiet():
+        torch.manual_seed(7)
+        model = kind._from_config(config, attn_implementation=attention, dtype=dtype).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+    return model.to(device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from warning about sizes that nobody chose for use."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _shrink(config: Any) -> None:
+    single = _single_layers(config)
+    values = dict(config.__dict__)
+    layers = next((values[name] for name in LAYERS if isinstance(values.get(name), int)), 0)
+    kept = _layers(values, layers, single)
+    for name, value in values.items():
+        small = _small(name, value, values, layers, kept)
+        if small is not value:
+            setattr(config, name, small)
+        elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            _shrink(value)
+    if single:
+        config.per_layer_config = {
+            place: {
+                name: 16 if name == "head_dim" else _small(name, value, values | single[layer], layers, kept)
+                for name, value in single[layer].items()
+            }
+            for place, layer in enumerate(kept)
+            if layer in single
+        }
+
+
+def _single_layers(config: Any) -> dict[int, dict[str, Any]]:
+    """Return what single layers have of their own, and take it away from the config until sizes are set."""
+    if not getattr(config, "is_heterogeneous", False):
+        return {}
+    found = config.to_dict()["per_layer_config"]
+    config.per_layer_config = None
+    return {int(layer): own for layer, own in found.items()}
+
+
+def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: list[int]) -> Any:
+    """Return what an attribute becomes; the value itself where it stays."""
+    if name in LAYERS and value == layers:
+        return len(kept)
+    if name in KV_HEADS and isinstance(value, int):
+        heads = max(values.get(each) or 0 for each in ("num_attention_heads", "n_head", "n_heads"))
+        return min(value, 4 if value >= heads else 2)
+    if name in POSITIONS and isinstance(value, int):
+        return min(value, 32 if values.get("rope_parameters") else 96)
+    if isinstance(value, bool):
+        return value
+    if name in LEADING and isinstance(value, int):
+        return sum(layer < value for layer in kept)
+    if name in TRAILING and isinstance(value, int):
+        return sum(layer >= layers - value for layer in kept)
+    if isinstance(value, int):
+        return min(value, SIZES.get(name, value), LIMITS.get(name, value))
+    if name in INDICES and isinstance(value, list):
+        return [place for place, layer in enumerate(kept) if layer in value]
+    if _per_layer(name, value, layers):
+        return type(value)(value[layer] for layer in kept)
+    if name == "rope_parameters" and isinstance(value, dict):
+        return _rope(value)
+    return value
+
+
+def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -> list[int]:
+    """Return the first layer of each kind, rising; the first two of a uniform model."""
+    found: dict[tuple[Any, ...], int] = {}
+    for layer in range(layers):
+        kind: list[Any] = [str(value[layer]) for name, value in values.items() if _per_layer(name, value, layers)]
+        kind.append(str(single.get(layer)))
+        kind += [layer < values[name] for name in LEADING if isinstance(values.get(name), int)]
+        kind += [layer >= layers - values[name] for name in TRAILING if isinstance(values.get(name), int)]
+        kind += [layer in values[name] for name in INDICES if isinstance(values.get(name), list)]
+        found.setdefault(tuple(kind), layer)
+    kept = sorted(found.values())
+    return kept if len(kept) > 1 else list(range(min(layers, 2)))
+
+
+def _per_layer(name: str, value: Any, layers: int) -> bool:
+    return bool(layers) and isinstance(value, list | tuple) and len(value) == layers and name not in INDICES
+
+
+def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    small = dict(parameters)
+    for name, value in parameters.items():
+        if isinstance(value, dict):
+            small[name] = _rope(value)
+        elif name == "original_max_position_embeddings" and value:
+            small[name] = min(int(value), LIMITS[name])
+        elif name in ("long_factor", "short_factor") and value:
+            small[name] = list(value)[:4]
+        elif name == "mrope_section" and value:
+            small[name] = [2, 1, 1]
+    return small
