@@ -31,7 +31,7 @@ import torch
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.folders import cache_folder
-from speculant.engines.hf.acceleration import Acceleration, NoAcceleration
+from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.capabilities import TREE_ATTENTION, HFCapabilities, base_model, check_model
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.probe_rounds import LONG_TEXTS, SHORT_TEXTS, Plain, batch_difference, first_difference
@@ -115,7 +115,7 @@ def examine(model: Any, capabilities: HFCapabilities, acceleration: Acceleration
     Raises:
         OutOfMemoryError: the device is full.
     """
-    used = NoAcceleration() if acceleration is None else acceleration
+    used = PlainPasses() if acceleration is None else acceleration
     notes: tuple[str, ...] = ()
     try:
         tiny, small = _tiny(model, capabilities)
@@ -128,7 +128,7 @@ def examine(model: Any, capabilities: HFCapabilities, acceleration: Acceleration
     for trees, masked in _candidates(small):
         found, runner = "", ModelRunner(model, _changed(capabilities, trees=trees, masked=masked), used)
         if tiny is not None:
-            on_tiny = ModelRunner(tiny, _changed(small, trees=trees, masked=masked), NoAcceleration())
+            on_tiny = ModelRunner(tiny, _changed(small, trees=trees, masked=masked), PlainPasses())
             found = first_difference(on_tiny, LONG_TEXTS, plain_tiny)
         found = found or first_difference(runner, SHORT_TEXTS, plain)
         if not found:
