@@ -81,16 +81,16 @@ def run(args: argparse.Namespace) -> int:
     from speculant.api.loading import load_model
     from speculant.api.speculator import Speculator
     from speculant.bench.report.summary import summary
-    from speculant.bench.report.table import aligned
+    from speculant.bench.report.replay_table import aligned
     from speculant.bench.scaling.measure import lengths_of
-    from speculant.bench.scaling.report import growth_table, verdict
-    from speculant.bench.suite.records import write_records
+    from speculant.bench.report.scaling_section import growth_table, verdict
+    from speculant.bench.report.result_files import write_records
     from speculant.bench.suite.rows import RowFile
     from speculant.bench.suite.runner import Contest
-    from speculant.bench.suite.scores import scores
+    from speculant.bench.report.bench_table import scores
     from speculant.bench.suite.tasks import Sampling
     from speculant.bench.systems.llamacpp import LLAMACPP
-    from speculant.bench.systems.select import line_up, named_methods
+    from speculant.bench.systems.selection import line_up, named_methods
     from speculant.bench.systems.system import PLAIN
 
     methods = named_methods(

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from speculant.bench.suite.margins import margins
-    from speculant.bench.suite.proof import Proof
+    from speculant.bench.suite.margin_summary import Proof
     from speculant.core.errors import PromptError, TokenizerError
 
     if speculator.tokenizer is None:

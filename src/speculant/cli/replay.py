@@ -191,7 +191,7 @@ class Results:
     def __init__(
         self, traces: Sequence[Trace], runs: Sequence[Run], played: Sequence[Played], cost: StepCost | None
     ) -> None:
-        from speculant.bench.replay.figures import run_figures
+        from speculant.bench.replay.metrics import run_figures
         from speculant.bench.replay.recorded import DRAFTS, play_recorded, recorded_names
 
         self.traces = traces
@@ -209,7 +209,7 @@ class Results:
     def page(self, notes: Sequence[str], tokenizer: Any) -> str:
         """Return the page, with an excerpt of each file's last request."""
         from speculant.bench.report.excerpts import last_excerpt
-        from speculant.bench.report.page import page
+        from speculant.bench.report.replay_page import page
 
         recordings = {trace.name: trace.recordings for trace in self.traces}
         excerpts = {key: last_excerpt(each, recordings[key[0]], tokenizer) for key, each in self.played.items()}
@@ -249,7 +249,7 @@ def sentences(settings: dict[str, Any]) -> list[str]:
 
 def show(args: argparse.Namespace, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
     """Print the table and write what was asked for."""
-    from speculant.bench.report.table import aligned, table
+    from speculant.bench.report.replay_table import aligned, table
 
     notes = sentences(settings)
     if args.json == "-":

@@ -15,7 +15,7 @@ from markup import Balance
 from models import SHAPE, tiny_model
 from speculant.api.speculator import Speculator
 from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_growth
-from speculant.bench.scaling.report import HEADINGS, growth_markdown, growth_section, growth_table, verdict
+from speculant.bench.report.scaling_section import HEADINGS, growth_markdown, growth_section, growth_table, verdict
 from speculant.cli.main import main
 from speculant.core.errors import UsageError
 from speculant.engines.hf.target import TransformersTarget

@@ -16,7 +16,7 @@ from speculant.api.speculator import Speculator
 from speculant.bench.suite.rows import Row, RowFile
 from speculant.bench.suite.runner import Contest
 from speculant.bench.suite.tasks import Request, Sampling, Task, recorded_task
-from speculant.bench.systems.select import line_up, named_methods
+from speculant.bench.systems.selection import line_up, named_methods
 from speculant.bench.systems.system import Contestant, Outcome, Own
 from speculant.core.errors import SpeculantError
 

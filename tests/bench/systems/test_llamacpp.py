@@ -17,7 +17,7 @@ from models import SHAPE, VOCABULARY, tiny_model
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import Request, Sampling
 from speculant.bench.systems.llamacpp import BATCH, Engine, LlamaCpp, check_llamacpp, import_llamacpp
-from speculant.bench.systems.select import named_methods
+from speculant.bench.systems.selection import named_methods
 from speculant.bench.systems.system import Own
 from speculant.cli.main import main
 from speculant.core.errors import OutOfMemoryError, UnsupportedError

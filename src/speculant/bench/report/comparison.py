@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from speculant.bench.suite.scores import task_name
+from speculant.bench.report.bench_table import task_name
 from speculant.core.errors import UsageError
 
 MEASURES = ("tokens_per_second", "speedup", "decode_speedup", "mat")

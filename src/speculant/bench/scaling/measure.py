@@ -21,7 +21,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speculant.api.speculator import Speculator
-from speculant.bench.scaling.resident import Peak
+from speculant.bench.scaling.peak_memory import Peak
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Int32

@@ -8,8 +8,8 @@ from typing import Any
 
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.markup import END, begin, figure, legend, table_of
-from speculant.bench.scaling.report import growth_section
-from speculant.bench.suite.scores import LEGEND, NAMES, differences, scores, task_name
+from speculant.bench.report.scaling_section import growth_section
+from speculant.bench.report.bench_table import LEGEND, NAMES, differences, scores, task_name
 from speculant.bench.systems.system import PLAIN
 
 DEEPEST = 24

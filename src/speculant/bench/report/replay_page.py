@@ -9,7 +9,7 @@ from typing import Any
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import Piece
 from speculant.bench.report.markup import END, begin, figure, legend, table_of
-from speculant.bench.report.table import NAMES, table
+from speculant.bench.report.replay_table import NAMES, table
 
 DEEPEST = 24
 

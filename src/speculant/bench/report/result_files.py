@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speculant.bench.report.summary_page import sheet
-from speculant.bench.scaling.report import growth_markdown
-from speculant.bench.suite.scores import LEGEND, differences, markdown, scores
+from speculant.bench.report.bench_page import sheet
+from speculant.bench.report.scaling_section import growth_markdown
+from speculant.bench.report.bench_table import LEGEND, differences, markdown, scores
 from speculant.core.errors import FileError
 
 RESULT = "result.json"

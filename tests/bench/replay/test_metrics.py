@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from speculant.bench.replay.calibration import Reliability
-from speculant.bench.replay.figures import over_time, run_figures
+from speculant.bench.replay.metrics import over_time, run_figures
 from speculant.bench.replay.player import Drafting, Played
 from speculant.sizing.step_cost import StepCost
 

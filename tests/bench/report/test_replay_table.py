@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculant.bench.report.table import HEADINGS, SPEEDUP, aligned, table
+from speculant.bench.report.replay_table import HEADINGS, SPEEDUP, aligned, table
 
 UNKNOWN = {"mean": None, "p50": None, "p99": None}
 

@@ -6,10 +6,10 @@ import re
 
 from markup import Balance
 from scripted import Scripted, recording
-from speculant.bench.replay.figures import run_figures
+from speculant.bench.replay.metrics import run_figures
 from speculant.bench.replay.player import replay
 from speculant.bench.report.excerpts import last_excerpt
-from speculant.bench.report.page import page
+from speculant.bench.report.replay_page import page
 from speculant.core.drafter import NoDrafter
 from speculant.core.tree import DraftTree
 
