@@ -6,10 +6,10 @@ import re
 
 from benches import row
 from markup import Balance
-from speculant.bench.report.summary import summary
 from speculant.bench.report.bench_page import sheet
-from speculant.bench.suite.rows import Divergence
 from speculant.bench.report.bench_table import differences, markdown, scores
+from speculant.bench.report.summary import summary
+from speculant.bench.suite.rows import Divergence
 
 DRAFTED = {"rounds": 3, "offered_by_depth": [3, 2], "accepted_by_depth": [3, 1]}
 ROWS = [

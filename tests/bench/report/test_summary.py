@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benches import row
+from speculant.bench.report.bench_table import task_name
 from speculant.bench.report.summary import summary
 from speculant.bench.suite.rows import Divergence
-from speculant.bench.report.bench_table import task_name
 
 DRAFTED = {"rounds": 3, "drafted": 12, "offered_by_depth": [3, 2], "accepted_by_depth": [3, 1], "memory_bytes": 8}
 

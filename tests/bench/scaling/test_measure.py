@@ -14,8 +14,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from markup import Balance
 from models import SHAPE, tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_growth
 from speculant.bench.report.scaling_section import HEADINGS, growth_markdown, growth_section, growth_table, verdict
+from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_growth
 from speculant.cli.main import main
 from speculant.core.errors import UsageError
 from speculant.engines.hf.target import TransformersTarget

@@ -10,8 +10,8 @@ import torch
 
 from models import tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.margins import Margin, margins
 from speculant.bench.suite.margin_summary import Proof
+from speculant.bench.suite.margins import Margin, margins
 
 PROMPT = np.array([3, 4, 5], np.int32)
 

@@ -1,115 +1,174 @@
-"""A benchmark as one HTML page that needs nothing else: no scripts, fonts or pictures from elsewhere."""
+"""A benchmark as one HTML page: the headline speed-up, the table, then charts per task and of scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from datetime import datetime
 from typing import Any
 
+from speculant.bench.report.bench_table import (
+    DECODING,
+    LEGEND,
+    MAT,
+    NAME_COLUMNS,
+    SPEEDUP,
+    TOKENS_PER_SECOND,
+    bench_table,
+    divergence_sentences,
+    task_label,
+)
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
-from speculant.bench.report.markup import END, begin, figure, legend, table_of
-from speculant.bench.report.scaling_section import growth_section
-from speculant.bench.report.bench_table import LEGEND, NAMES, differences, scores, task_name
+from speculant.bench.report.render import Chart, render, series_colors, table
+from speculant.bench.report.scaling_section import scaling_section
+from speculant.bench.report.summary import OVERALL
 from speculant.bench.systems.system import PLAIN
 
-DEEPEST = 24
+MAX_DEPTH = 24
 PARTS = ("draft", "target", "rest")
-Figures = Sequence[dict[str, Any]]
+Rows = Sequence[dict[str, Any]]
+Colors = Mapping[str, int]
 
 
-def sheet(
-    figures: Figures,
+def bench_page(
+    rows: Rows,
     *,
     labels: Sequence[str],
     notes: Sequence[str],
+    warnings: Sequence[str] = (),
     environment: Mapping[str, Any],
-    growth: Mapping[str, Any] | None = None,
+    scaling: Mapping[str, Any] | None = None,
+    created: datetime | None = None,
 ) -> str:
     """Return the page.
 
     Args:
-        figures: of `summary.summary`.
+        rows: of `summary.summary`.
         labels: what a reader must not overlook, such as "forced".
         notes: how it was run, a sentence each.
+        warnings: why the figures may be off, a sentence each.
         environment: machine and versions.
-        growth: of `growth.measure_growth`, if that was asked for.
+        scaling: of `scaling.measure.measure_scaling`, if that was asked for.
+        created: the date that the page gives; None for now.
+
+    Raises:
+        UnsupportedError: Jinja2 or matplotlib is not installed.
     """
-    what = "What drafting brings" if figures else "What decoding costs"
-    heading = f"{what}{f' ({chr(44).join(labels)})' if labels else ''}".replace(",", ", ")
-    machine = "; ".join(f"{name} {_shown(value)}" for name, value in environment.items())
-    return "\n".join(
-        [
-            *begin("speculant bench", heading),
-            f"<p>{' '.join(map(escape, notes))}</p>",
-            *(_measured(figures) if figures else []),
-            *(growth_section(growth) if growth is not None else []),
-            f"<h2>Machine</h2><p>{escape(machine)}</p>",
-            END,
-        ]
-    )
+    colors = series_colors([row["method"] for row in rows])
+    section = None if scaling is None else scaling_section(scaling)
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        tasks.setdefault(task_label(row, rows), []).append(row)
+    highlight = (TOKENS_PER_SECOND, SPEEDUP, DECODING, MAT)
+    values = {
+        "title": "speculant bench",
+        "command": "speculant bench",
+        "headline": headline(rows) if rows else section and section.headline,
+        "labels": labels,
+        "lead": _lead(rows),
+        "warnings": warnings,
+        "table": table(bench_table(rows), name_columns=NAME_COLUMNS, highlight=highlight) if rows else None,
+        "explanation": LEGEND,
+        "differences": divergence_sentences(rows),
+        "colors": colors,
+        "charts": _overview(tasks, colors) if rows else [],
+        "tasks": [{"name": name, "charts": _task_charts(chosen, colors)} for name, chosen in tasks.items()],
+        "scaling": section,
+        "notes": notes,
+        "machine": "; ".join(f"{name} {_shown(value)}" for name, value in environment.items()),
+    }
+    return render("bench.html.j2", values, created=created)
 
 
-def _measured(figures: Figures) -> list[str]:
-    """Return what there is to say of methods."""
-    colors = {name: i for i, name in enumerate(dict.fromkeys(row["method"] for row in figures))}
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in figures:
-        groups.setdefault(task_name(row, figures), []).append(row)
+def headline(rows: Rows) -> str:
+    """Return the main result: the largest speed-up over plain decoding, prompts included."""
+    chosen = _main_rows(rows)
+    task = "all tasks" if chosen[0]["task"] == OVERALL else chosen[0]["task"]
+    drafting = [row for row in chosen if row["method"] != PLAIN and row["speedup"] is not None]
+    if not drafting:
+        return f"{PLAIN}: {chosen[0]['tokens_per_second'] or 0:.1f} tokens/s on {task}"
+    best = max(drafting, key=lambda row: row["speedup"])
+    return f"{best['method']}: {best['speedup']:.2f}x plain decoding on {task}"
+
+
+def _main_rows(rows: Rows) -> Rows:
+    """Return the rows of the first batch size and temperature over all tasks, or of the only task."""
+    first = rows[0]
+    same = [row for row in rows if all(row.get(name, 1) == first.get(name, 1) for name in ("batch", "temperature"))]
+    return [row for row in same if row["task"] == OVERALL] or [row for row in same if row["task"] == first["task"]]
+
+
+def _lead(rows: Rows) -> list[str]:
+    """Return the speeds of all systems and whether their outputs are those of plain decoding."""
+    if not rows:
+        return []
+    chosen = _main_rows(rows)
+    speeds = ", ".join(f"{row['method']} {row['tokens_per_second'] or 0:.1f}" for row in chosen)
+    compared = [row for row in chosen if row["compared"] and row["method"] != PLAIN]
+    lead = [f"Tokens per second, prompts included: {speeds}."]
+    if compared:
+        identical, total = (sum(row[name] for row in compared) for name in ("identical", "compared"))
+        lead.append(f"Outputs identical to plain decoding's: {identical} of {total}.")
+    return lead
+
+
+def _overview(tasks: Mapping[str, Rows], colors: Colors) -> list[Chart]:
     return [
-        legend(colors),
-        '<div class="charts">',
-        _bars("Speed-up over plain decoding, prompts included", "speed-up", "speedup", groups, colors),
-        _bars("Speed-up after the prompts", "speed-up", "decode_speedup", groups, colors),
-        _bars("Mean tokens per target pass", "MAT", "mat", groups, colors),
-        _bars("Tokens per second, prompts included", "tokens/s", "tokens_per_second", groups, colors),
-        "</div>",
-        table_of(scores(figures), names=NAMES),
-        f"<p>{escape(LEGEND)}</p>",
-        *(f"<p>{escape(sentence)}</p>" for sentence in differences(figures)),
-        *(_details(name, rows, colors) for name, rows in groups.items()),
+        _bars("Speed-up over plain decoding, prompts included", "speed-up", "speedup", tasks, colors, reference=1.0),
+        _bars("Speed-up after the prompts", "speed-up", "decode_speedup", tasks, colors, reference=1.0),
+        _bars("Mean accepted tokens per target pass (MAT)", "MAT", "mat", tasks, colors, reference=1.0),
+        _bars("Tokens per second, prompts included", "tokens/s", "tokens_per_second", tasks, colors, decimals=1),
     ]
 
 
-def _bars(caption: str, up: str, name: str, groups: Mapping[str, Figures], colors: Mapping[str, int]) -> str:
-    values = {(group, row["method"]): row[name] for group, rows in groups.items() for row in rows}
-    bars = [Bars(method, i, [values.get((group, method)) for group in groups]) for method, i in colors.items()]
-    return figure(caption, bar_chart(list(groups), bars, label=caption, up=up))
+def _bars(
+    caption: str,
+    x_label: str,
+    measure: str,
+    tasks: Mapping[str, Rows],
+    colors: Colors,
+    *,
+    reference: float | None = None,
+    decimals: int = 2,
+) -> Chart:
+    values = {(task, row["method"]): row[measure] for task, rows in tasks.items() for row in rows}
+    bars = [Bars(method, color, [values.get((task, method)) for task in tasks]) for method, color in colors.items()]
+    chart = bar_chart(list(tasks), bars, label=caption, x_label=x_label, reference=reference, decimals=decimals)
+    return Chart(caption, chart)
 
 
-def _details(group: str, rows: Figures, colors: Mapping[str, int]) -> str:
+def _task_charts(rows: Rows, colors: Colors) -> list[Chart]:
     drafting = [row for row in rows if row["method"] != PLAIN]
-    charts = [figure("Where the time after the prompts went: milliseconds per token", _times(rows, colors))]
+    charts = [Chart("Time after the prompts, by part: milliseconds per token", _time_by_part(rows, colors))]
     if any(row["by_depth"] for row in drafting):
-        charts.append(
-            figure("Acceptance by depth: the share of rounds whose draft was right so far", _depths(drafting, colors))
-        )
+        caption = "Acceptance by depth: share of rounds in which a draft was accepted that far"
+        charts.append(Chart(caption, _acceptance_by_depth(drafting, colors)))
     categories = [part["category"] for part in rows[0]["categories"]]
     if len(categories) > 1:
-        bars = [
-            Bars(row["method"], colors[row["method"]], [part["speedup"] for part in row["categories"]]) for row in rows
-        ]
-        charts.append(
-            figure("Speed-up by category", bar_chart(categories, bars, label="Speed-up by category", up="speed-up"))
-        )
-    return f'<h2>{escape(group)}</h2><div class="charts">{"".join(charts)}</div>'
+        charts.append(Chart("Speed-up by category", _speedup_by_category(rows, categories, colors)))
+    return charts
 
 
-def _times(rows: Figures, colors: Mapping[str, int]) -> str:
+def _time_by_part(rows: Rows, colors: Colors) -> str:
     bars = []
     for row in rows:
         share = row["time_share"]
-        each = 1000 / row["decode_tokens_per_second"] if row["decode_tokens_per_second"] else None
-        known = [None if each is None or share[part] is None else each * share[part] for part in PARTS]
-        bars.append(Bars(row["method"], colors[row["method"]], [*known, each]))
-    return bar_chart([*PARTS, "all"], bars, label="Milliseconds per token by part and method", up="ms per token")
+        total = 1000 / row["decode_tokens_per_second"] if row["decode_tokens_per_second"] else None
+        parts = [None if total is None or share[part] is None else total * share[part] for part in PARTS]
+        bars.append(Bars(row["method"], colors[row["method"]], [*parts, total]))
+    return bar_chart([*PARTS, "all"], bars, label="Milliseconds per token by part", x_label="ms per token")
 
 
-def _depths(rows: Figures, colors: Mapping[str, int]) -> str:
+def _acceptance_by_depth(rows: Rows, colors: Colors) -> str:
     lines = []
     for row in rows:
-        points = [(part["depth"], part["accepted"] / max(1, row["rounds"])) for part in row["by_depth"][:DEEPEST]]
+        points = [(part["depth"], part["accepted"] / max(1, row["rounds"])) for part in row["by_depth"][:MAX_DEPTH]]
         lines.append(Line(row["method"], colors[row["method"]], points))
-    return line_chart(lines, label="Acceptance by depth", across="depth", up="share of rounds")
+    return line_chart(lines, label="Acceptance by depth", x_label="depth", y_label="share of rounds")
+
+
+def _speedup_by_category(rows: Rows, categories: Sequence[str], colors: Colors) -> str:
+    bars = [Bars(row["method"], colors[row["method"]], [part["speedup"] for part in row["categories"]]) for row in rows]
+    return bar_chart(categories, bars, label="Speed-up by category", x_label="speed-up", reference=1.0)
 
 
 def _shown(value: Any) -> str:

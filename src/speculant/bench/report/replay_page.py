@@ -1,126 +1,186 @@
-"""A replay as one HTML page that needs nothing else: no scripts, fonts or pictures from elsewhere."""
+"""A replay as one HTML page: the headline figure, the table, the coloured text, then charts per file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from datetime import datetime
 from typing import Any
 
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import Piece
-from speculant.bench.report.markup import END, begin, figure, legend, table_of
-from speculant.bench.report.replay_table import NAMES, table
+from speculant.bench.report.render import Chart, render, series_colors, table
+from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table
 
-DEEPEST = 24
+MAX_DEPTH = 24
+RECORDED = "recorded:"  # acceptance that other drafters had when the trace was made
 
-LEGEND = """MAT: mean tokens per target pass, the target's own included. ECE: expected calibration error of the
-drafter's probabilities. Times are microseconds."""
-
-SOURCES = """<p class="text"><span class="d">accepted draft</span> <span class="b">the target's own token</span>
-<span class="r">a round begins</span></p>"""
+EXPLANATION = """MAT: mean accepted tokens per target pass, the target's own included; plain decoding has 1. Times are
+microseconds. learn: updating the memory. ECE: expected calibration error of the drafter's probabilities."""
 
 Rows = Sequence[dict[str, Any]]
 Excerpts = Mapping[tuple[str, str], Sequence[Piece]]
+Colors = Mapping[str, int]
 
 
-def page(rows: Rows, excerpts: Excerpts, notes: Sequence[str]) -> str:
+def replay_page(
+    rows: Rows, excerpts: Excerpts, notes: Sequence[str], *, token_ids: bool = False, created: datetime | None = None
+) -> str:
     """Return the page.
 
     Args:
-        rows: of `figures.run_figures`.
-        excerpts: by file and method.
+        rows: of `metrics.run_metrics`, a row per file and method.
+        excerpts: pieces of text by file and method.
         notes: how the replay was run, a sentence each.
+        token_ids: whether the excerpts are token ids, for want of a tokenizer.
+        created: the date that the page gives; None for now.
+
+    Raises:
+        UnsupportedError: Jinja2 or matplotlib is not installed.
     """
-    files = list(dict.fromkeys(row["file"] for row in rows))
-    colors = {name: i for i, name in enumerate(dict.fromkeys(row["method"] for row in rows))}
-    return "\n".join(
-        [
-            *begin("speculant replay", "What drafting would bring"),
-            f"<p>{' '.join(map(escape, notes))}</p>",
-            legend(colors),
-            table_of(table(rows), names=NAMES),
-            f"<p>{LEGEND}</p>",
-            *([_by_group(rows, colors)] if len(files) > 1 else []),
-            *(_file(file, [row for row in rows if row["file"] == file], colors, excerpts) for file in files),
-            END,
-        ]
-    )
+    names = list(dict.fromkeys(row["file"] for row in rows))
+    colors = series_colors([row["method"] for row in rows])
+    ranked = pooled_mat(rows)
+    best = next(iter(ranked))
+    texts = {name: _texts(name, rows, excerpts) for name in names}
+    values = {
+        "title": "speculant replay",
+        "command": "speculant replay",
+        "headline": headline(rows),
+        "labels": [],
+        "lead": _lead(ranked),
+        "warnings": [],
+        "table": table(replay_table(rows), name_columns=NAME_COLUMNS, highlight=("MAT", SPEEDUP)),
+        "explanation": EXPLANATION,
+        "token_ids": token_ids,
+        "texts": [_preferred(texts[name], best) for name in names if texts[name]],
+        "colors": colors,
+        "charts": _overview(rows, names, colors),
+        "files": [
+            {
+                "name": name,
+                "colors": {row["method"]: colors[row["method"]] for row in rows if row["file"] == name},
+                "charts": _file_charts([row for row in rows if row["file"] == name], colors),
+                "texts": [each for each in texts[name] if each is not _preferred(texts[name], best)],
+            }
+            for name in names
+        ],
+        "notes": notes,
+    }
+    return render("replay.html.j2", values, created=created)
 
 
-def _by_group(rows: Rows, colors: Mapping[str, int]) -> str:
-    files = list(dict.fromkeys(row["file"] for row in rows))
-    mats = {(row["file"], row["method"]): row["mat"] for row in rows}
-    bars = [Bars(name, i, [mats.get((file, name)) for file in files]) for name, i in colors.items()]
-    return "<h2>MAT by file</h2>" + bar_chart(_short(files), bars, label="MAT by file and method", up="MAT")
+def headline(rows: Rows) -> str:
+    """Return the main result: the best method's tokens per target pass over all files."""
+    ranked = pooled_mat(rows)
+    method, mat = next(iter(ranked.items()))
+    chosen = [row for row in rows if row["method"] == method]
+    where = f"on {chosen[0]['file']}" if len(chosen) == 1 else f"over {len(chosen)} files"
+    text = f"{method}: {mat:.2f} tokens per target pass {where}"
+    speedups = [row["speedup"] for row in chosen if row["speedup"] is not None]
+    if not speedups:
+        return text
+    low, high = f"{min(speedups):.2f}x", f"{max(speedups):.2f}x"
+    return f"{text}, {low if low == high else f'{low} to {high}'} speed-up expected"
 
 
-def _file(file: str, rows: Rows, colors: Mapping[str, int], excerpts: Excerpts) -> str:
-    present = {name: i for name, i in colors.items() if any(row["method"] == name for row in rows)}
+def pooled_mat(rows: Rows) -> dict[str, float]:
+    """Return the MAT over all files of each method that was replayed on all of them, the best first.
+
+    Acceptance that was recorded with the trace is left out, unless there is nothing else.
+    """
+    replayed = [row for row in rows if not row["method"].startswith(RECORDED)] or list(rows)
+    found = {}
+    for method in dict.fromkeys(row["method"] for row in replayed):
+        chosen = [row for row in replayed if row["method"] == method]
+        rounds = sum(row["rounds"] for row in chosen)
+        found[method] = sum(row["tokens"] for row in chosen) / rounds if rounds else 0.0
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _lead(ranked: Mapping[str, float]) -> list[str]:
+    if len(ranked) < 2:
+        return []
+    return [f"Mean accepted tokens (MAT): {', '.join(f'{name} {mat:.2f}' for name, mat in ranked.items())}."]
+
+
+def _texts(file: str, rows: Rows, excerpts: Excerpts) -> list[dict[str, Any]]:
+    """Return the excerpts of a file, the method with the highest MAT first."""
+    ordered = sorted((row for row in rows if row["file"] == file), key=lambda row: -row["mat"])
+    return [
+        {"file": file, "method": row["method"], "pieces": excerpts[file, row["method"]]}
+        for row in ordered
+        if (file, row["method"]) in excerpts
+    ]
+
+
+def _preferred(texts: Sequence[dict[str, Any]], method: str) -> dict[str, Any] | None:
+    """Return that method's excerpt, or the first."""
+    return next((each for each in texts if each["method"] == method), texts[0] if texts else None)
+
+
+def _overview(rows: Rows, files: Sequence[str], colors: Colors) -> list[Chart]:
+    def values(measure: str) -> list[Bars]:
+        found = {(row["file"], row["method"]): row[measure] for row in rows}
+        return [Bars(name, color, [found.get((file, name)) for file in files]) for name, color in colors.items()]
+
+    groups = short_names(files)
+    mat = "Mean accepted tokens per target pass (MAT)"
+    charts = [Chart(mat, bar_chart(groups, values("mat"), label=mat, x_label="MAT", reference=1.0))]
+    if any(row["speedup"] is not None for row in rows):
+        faster = "Expected speed-up over plain decoding"
+        chart = bar_chart(groups, values("speedup"), label=faster, x_label="speed-up", reference=1.0)
+        charts.append(Chart(faster, chart))
+    return charts
+
+
+def _file_charts(rows: Rows, colors: Colors) -> list[Chart]:
     charts = [
-        figure("Acceptance by depth: the share of rounds whose draft was right so far", _depths(rows, colors)),
-        figure("MAT over time: does the memory learn?", _times(rows, colors)),
-        figure("Reliability: predicted against observed acceptance of a node", _reliability(rows, colors)),
+        Chart("Acceptance by depth: share of rounds in which a draft was accepted that far", _by_depth(rows, colors)),
+        Chart("MAT over time: does the memory learn?", _over_time(rows, colors)),
+        Chart("Reliability: predicted and observed acceptance of a node", _reliability(rows, colors)),
     ]
     categories = list(dict.fromkeys(part["category"] for row in rows for part in row["categories"]))
     if len(categories) > 1:
-        charts.insert(0, figure("MAT by category", _categories(rows, categories, colors)))
-    shown = sorted((row for row in rows if (file, row["method"]) in excerpts), key=lambda row: -row["mat"])
-    texts = "".join(
-        f"<details{' open' if number == 0 else ''}><summary>{escape(row['method'])}</summary>"
-        f'<div class="text">{_text(excerpts[file, row["method"]])}</div></details>'
-        for number, row in enumerate(shown)
-    )
-    return "".join(
-        [
-            f"<h2>{escape(file)}</h2>",
-            legend(present),
-            f'<div class="charts">{"".join(charts)}</div>',
-            f"<h3>Where the text came from</h3>{SOURCES}{texts}" if texts else "",
-        ]
-    )
+        charts.append(Chart("MAT by category", _by_category(rows, categories, colors)))
+    return charts
 
 
-def _categories(rows: Rows, categories: Sequence[str], colors: Mapping[str, int]) -> str:
+def _by_category(rows: Rows, categories: Sequence[str], colors: Colors) -> str:
     bars = []
     for row in rows:
         mats = {part["category"]: part["mat"] for part in row["categories"]}
         bars.append(Bars(row["method"], colors[row["method"]], [mats.get(name) for name in categories]))
-    return bar_chart(categories, bars, label="MAT by category and method", up="MAT")
+    return bar_chart(categories, bars, label="MAT by category and method", x_label="MAT", reference=1.0)
 
 
-def _depths(rows: Rows, colors: Mapping[str, int]) -> str:
+def _by_depth(rows: Rows, colors: Colors) -> str:
     lines = []
     for row in rows:
-        points = [(part["depth"], part["accepted"] / row["rounds"]) for part in row["by_depth"][:DEEPEST]]
+        points = [(part["depth"], part["accepted"] / row["rounds"]) for part in row["by_depth"][:MAX_DEPTH]]
         lines.append(Line(row["method"], colors[row["method"]], points))
-    return line_chart(lines, label="Acceptance by depth", across="depth", up="share of rounds")
+    return line_chart(lines, label="Acceptance by depth", x_label="depth", y_label="share of rounds")
 
 
-def _times(rows: Rows, colors: Mapping[str, int]) -> str:
+def _over_time(rows: Rows, colors: Colors) -> str:
     lines = []
     for row in rows:
         points = [(part["requests"], part["mat"]) for part in row["over_time"]]
         lines.append(Line(row["method"], colors[row["method"]], points))
-    return line_chart(lines, label="MAT over time", across="requests played", up="MAT", low=1.0)
+    return line_chart(lines, label="MAT over time", x_label="requests so far", y_label="MAT", y_min=1.0)
 
 
-def _reliability(rows: Rows, colors: Mapping[str, int]) -> str:
+def _reliability(rows: Rows, colors: Colors) -> str:
     lines = []
     for row in rows:
         points = [(part["predicted"], part["observed"]) for part in row["reliability"]]
         lines.append(Line(row["method"], colors[row["method"]], points))
-    return line_chart(lines, label="Reliability diagram", across="predicted", up="observed", whole=True)
-
-
-def _text(pieces: Sequence[Piece]) -> str:
-    return "".join(
-        f'<span class="{"d" if piece.drafted else "b"}{" r" if piece.begins else ""}">{escape(piece.text)}</span>'
-        for piece in pieces
+    return line_chart(
+        lines, label="Reliability diagram", x_label="predicted probability", y_label="share accepted", unit_square=True
     )
 
 
-def _short(files: Sequence[str]) -> list[str]:
-    """Return the names without what they all begin with, up to a dash."""
+def short_names(files: Sequence[str]) -> list[str]:
+    """Return the names without the prefix, up to a dash, that all of them share."""
     common = files[0]
     for file in files:
         while not file.startswith(common):

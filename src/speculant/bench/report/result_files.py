@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: result.json, table.md and report.html, none of which holds prompts or outputs."""
+"""The files of a benchmark: result.json, table.md and report.html, none of which holds prompts or outputs."""
 
 from __future__ import annotations
 
@@ -7,54 +7,58 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speculant.bench.report.bench_page import sheet
-from speculant.bench.report.scaling_section import growth_markdown
-from speculant.bench.report.bench_table import LEGEND, differences, markdown, scores
+from speculant.bench.report.bench_page import bench_page
+from speculant.bench.report.bench_table import LEGEND, bench_table, divergence_sentences, markdown
+from speculant.bench.report.scaling_table import scaling_markdown
+from speculant.bench.report.summary import measurement_warnings
 from speculant.core.errors import FileError
 
 RESULT = "result.json"
 
 
-def write_records(
+def write_results(
     folder: Path,
-    figures: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
     *,
     labels: Sequence[str],
     notes: Sequence[str],
     settings: Mapping[str, Any],
     environment: Mapping[str, Any],
-    growth: Mapping[str, Any] | None = None,
+    scaling: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the three.
+    """Write the three files.
 
     Args:
         folder: where.
-        figures: of `summary.summary`.
+        rows: of `summary.summary`.
         labels: what a reader must not overlook, such as "forced".
         notes: how it was run, a sentence each.
-        settings, environment: what makes it comparable.
-        growth: of `growth.measure_growth`, if that was asked for.
+        settings, environment: what must agree for two results to be comparable.
+        scaling: of `scaling.measure.measure_scaling`, if that was asked for.
 
     Raises:
         FileError: they cannot be written.
+        UnsupportedError: Jinja2 or matplotlib is not installed.
     """
+    warnings = measurement_warnings(rows)
     result: dict[str, Any] = {
-        "methods": list(figures),
+        "methods": list(rows),
         "labels": list(labels),
-        "notes": list(notes),
+        "notes": [*notes, *warnings],
         "settings": dict(settings),
         "environment": dict(environment),
     }
-    if growth is not None:
-        result["growth"] = dict(growth)
-    told = [f"Labels: {', '.join(labels)}."] if labels else []
-    measured = [markdown(scores(figures)), LEGEND.replace("\n", " ")] if figures else []
-    grown = growth_markdown(growth) if growth is not None else []
-    table = [*measured, *told, " ".join(notes), *differences(figures), *grown]
+    if scaling is not None:
+        result["growth"] = dict(scaling)  # the name that earlier versions read
+    labelled = [f"Labels: {', '.join(labels)}."] if labels else []
+    measured = [markdown(bench_table(rows)), LEGEND.replace("\n", " ")] if rows else []
+    scaled = scaling_markdown(scaling) if scaling is not None else []
+    table = [*measured, *labelled, *warnings, " ".join(notes), *divergence_sentences(rows), *scaled]
+    page = bench_page(rows, labels=labels, notes=notes, warnings=warnings, environment=environment, scaling=scaling)
     files = {
         RESULT: json.dumps(result, indent=2) + "\n",
         "table.md": "\n\n".join(part for part in table if part) + "\n",
-        "report.html": sheet(figures, labels=labels, notes=notes, environment=environment, growth=growth),
+        "report.html": page,
     }
     try:
         for name, text in files.items():
@@ -64,10 +68,13 @@ def write_records(
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return a result.json, named itself or by its folder.
+    """Return the contents of a result.json.
+
+    Args:
+        path: of the file, or of its folder.
 
     Raises:
-        FileError: it is none.
+        FileError: it cannot be read, or is not the result of a benchmark.
     """
     file = path / RESULT if path.is_dir() else path
     try:
@@ -77,5 +84,5 @@ def read_result(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise FileError(f"{file} is not JSON: {error}.") from error
     if not isinstance(found, dict) or not isinstance(found.get("methods"), list):
-        raise FileError(f"{file} is no result of `speculant bench`.")
+        raise FileError(f"{file} is not a result of `speculant bench`.")
     return found

@@ -1,9 +1,9 @@
 """How far each token of a text is from the one that plain decoding would have chosen there.
 
-The text is forced through the plain model, one token a pass, and at each place the best token's logit is compared
-with that of the text's own. A margin of 0 says that it was the model's choice. In bf16 a pass over a tree and a pass
-over one token round differently, so a choice between two tokens whose logits nearly agree can fall either way: such
-a place is a near-tie.
+The text is forced through the plain model, one token a pass, and at each position the largest logit is compared with
+that of the text's token. A margin of 0 means that the token is the model's argmax. In bf16 a pass over a tree and a
+pass over one token round differently, so a choice between two tokens with nearly equal logits can go either way: such
+a position is a near-tie.
 """
 
 from __future__ import annotations
@@ -18,23 +18,28 @@ from speculant.api.speculator import Speculator
 from speculant.bench.systems.forced import ForcedSampler, force
 from speculant.core.tree import Int32
 
-STEPS = 4  # of the dtype, at the size of the best logit: what rounding may move a logit by
+STEPS = 4  # units in the last place of the largest logit by which rounding may move a logit
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The best token's logit minus that of the token that stands there, and what rounding explains of it."""
+    """The distance of a token from the model's argmax.
+
+    Attributes:
+        value: the largest logit minus the token's.
+        tolerance: the distance that rounding explains.
+    """
 
     value: float
     tolerance: float
 
     @property
     def near_tie(self) -> bool:
-        """Whether another token was best, by no more than rounding explains."""
+        """Whether another token has a larger logit, by no more than rounding explains."""
         return 0 < self.value <= self.tolerance
 
 
-class _Witness(ForcedSampler):
+class _MarginRecorder(ForcedSampler):
     def __init__(self, output: Sequence[int]) -> None:
         super().__init__(output)
         self.margins: list[Margin] = []
@@ -42,9 +47,9 @@ class _Witness(ForcedSampler):
     def draw(self, row: int) -> tuple[int, bool]:
         logits: Tensor = self._logits[row]
         token, ended = super().draw(row)
-        best = float(logits.max())
-        step = torch.finfo(logits.dtype).eps
-        self.margins.append(Margin(best - float(logits[token]), STEPS * step * max(1.0, abs(best))))
+        largest = float(logits.max())
+        epsilon = torch.finfo(logits.dtype).eps
+        self.margins.append(Margin(largest - float(logits[token]), STEPS * epsilon * max(1.0, abs(largest))))
         return token, ended
 
 
@@ -54,8 +59,8 @@ def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Mar
     Args:
         plain: a speculator of method `none` on the model, made with `fast=False` for transformers' own passes.
         prompt: Int32[T].
-        output: M ids, one at least.
+        output: M ids, at least one.
     """
-    witness = _Witness(output)
-    force(plain, prompt, witness)
-    return witness.margins
+    recorder = _MarginRecorder(output)
+    force(plain, prompt, recorder)
+    return recorder.margins

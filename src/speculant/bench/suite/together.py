@@ -75,7 +75,7 @@ def _run(speculator: Speculator, request: Request, sampling: Sampling) -> Run:
         return forced_run(speculator, request.prompt, ForcedSampler(request.forced.tolist()))
     return speculator.prepare(
         request.prompt.tolist(),
-        max_new_tokens=request.most,
+        max_new_tokens=request.max_new_tokens,
         temperature=sampling.temperature,
         seed=sampling.seed if sampling.temperature else None,
     )

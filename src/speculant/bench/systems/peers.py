@@ -1,4 +1,4 @@
-"""Other projects' drafters behind our contract, for comparison; none is needed to use Speculant.
+"""Other projects' drafters, wrapped as a `Drafter`, for comparison; Speculant itself needs none of them.
 
 peer:draftretriever   the drafter that ADED's authors released
 peer:arctic           the suffix tree of Arctic Inference (Oliaro et al., "SuffixDecoding", NeurIPS 2025,
@@ -23,23 +23,23 @@ PREFIX = "peer:"
 
 
 class _Peer:
-    """What both share: their memory can be neither saved nor loaded through our contract."""
+    """A drafter whose memory can be neither saved nor loaded."""
 
     needs = Needs()
 
     def save(self, path: Path) -> None:
         """Refuse."""
-        raise UnsupportedError("a peer's drafter cannot save what it learned.")
+        raise UnsupportedError("a peer's memory cannot be saved.")
 
     def load(self, path: Path) -> None:
         """Refuse."""
-        raise UnsupportedError("a peer's drafter cannot load what it did not build.")
+        raise UnsupportedError("a peer's memory cannot be loaded.")
 
 
 class OfficialAded(_Peer):
     """The drafter that ADED's authors released (`draftretriever`), with an empty initial table.
 
-    It keeps its memory over requests and converts the whole text on every search.
+    It keeps its memory across requests and converts the whole text on every search.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class OfficialAded(_Peer):
             table = Path(folder) / "empty.bin"
             writer = draftretriever.Writer(str(table))
             writer.finalize()
-            del writer  # it writes again when it goes
+            del writer  # it writes again when it is deleted
             self._reader: Any = draftretriever.Reader(str(table))
 
     def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
@@ -82,10 +82,10 @@ class _OfficialSession:
 
 
 class ArcticSuffix(_Peer):
-    """Arctic's suffix trees: one of the request with its prompt, one of all outputs; the better draft is taken.
+    """Arctic's suffix trees, one of the request with its prompt and one of all outputs; the better draft is used.
 
-    Depth 64, up to 4 times as many tokens as matched, no minimum probability, drafts as trees: what its own
-    simulator does with these settings. Prompts are kept for their request only.
+    Settings as in its own simulator: depth 64, up to 4 times as many tokens as matched, no minimum probability, drafts
+    as trees. Prompts are kept for their request only.
     """
 
     DEPTH = 64
@@ -101,7 +101,7 @@ class ArcticSuffix(_Peer):
             from arctic_inference.suffix_decoding import SuffixDecodingCache
         except ImportError as error:
             raise UnsupportedError(
-                "Arctic's suffix tree is not installed. It is built from source, with the torch that is here: "
+                "Arctic's suffix tree is not installed. It is built from source with the installed torch: "
                 "pip install 'nanobind==2.9.2' cmake ninja grpcio-tools, then "
                 "pip install --no-build-isolation --no-deps arctic-inference==0.3.0"
             ) from error
@@ -110,9 +110,9 @@ class ArcticSuffix(_Peer):
 
     @property
     def memory_bytes(self) -> int:
-        """Its own estimate for the tree of all outputs; there is no public name for it."""
-        held: int = self._cache._global_tree.estimate_memory()
-        return held
+        """Arctic's own estimate for the tree of all outputs; it has no public accessor."""
+        size: int = self._cache._global_tree.estimate_memory()
+        return size
 
     def open(self, prompt: Int32, *, target: Any = None, seed: int = 0) -> Session:
         self._requests += 1
@@ -136,7 +136,7 @@ class _ArcticSession:
         )
         tokens, parents = np.array(draft.token_ids, np.int32), np.array(draft.parents, np.int32)
         weights = np.array(draft.probs, np.float32)
-        for node, parent in enumerate(parents.tolist()):  # rounded, they may exceed the parent's by a hair
+        for node, parent in enumerate(parents.tolist()):  # rounding may put them slightly above the parent's
             weights[node] = min(weights[node], weights[parent] if parent >= 0 else 1.0)
         return DraftTree(tokens, parents, weights)
 
@@ -154,7 +154,7 @@ PEERS: Mapping[str, Callable[[], Drafter]] = MappingProxyType(
 
 
 def find_peer(name: str) -> Callable[[], Drafter]:
-    """Return what makes the peer's drafter.
+    """Return the constructor of a peer's drafter.
 
     Raises:
         UsageError: there is no such peer.
