@@ -138,10 +138,9 @@ def _bars(
 
 def _task_charts(rows: Rows, colors: Colors) -> list[Chart]:
     drafting = [row for row in rows if row["method"] != PLAIN]
-    charts = [Chart("Time after the prompts, by part: milliseconds per token", _time_by_part(rows, colors))]
+    charts = [Chart("Milliseconds per token after the prompts", _time_by_part(rows, colors))]
     if any(row["by_depth"] for row in drafting):
-        caption = "Acceptance by depth: share of rounds in which a draft was accepted that far"
-        charts.append(Chart(caption, _acceptance_by_depth(drafting, colors)))
+        charts.append(Chart("Share of rounds accepted to each depth", _acceptance_by_depth(drafting, colors)))
     categories = [part["category"] for part in rows[0]["categories"]]
     if len(categories) > 1:
         charts.append(Chart("Speed-up by category", _speedup_by_category(rows, categories, colors)))

@@ -1,8 +1,8 @@
 """Charts as inline SVG, drawn by matplotlib.
 
 The same input gives the same text: ids are hashed with a salt of the chart's own data, so that they are also unique
-within a page, and no date is written. Colours are CSS variables of the page (`--series-0`, ..., `--faint`, `--line`),
-which follow the reader's light or dark theme; no pyplot state is touched.
+within a page, and no date is written. Colours are CSS variables of the page (`--series-0`, ..., `--faint`, `--line`,
+`--page`), which follow the reader's light or dark theme; no pyplot state is touched.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PALETTE = (
     "#1769aa", "#b8500a", "#0b8457", "#a8327d", "#8a6d00", "#2b8fc9",
     "#7a4a38", "#5b5b5b", "#6a8f00", "#5b45a8", "#00808c", "#c0392b",
 )  # fmt: skip
-FAINT, LINE = "#6b7078", "#d9dce1"
-_WIDTH, _HEIGHT = 6.4, 3.5  # inches; the page scales a chart to its column
-_BAR = 0.19  # inches
+FAINT, LINE, PAGE = "#6b7078", "#d9dce1", "#fdfdfd"
+_WIDTH, _HEIGHT = 5.4, 3.2  # inches; the page scales a chart to its column
+_BAR = 0.2  # inches
 _UNUSED_ID = re.compile(r' id="[A-Za-z.]+\d*_\d+"')  # of groups, which repeat from chart to chart
 _STYLE = re.compile(r"<style.*?</style>", re.DOTALL)
 _HEAD = re.compile(r'<svg [^>]*viewBox="([\d. ]+)"[^>]*>')
@@ -71,9 +71,10 @@ def line_chart(
             axes.set_ylim(0, 1)
         for line in lines:
             xs, ys = [x for x, _ in line.points], [y for _, y in line.points]
-            axes.plot(xs, ys, color=_color(line.color), linewidth=1.8, marker="o", markersize=3.5)
+            axes.plot(xs, ys, color=_color(line.color), linewidth=1.8, marker="o", markersize=3.5, clip_on=False)
         if not unit_square:
             axes.set_ylim(bottom=y_min)
+            axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         return _svg(figure, label)
@@ -107,7 +108,8 @@ def bar_chart(
             positions = [i - 0.43 + (place + 0.5) * share for i, _ in drawn]
             values = [value for _, value in drawn]
             container = axes.barh(positions, values, height=share * 0.9, color=_color(series.color))
-            axes.bar_label(container, fmt=f"%.{decimals}f", padding=3, color=FAINT, fontsize=8)
+            backing = {"facecolor": PAGE, "edgecolor": "none", "pad": 0.5}  # hides the reference line behind a label
+            axes.bar_label(container, fmt=f"%.{decimals}f", padding=3, color=FAINT, fontsize=9, bbox=backing)
         if reference is not None:
             axes.axvline(reference, color=FAINT, linestyle="--", linewidth=1)
         if len(groups) == 1:
@@ -135,7 +137,7 @@ def _drawing(label: str, data: object, height: float) -> Iterator[tuple[Figure, 
             "svg.hashsalt": f"{label}{data}",
             "text.parse_math": False,  # a name may hold dollar signs
             "font.sans-serif": ["DejaVu Sans"],
-            "font.size": 9,
+            "font.size": 10,
         }
     ):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
@@ -160,7 +162,9 @@ def _svg(figure: Figure, label: str) -> str:
     svg = _HEAD.sub(rf'<svg viewBox="\1" role="img" aria-label="{escape(label)}">', svg, count=1)
     for number, color in enumerate(PALETTE):
         svg = svg.replace(color, f"var(--series-{number})")
-    return svg.replace(FAINT, "var(--faint)").replace(LINE, "var(--line)").strip()
+    for color, name in ((FAINT, "faint"), (LINE, "line"), (PAGE, "page")):
+        svg = svg.replace(color, f"var(--{name})")
+    return svg.strip()
 
 
 def _color(number: int) -> str:

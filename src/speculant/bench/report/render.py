@@ -20,16 +20,10 @@ DARK_PALETTE = (
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart and its caption.
-
-    Attributes:
-        svg: an SVG element.
-        wide: whether it takes the whole width of the page.
-    """
+    """A chart, as an SVG element, and its caption."""
 
     caption: str
     svg: str
-    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

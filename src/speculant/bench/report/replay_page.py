@@ -135,9 +135,9 @@ def _overview(rows: Rows, files: Sequence[str], colors: Colors) -> list[Chart]:
 
 def _file_charts(rows: Rows, colors: Colors) -> list[Chart]:
     charts = [
-        Chart("Acceptance by depth: share of rounds in which a draft was accepted that far", _by_depth(rows, colors)),
-        Chart("MAT over time: does the memory learn?", _over_time(rows, colors)),
-        Chart("Reliability: predicted and observed acceptance of a node", _reliability(rows, colors)),
+        Chart("Share of rounds accepted to each depth", _by_depth(rows, colors)),
+        Chart("MAT over time, as the memory fills", _over_time(rows, colors)),
+        Chart("Reliability of predicted acceptance", _reliability(rows, colors)),
     ]
     categories = list(dict.fromkeys(part["category"] for row in rows for part in row["categories"]))
     if len(categories) > 1:

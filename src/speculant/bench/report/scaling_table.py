@@ -93,7 +93,7 @@ def scaling_headline(scaling: Scaling) -> str:
     begin, *_, end = rounds_of_size(scaling, size)
     factor = _factor(begin["pass_seconds"], end["pass_seconds"]) or 0.0
     return (
-        f"A pass over {node_count(size)} takes x{factor:.2f} the time after {last['prefix']} tokens as after "
+        f"A pass over {node_count(size)} takes {factor:.2f}x as long after {last['prefix']} tokens as after "
         f"{first['prefix']}"
     )
 
