@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from speculant.bench.systems.shapes import random_model
+from speculant.bench.systems.random_weights import random_model
 
 from models import SHAPE
 from speculant.core.errors import FileError, SpeculantError, UsageError

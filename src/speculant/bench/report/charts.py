@@ -28,7 +28,7 @@ PALETTE = (
 FAINT, LINE, PAGE = "#6b7078", "#d9dce1", "#fdfdfd"
 _WIDTH, _HEIGHT = 5.4, 3.2  # inches; the page scales a chart to its column
 _BAR = 0.2  # inches
-_UNUSED_ID = re.compile(r' id="[A-Za-z.]+\d*_\d+"')  # of groups, which repeat from chart to chart
+_UNUSED_ID = re.compile(r' id="[A-Za-z][A-Za-z0-9.]*_\d+"')  # of groups, which repeat from chart to chart
 _STYLE = re.compile(r"<style.*?</style>", re.DOTALL)
 _HEAD = re.compile(r'<svg [^>]*viewBox="([\d. ]+)"[^>]*>')
 

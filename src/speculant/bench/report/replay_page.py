@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from statistics import median
 from typing import Any
 
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
@@ -40,7 +41,7 @@ def replay_page(
     names = list(dict.fromkeys(row["file"] for row in rows))
     colors = series_colors([row["method"] for row in rows])
     ranked = pooled_mat(rows)
-    best = next(iter(ranked))
+    best = best_method(rows)
     texts = {name: _texts(name, rows, excerpts) for name in names}
     values = {
         "title": "speculant replay",
@@ -70,17 +71,28 @@ def replay_page(
 
 
 def headline(rows: Rows) -> str:
-    """Return the main result: the best method's tokens per target pass over all files."""
+    """Return the main result: the best method, by expected speed-up where passes have a cost, otherwise by MAT."""
     ranked = pooled_mat(rows)
-    method, mat = next(iter(ranked.items()))
+    method = best_method(rows)
     chosen = [row for row in rows if row["method"] == method]
     where = f"on {chosen[0]['file']}" if len(chosen) == 1 else f"over {len(chosen)} files"
-    text = f"{method}: {mat:.2f} tokens per target pass {where}"
     speedups = [row["speedup"] for row in chosen if row["speedup"] is not None]
     if not speedups:
-        return text
+        return f"{method}: {ranked[method]:.2f} tokens per target pass {where}"
     low, high = f"{min(speedups):.2f}x", f"{max(speedups):.2f}x"
-    return f"{text}, {low if low == high else f'{low} to {high}'} speed-up expected"
+    factor = low if low == high else f"{low} to {high}"
+    return f"{method}: {factor} speed-up expected {where}, {ranked[method]:.2f} tokens per target pass"
+
+
+def best_method(rows: Rows) -> str:
+    """Return the method with the largest median of expected speed-ups or, where they are not known, of pooled MAT."""
+    ranked = pooled_mat(rows)
+    speedups = {
+        method: [row["speedup"] for row in rows if row["method"] == method and row["speedup"] is not None]
+        for method in ranked
+    }
+    known = {method: median(values) for method, values in speedups.items() if values}
+    return max(known, key=lambda method: known[method]) if known else next(iter(ranked))
 
 
 def pooled_mat(rows: Rows) -> dict[str, float]:
