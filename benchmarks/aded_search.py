@@ -1,7 +1,7 @@
 """Cost of ADED's search on a table as large as the one the official drafter was measured on.
 
-The table holds 4.6 million tri-grams: text of SPECULANT_DATA in Llama-2 tokens, continued by sampling from its own
-tri-grams until there are as many distinct ones. Searches start at positions of text that is not in the table.
+The table holds 4.6 million tri-grams: text of SPECULANT_DATA in Llama-2 tokens, extended by sampling from its own
+bi-grams until it has as many distinct tri-grams. Searches start at positions of text that is not in the table.
 
     python benchmarks/aded_search.py -o benchmarks/results/aded-search.json
 """
@@ -39,7 +39,7 @@ def texts(data: Path, tokenizer: sentencepiece.SentencePieceProcessor) -> tuple[
 
 
 def resample(text: Int32, length: int, random: np.random.Generator) -> Int32:
-    """Return new text: a walk over the text's own bi-grams, which meets tri-grams that never occurred."""
+    """Return random walks over the text's bi-grams, which contain tri-grams that never occurred in it."""
     order = np.argsort(text[:-1], kind="stable")
     starts = np.searchsorted(text[:-1][order], np.arange(VOCABULARY + 1))
     walkers = text[random.integers(0, len(text) - 1, 4096)]
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def measure(drafter: AdedDrafter, queries: Int32, nodes: int, searches: int) -> dict[str, float]:
-    """Time searches as a session makes them, learning between them; watch the process's memory."""
+    """Time searches as a session makes them, with learning between them; measure the growth of the process's memory."""
     positions = np.random.default_rng(1).integers(2, len(queries) - 2, searches)
     times = np.empty(searches)
     session = drafter.open(queries[:2])

@@ -1,9 +1,9 @@
-"""Memories under a flood of random ids: do they keep their limit, and do rounds stay as fast as they began?
+"""Memories under a stream of random ids: do they keep their limit, and do rounds stay as fast as at the start?
 
-Uniformly random token ids are the worst there is: hardly a context comes twice, so all of it is new to every memory.
-Requests of 1000 prompt tokens and as long answers follow each other until so many ids were told. The first 20 tokens
-of an answer come one a round, no drafted token is accepted, and the target's best tokens are random too; these rounds
-are timed. The rest of the answer comes at once. Each run has a process of its own, one after the other.
+Uniformly random token ids are the worst case: hardly any context occurs twice, so every one is new to the memory.
+Requests of 1000 prompt tokens and answers of the same length follow each other up to a number of ids. The first 20
+tokens of an answer are observed one per round, no drafted token is accepted, and the target's top-k tokens are random
+too; these rounds are timed. The rest of the answer is observed at once. Each run has its own process.
 
     python benchmarks/memory_flood.py -o benchmarks/results/memory-flood.json
 """
@@ -29,25 +29,25 @@ VOCABULARY = 128_256
 PROMPT, ANSWER = 1000, 1000
 ROUNDS = 20
 NODES = 64
-EDGE = 100_000  # ids at the beginning and at the end whose rounds are compared
+EDGE = 100_000  # ids at the start and at the end whose rounds are compared
 STRETCHES = 25
 IDS_PER_MB = 50_000  # a small limit is reached soon
 
 
 @dataclass(slots=True)
 class Stretch:
-    """What was seen while some of the ids were told.
+    """Measurements over a stretch of the ids.
 
     Attributes:
-        told: ids told at its end, all stretches before included.
-        memory_bytes: the most that the drafter said its memory took after a request.
-        rss_bytes: the most that the process had resident after a request.
-        pause: seconds of the longest call that began or ended a request, its learning included.
+        observed: ids observed by its end, including all earlier stretches.
+        memory_bytes: the largest memory that the drafter reported after a request.
+        rss_bytes: the largest resident size of the process after a request.
+        pause: seconds of the longest call that opened or closed a request, including its learning.
         nodes: drafted in all rounds.
         micros: of each round, propose and observe together.
     """
 
-    told: int = 0
+    observed: int = 0
     memory_bytes: int = 0
     rss_bytes: int = 0
     pause: float = 0
@@ -55,10 +55,10 @@ class Stretch:
     micros: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """Return them as JSON has them."""
+        """Return the values for the JSON."""
         p50, p99 = np.percentile(self.micros, [50, 99])
         return {
-            "tokens": self.told,
+            "tokens": self.observed,
             "memory_bytes": self.memory_bytes,
             "rss_bytes": self.rss_bytes,
             "longest_pause_seconds": self.pause,
@@ -73,17 +73,17 @@ class Flood:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.told = 0
+        self.observed = 0
         self._random = np.random.default_rng(0)
 
     def until(self, tokens: int) -> Stretch:
-        """Go on until so many ids were told, and return what was seen."""
+        """Run requests until so many ids were observed, and return the measurements."""
         stretch = Stretch()
-        while self.told < tokens:
+        while self.observed < tokens:
             self._request(stretch)
             stretch.memory_bytes = max(stretch.memory_bytes, getattr(self.drafter, "memory_bytes", 0))
             stretch.rss_bytes = max(stretch.rss_bytes, status_bytes("VmRSS"))
-        stretch.told = self.told
+        stretch.observed = self.observed
         return stretch
 
     def _request(self, stretch: Stretch) -> None:
@@ -97,16 +97,16 @@ class Flood:
             tree = session.propose(NODES)
             proposed = time.perf_counter()
             verified = self._verified(tree)
-            told = time.perf_counter()
+            before = time.perf_counter()
             session.observe(verified)
-            stretch.micros.append((proposed - began + time.perf_counter() - told) * 1e6)
+            stretch.micros.append((proposed - began + time.perf_counter() - before) * 1e6)
             stretch.nodes += len(tree)
         began = time.perf_counter()
         rest = self._ids(ANSWER - ROUNDS - 1)
         session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=rest))
         session.close()
         stretch.pause = max(stretch.pause, time.perf_counter() - began)
-        self.told += PROMPT + ANSWER
+        self.observed += PROMPT + ANSWER
 
     def _verified(self, tree: DraftTree) -> Verified:
         """Return a round that ends at the target's first token."""
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10_000_000)
     parser.add_argument("--limits", type=int, nargs="+", default=[256, 32], metavar="MB")
     parser.add_argument("--methods", nargs="+", default=[name for name in METHODS if name != "none"])
-    parser.add_argument("--seconds", type=float, default=300, help="per run; a slower method is told fewer ids")
+    parser.add_argument("--seconds", type=float, default=300, help="per run; a slower method observes fewer ids")
     args = parser.parse_args()
     runs = [
         (method, limit << 20, min(args.tokens, limit * IDS_PER_MB), args.seconds)
@@ -147,23 +147,23 @@ def main() -> None:
 
 
 def run(what: tuple[str, int, int, float]) -> dict[str, Any]:
-    """Tell a method within a limit random ids until there were as many or the time is up; return what came of it."""
+    """Run a method within a memory limit up to so many ids or seconds; return the measurements."""
     method, limit, tokens, seconds = what
     flood = Flood(find_method(method).build(vocabulary=VOCABULARY, memory_limit=limit))
-    flood.until(1)  # what the first request has to load
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    flood.until(1)  # loads kernels
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     began, idle = time.perf_counter(), status_bytes("VmRSS")
     course = [flood.until(EDGE)]
     step = tokens // STRETCHES
-    while flood.told < tokens - EDGE and time.perf_counter() - began < seconds:
-        course.append(flood.until(min(flood.told + step, tokens - EDGE)))
-    course.append(flood.until(flood.told + EDGE))
+    while flood.observed < tokens - EDGE and time.perf_counter() - began < seconds:
+        course.append(flood.until(min(flood.observed + step, tokens - EDGE)))
+    course.append(flood.until(flood.observed + EDGE))
     figures = [stretch.figures() for stretch in course]
     return {
         "method": method,
         "limit_bytes": limit,
-        "tokens": flood.told,
-        "ended_by": "tokens" if flood.told >= tokens else "time",
+        "tokens": flood.observed,
+        "ended_by": "tokens" if flood.observed >= tokens else "time",
         "seconds": time.perf_counter() - began,
         "most_memory_bytes": max(stretch.memory_bytes for stretch in course),
         "rss_growth_bytes": max(stretch.rss_bytes for stretch in course) - idle,
@@ -178,7 +178,7 @@ def run(what: tuple[str, int, int, float]) -> dict[str, Any]:
 
 
 def status_bytes(name: str) -> int:
-    """Return what Linux says of this process: VmRSS, resident now, or VmHWM, the most so far."""
+    """Return a field of Linux's process status: VmRSS, the resident size, or VmHWM, its peak."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 

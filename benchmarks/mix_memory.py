@@ -1,7 +1,7 @@
-"""Speed and size of `mix` with many tokens in memory: synthetic text is learned, then recorded answers are played.
+"""Speed and size of `mix` with many tokens in memory: synthetic text is learned, then recorded answers are replayed.
 
-The text is a Markov chain in which every token has successors of its own with Zipf's frequencies, so that n-grams
-repeat as in real text. The memory limit is 24 bytes a token. Then the gsm8k traces are played at 64 and 16 nodes.
+The text is a Markov chain in which the successors of each token follow Zipf's law, so that n-grams repeat as in real
+text. The memory limit is 24 bytes per token. Then the gsm8k traces are replayed at 64 and 16 nodes.
 
     python benchmarks/mix_memory.py --tokens 50000000 -o benchmarks/results/mix-memory.json
 """
@@ -53,17 +53,17 @@ def main() -> None:
     traces = Path(os.environ["SPECULANT_DATA"]) / "traces" / "llama31-8b-gsm8k.jsonl"
     recordings = list(read_recordings(traces))
     replay(drafter, recordings[:2], nodes=64)
-    seconds, most = 0.0, 0
+    seconds, peak_bytes = 0.0, 0
     for seed in range(args.tokens // DOCUMENT):
         text = chain(DOCUMENT, seed, VOCABULARY)
         began = time.perf_counter()
         drafter.open(text).close()
         seconds += time.perf_counter() - began
-        most = max(most, drafter.memory_bytes)
+        peak_bytes = max(peak_bytes, drafter.memory_bytes)
     figures = {
         "tokens": args.tokens,
         "limit_bytes": limit,
-        "most_memory_bytes": most,
+        "most_memory_bytes": peak_bytes,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "learn_us_per_prompt_token": seconds / args.tokens * 1e6,
     }

@@ -1,9 +1,9 @@
-"""REST's datastore: what it costs to build one of 100 MB of text, and what drafting from it costs and brings.
+"""REST's datastore: the cost of building one from 100 MB of text, and the cost and acceptance of drafting from it.
 
-The text is that of SPECULANT_DATA, cut into pieces of about 2000 characters that are shuffled anew for every
-repetition, so that all of it occurs several times. `speculant corpus build --kind suffix` sorts it in a process of its
-own, whose memory is watched and compared with that of the same command on one line. Then a held-out text is said token
-by token. Last, the first half of two files of traces is the corpus for the second.
+The text is that of SPECULANT_DATA, cut into pieces of about 2000 characters that are shuffled again for every
+repetition, so that all of it occurs several times. `speculant corpus build --kind suffix` sorts it in a separate
+process, whose memory is sampled and compared with that of the same command on one line. Then a held-out text is
+followed token by token. Last, the first half of two trace files is the corpus for the second half.
 
     python benchmarks/rest_corpus.py -o benchmarks/results/rest-corpus.json
 """
@@ -36,9 +36,9 @@ from speculant.drafters.suffix.rest import RestDrafter, save_corpus
 from speculant.memory.file import read_header
 
 NODES = 64
-SAID = 5000  # tokens of the held-out text
+HELD_OUT_TOKENS = 5000
 PIECE = 2000
-TRACES = {"llama31-8b-gsm8k": 128_256, "llama31-8b-instructcoder": 128_256}  # and their vocabulary
+TRACES = {"llama31-8b-gsm8k": 128_256, "llama31-8b-instructcoder": 128_256}  # vocabulary sizes
 BUILD = "import sys; from speculant.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -68,14 +68,14 @@ def main() -> None:
             "peak_anonymous_above_one_line_bytes": built["peak_anonymous_bytes"] - idle["peak_anonymous_bytes"],
         }
         proposing = propose(corpus, held_out.read_text(encoding="utf-8"))
-    traces = {name: replayed(data / "traces" / f"{name}.jsonl", vocabulary) for name, vocabulary in TRACES.items()}
+    traces = {name: replay_halves(data / "traces" / f"{name}.jsonl", vocabulary) for name, vocabulary in TRACES.items()}
     report = {"environment": environment(), "build": figures, "propose": proposing, "traces": traces}
     print(json.dumps(report, indent=1))
     args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def pieces(files: list[Path], size: int) -> Iterator[str]:
-    """Yield pieces of the files until there are so many bytes."""
+    """Yield pieces of the files up to `size` bytes."""
     texts = [path.read_text(encoding="utf-8", errors="replace").replace("<|endoftext|>", "") for path in files]
     cut = [text[at : at + PIECE] for text in texts for at in range(0, len(text), PIECE)]
     shuffle = random.Random(0).shuffle
@@ -89,7 +89,7 @@ def pieces(files: list[Path], size: int) -> Iterator[str]:
 
 
 def build(text: Path, corpus: Path) -> dict[str, Any]:
-    """Run the command and watch its memory; resident pages of files can be taken back by the system, others cannot."""
+    """Run the command and sample its memory; the system can reclaim resident pages of files, but not anonymous ones."""
     began = time.perf_counter()
     command = [sys.executable, "-c", BUILD, "corpus", "build", "--kind", "suffix", "-o", str(corpus), str(text)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -115,34 +115,34 @@ def build(text: Path, corpus: Path) -> dict[str, Any]:
 
 
 def propose(corpus: Path, text: str) -> dict[str, Any]:
-    """Say a text token by token and time each draft."""
+    """Follow a text token by token and time each draft."""
     header, _ = read_header(corpus)
-    ids = np.array(load_tokenizer()(text[: 20 * SAID])["input_ids"], np.int32)[: SAID + 1]
+    ids = np.array(load_tokenizer()(text[: 20 * HELD_OUT_TOKENS])["input_ids"], np.int32)[: HELD_OUT_TOKENS + 1]
     drafter = RestDrafter(vocabulary=int(ids.max()) + 1, tokenizer=header["tokenizer"], memory_limit=1 << 40)
     began = time.perf_counter()
     drafter.load(corpus)
     loading = time.perf_counter() - began
     session = drafter.open(ids[:1])
-    micros, nodes, right = [], 0, 0
+    micros, nodes, correct = [], 0, 0
     for token in ids[1:]:
         began = time.perf_counter()
         tree = session.propose(NODES)
         micros.append((time.perf_counter() - began) * 1e6)
         nodes += len(tree)
-        right += token in tree.tokens[tree.children(-1)]
+        correct += token in tree.tokens[tree.children(-1)]
         session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([token], np.int32)))
     p50, p99 = np.percentile(micros, [50, 99])
     return {
         "load_seconds": loading,
         "drafts": len(micros),
         "nodes_per_draft": nodes / len(micros),
-        "next_token_drafted": right / len(micros),
+        "next_token_drafted": correct / len(micros),
         "us": {"p50": p50, "p99": p99, "max": max(micros)},
     }
 
 
-def replayed(path: Path, vocabulary: int) -> dict[str, Any]:
-    """Play the second half of a file, first with an empty memory, then with the first half as the corpus."""
+def replay_halves(path: Path, vocabulary: int) -> dict[str, Any]:
+    """Replay the second half of a file with an empty memory, and with the first half as the corpus."""
     recordings = list(read_recordings(path))
     half = len(recordings) // 2
     tokenizer = f"ids-{vocabulary}"
@@ -153,12 +153,12 @@ def replayed(path: Path, vocabulary: int) -> dict[str, Any]:
         save_corpus(Path(folder) / "corpus", builder.blocks(), tokenizer=tokenizer)
         drafters = [RestDrafter(vocabulary=vocabulary, tokenizer=tokenizer) for _ in range(2)]
         drafters[1].load(Path(folder) / "corpus")
-        empty, begun = (replay(drafter, recordings[half:], nodes=NODES) for drafter in drafters)
+        without, with_corpus = (replay(drafter, recordings[half:], nodes=NODES) for drafter in drafters)
     return {
         "corpus_tokens": builder.tokens,
         "requests": len(recordings) - half,
-        "mat_without_corpus": empty.mat,
-        "mat_with_corpus": begun.mat,
+        "mat_without_corpus": without.mat,
+        "mat_with_corpus": with_corpus.mat,
     }
 
 

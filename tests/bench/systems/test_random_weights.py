@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from speculant.bench.systems.random_weights import random_model
 
 from models import SHAPE
+from speculant.bench.systems.random_weights import random_model
 from speculant.core.errors import FileError, SpeculantError, UsageError
 
 CONFIG: dict[str, Any] = SHAPE | {"model_type": "llama", "dtype": "bfloat16"}

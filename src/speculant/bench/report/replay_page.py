@@ -32,7 +32,7 @@ def replay_page(
         rows: of `metrics.run_metrics`, a row per file and method.
         excerpts: pieces of text by file and method.
         notes: how the replay was run, a sentence each.
-        token_ids: whether the excerpts are token ids, for want of a tokenizer.
+        token_ids: whether the excerpts are token ids, for lack of a tokenizer.
         created: the date that the page gives; None for now.
 
     Raises:
