@@ -1,7 +1,7 @@
 """Sizes chosen round by round against fixed ones, end to end on two small real models.
 
-The prompts of `stories.py`, greedy, fp32, `mix`. Every size has a memory of its own, empty at first; the prompts are
-decoded by all sizes in turn, so that a slow spell of the machine meets them alike. All must say the same.
+The prompts of `stories.py`, greedy, fp32, `mix`. Every size has its own memory, empty at first; the sizes alternate on
+each prompt, so that a slow spell of the machine affects all of them. All outputs must be identical.
 
     OMP_NUM_THREADS=1 python benchmarks/auto_sizes.py -o benchmarks/results/auto-sizes.json
 """
@@ -41,25 +41,31 @@ def measure(name: str, folder: str | None, prompts: list[str]) -> dict[str, Any]
         for size in SIZES
     }
     Speculator.from_transformers(model, tokenizer, nodes=8).generate(prompts[0], max_new_tokens=40)  # compiles kernels
-    met: dict[int | str, list[Stats]] = {size: [] for size in SIZES}
+    samples: dict[int | str, list[Stats]] = {size: [] for size in SIZES}
     for prompt in prompts:
         texts = set()
         for size, speculator in speculators.items():
             result = speculator.generate(prompt, max_new_tokens=TOKENS, temperature=0)
-            met[size].append(result.stats)
+            samples[size].append(result.stats)
             texts.add(tuple(result.ids))
         assert len(texts) == 1, prompt
-    rows = {str(size): figures(stats) for size, stats in met.items()}
-    best = max((size for size in rows if size != AUTO), key=lambda size: rows[size]["tokens_per_second"])
-    share = rows[AUTO]["tokens_per_second"] / rows[best]["tokens_per_second"]
+    rows = {str(size): figures(stats) for size, stats in samples.items()}
+    best_fixed = max((size for size in rows if size != AUTO), key=lambda size: rows[size]["tokens_per_second"])
+    share = rows[AUTO]["tokens_per_second"] / rows[best_fixed]["tokens_per_second"]
     for size, row in rows.items():
         print(name, size, {key: round(value, 3) for key, value in row.items()})
-    print(name, f"auto comes to {share:.3f} of the best fixed size, {best}:", met[AUTO][-1].sizes)
-    return {"model": name, "prompts": len(prompts), "sizes": rows, "best_fixed": best, "auto_of_best_fixed": share}
+    print(name, f"auto reaches {share:.3f} of the best fixed size, {best_fixed}:", samples[AUTO][-1].sizes)
+    return {
+        "model": name,
+        "prompts": len(prompts),
+        "sizes": rows,
+        "best_fixed": best_fixed,
+        "auto_of_best_fixed": share,
+    }
 
 
 def figures(stats: list[Stats]) -> dict[str, float]:
-    """Return what decoding came to, the prompts' passes left out."""
+    """Return speed, acceptance and times per round, without the prompts' passes."""
     seconds = sum(each.seconds - each.prefill_seconds for each in stats)
     rounds = sum(each.rounds for each in stats)
     tokens = sum(each.tokens - 1 for each in stats)

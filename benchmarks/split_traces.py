@@ -1,6 +1,6 @@
 """MAT on the two halves of the development traces.
 
-Settings were chosen on the even requests; the odd ones are unseen.
+Settings were tuned on the even requests; the odd ones are held out.
 
     python benchmarks/split_traces.py -o benchmarks/results/split-traces.json
 """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from models import SHAPE
-from speculant.bench.suite.runner import Contest
+from speculant.bench.suite.runner import Runner
 from speculant.cli.main import main
 from speculant.core.errors import SpeculantError
 
@@ -61,7 +61,7 @@ def test_going_on(forced: list[str], tmp_path: Path, capsys: CaptureFixture, mon
     before = (tmp_path / "out" / "result.json").read_text()
     capsys.readouterr()
     with monkeypatch.context() as patched:
-        patched.setattr(Contest, "warm_up", None)
+        patched.setattr(Runner, "warm_up", None)
         assert main([*forced, "--methods", "none"]) == 0
     assert "going on with the run" in capsys.readouterr().err
     assert (tmp_path / "out" / "result.json").read_text() == before
@@ -130,7 +130,7 @@ def test_faults_come_before_the_work(
     argv: list[str], message: str, forced: list[str], capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot go well is said before anything is decoded."""
-    monkeypatch.setattr(Contest, "warm_up", None)
+    monkeypatch.setattr(Runner, "warm_up", None)
     assert main([*forced, *argv]) in (1, 2)
     assert message in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ def test_fp32_is_exact(tiny_folder: Path, capsys: CaptureFixture) -> None:
     """Every token of every prompt is the plain model's own choice."""
     assert main(["check", str(tiny_folder), "--method", "recycling", *SHORT]) == 0
     out, err = capsys.readouterr()
-    assert out == "recycling: 36 tokens: 36 the plain model's best, 0 near-ties, 0 wrong; largest margin 0\n"
+    assert out == "recycling: 36 tokens: 36 the plain model's argmax, 0 near-ties, 0 wrong; largest margin 0\n"
     assert len(err.splitlines()) == 3
 
 

@@ -1,1 +1,1 @@
-"""Measuring drafters: on recorded outputs without a model, and against other projects' packages."""
+"""Benchmarks: replays of recorded outputs without a model, and timed runs against other systems."""

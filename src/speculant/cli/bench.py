@@ -80,20 +80,20 @@ def run(args: argparse.Namespace) -> int:
 
     from speculant.api.loading import load_model
     from speculant.api.speculator import Speculator
-    from speculant.bench.report.summary import summary
-    from speculant.bench.report.table import aligned
+    from speculant.bench.report.bench_table import bench_table
+    from speculant.bench.report.replay_table import aligned
+    from speculant.bench.report.result_files import write_results
+    from speculant.bench.report.scaling_table import scaling_findings, scaling_table
+    from speculant.bench.report.summary import measurement_warnings, summary
     from speculant.bench.scaling.measure import lengths_of
-    from speculant.bench.scaling.report import growth_table, verdict
-    from speculant.bench.suite.records import write_records
     from speculant.bench.suite.rows import RowFile
-    from speculant.bench.suite.runner import Contest
-    from speculant.bench.suite.scores import scores
+    from speculant.bench.suite.runner import Runner
     from speculant.bench.suite.tasks import Sampling
     from speculant.bench.systems.llamacpp import LLAMACPP
-    from speculant.bench.systems.select import line_up, named_methods
+    from speculant.bench.systems.selection import build_systems, parse_methods
     from speculant.bench.systems.system import PLAIN
 
-    methods = named_methods(
+    methods = parse_methods(
         args.methods,
         forced=args.forced is not None,
         assisted=args.assistant is not None,
@@ -111,65 +111,68 @@ def run(args: argparse.Namespace) -> int:
     else:
         tasks, mapped = asked_tasks(args, model, tokenizer), False
     options = {"nodes": args.nodes, "memory_limit": args.memory_limit << 20, "fast": args.fast}
-    contest = Contest(
+    runner = Runner(
         tasks=tasks,
-        contestants=line_up(methods, model, assistant=assistant, **options),
+        systems=build_systems(methods, model, assistant=assistant, **options),
         plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
         samplings=[Sampling(temperature, args.seed) for temperature in temperatures(args.temperature)],
         trials=args.trials or (FORCED_TRIALS if args.forced else TRIALS),
         batches=batches(args.batch),
     )
-    settings = conditions(args, contest)
+    settings = conditions(args, runner)
     file = RowFile(Path(args.out), settings, restart=args.restart)
     if file.rows:
         say(f"going on with the run in {args.out}.")
-    with tqdm(total=contest.plays, unit="items", **bar("decoding")) as progress:
-        if contest.left(file):
-            contest.warm_up()
-        contest.play(file, progress.update)
-    growth = measured_growth(args, model, methods, len(lengths)) if args.growth else None
-    figures = summary(file.rows)
+    with tqdm(total=runner.total_items, unit="items", **bar("decoding")) as progress:
+        if runner.remaining_items(file):
+            runner.warm_up()
+        runner.run(file, lambda now: progress.update(now.done - progress.n))
+    scaling = measured_scaling(args, model, methods, len(lengths)) if args.growth else None
+    rows = summary(file.rows)
     notes = sentences(settings, mapped)
     notes += [note for task in tasks for note in task.notes]
-    notes += [f"{note[0].upper()}{note[1:]}" for note in contest.contestants[0].notes]
-    notes += [note for each in contest.contestants if each.name == LLAMACPP for note in each.notes]
-    write_records(
+    notes += [f"{note[0].upper()}{note[1:]}" for note in runner.systems[0].notes]
+    notes += [note for each in runner.systems if each.name == LLAMACPP for note in each.notes]
+    write_results(
         Path(args.out),
-        figures,
+        rows,
         labels=labels(settings),
         notes=notes,
         settings=settings,
         environment=environment(model),
-        growth=growth,
+        scaling=scaling,
     )
-    if figures:
-        print(aligned(scores(figures)))
-    if growth is not None:
-        print("\n".join([aligned(growth_table(growth)), *verdict(growth)]))
-    print("\n".join(notes), flush=True)
+    if rows:
+        print(aligned(bench_table(rows)))
+    if scaling is not None:
+        print("\n".join([aligned(scaling_table(scaling)), *scaling_findings(scaling)]))
+    print("\n".join([*notes, *measurement_warnings(rows)]), flush=True)
     return 0
 
 
-def measured_growth(args: argparse.Namespace, model: Any, methods: Sequence[str], lengths: int) -> dict[str, Any]:
-    """Measure how cost grows, with the first of our own methods that drafts, or `mix`."""
+def measured_scaling(args: argparse.Namespace, model: Any, methods: Sequence[str], lengths: int) -> dict[str, Any]:
+    """Measure how cost scales, with the first of our own methods that drafts, or `mix`."""
     from tqdm import tqdm
 
     from speculant.api.speculator import Speculator
-    from speculant.bench.scaling.measure import measure_growth
+    from speculant.bench.scaling.measure import measure_scaling
     from speculant.registry import METHODS
 
     drafting = next((name for name in methods if name in METHODS and name != "none"), "mix")
     options = {"method": drafting, "memory_limit": args.memory_limit << 20, "fast": args.fast}
     with tqdm(total=lengths, unit="lengths", **bar("growth")) as progress:
-        return measure_growth(lambda: Speculator.from_transformers(model, **options), advance=progress.update)
+        return measure_scaling(lambda: Speculator.from_transformers(model, **options), advance=progress.update)
 
 
 def check(args: argparse.Namespace) -> None:
     """Say before anything is loaded what cannot be done.
 
     Raises:
-        UsageError, FileError: it cannot.
+        UsageError, FileError, UnsupportedError: it cannot.
     """
+    from speculant.bench.report.extra import check_extra
+
+    check_extra()
     batches(args.batch)
     if args.forced is not None or args.tasks is not None:
         task_names(args)
@@ -226,7 +229,7 @@ def target(args: argparse.Namespace) -> tuple[Any, Any]:
     """Load or make the model that is asked for, and its tokenizer or None."""
     from speculant.api.loading import load_model
     from speculant.bench.systems.inflate import inflate
-    from speculant.bench.systems.shapes import random_model
+    from speculant.bench.systems.random_weights import random_model
 
     options = {"dtype": args.dtype, "device": args.device, "attention": args.attn}
     if args.config is not None:
@@ -270,16 +273,16 @@ def forced_tasks(args: argparse.Namespace, model: Any) -> tuple[list[Task], bool
 def asked_tasks(args: argparse.Namespace, model: Any, tokenizer: Any) -> list[Task]:
     """Return a task per suite."""
     from speculant.bench.suite.suites import read_suite
-    from speculant.bench.suite.tasks import asked_task
+    from speculant.bench.suite.tasks import prompt_task
 
     folder = None if args.data is None else Path(args.data)
     return [
-        asked_task(
+        prompt_task(
             Path(name).stem if name.endswith(".jsonl") else name,
             read_suite(name, folder)[: args.limit],
             tokenizer,
             positions=positions_of(model),
-            most=args.max_new_tokens or NEW_TOKENS,
+            max_new_tokens=args.max_new_tokens or NEW_TOKENS,
         )
         for name in task_names(args)
     ]

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     speculator = build_speculator(args)
     import numpy as np
 
+    from speculant.bench.suite.margin_summary import MarginSummary
     from speculant.bench.suite.margins import margins
-    from speculant.bench.suite.proof import Proof
     from speculant.core.errors import PromptError, TokenizerError
 
     if speculator.tokenizer is None:
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
             result = speculator.generate(ids, max_new_tokens=args.max_new_tokens, temperature=0)
         except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from None
-        proofs.append(Proof(margins(plain, np.array(ids, np.int32), result.ids)))
+        proofs.append(MarginSummary(margins(plain, np.array(ids, np.int32), result.ids)))
         say(f"{number} of {len(prompts)}: {proofs[-1].line()}")
-    whole_proof = Proof([margin for proof in proofs for margin in proof.margins])
+    whole_proof = MarginSummary([margin for proof in proofs for margin in proof.margins])
     if args.json:
         found = {"method": args.method, "environment": environment(speculator.model)} | whole_proof.to_json()
         found["places"] = [

@@ -25,16 +25,16 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the ratios."""
-    from speculant.bench.report.comparison import compare, differing, lines
-    from speculant.bench.report.table import aligned
-    from speculant.bench.suite.records import read_result
+    from speculant.bench.report.comparison import compare, comparison_table, differences
+    from speculant.bench.report.replay_table import aligned
+    from speculant.bench.report.result_files import read_result
 
     before, after = read_result(Path(args.before)), read_result(Path(args.after))
-    rows, different = compare(before, after), differing(before, after)
+    rows, different = compare(before, after), differences(before, after)
     if args.json:
         print(json.dumps({"rows": rows, "different": different}, indent=2))
         return 0
-    print(aligned(lines(rows)))
+    print(aligned(comparison_table(rows)))
     for name in different:
         print(f"different: {name}")
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speculant.bench.suite.runner import Contest
+    from speculant.bench.suite.runner import Runner
 
 LABELS = ("forced", "random weights", "inflated")
 
@@ -22,32 +22,32 @@ def model_name(args: argparse.Namespace) -> str:
     return Path(args.model).resolve().name if Path(args.model).exists() else str(args.model)
 
 
-def conditions(args: argparse.Namespace, contest: Contest) -> dict[str, Any]:
+def conditions(args: argparse.Namespace, runner: Runner) -> dict[str, Any]:
     """Return how it is run: what must be the same for a run to go on."""
     import torch
 
-    from speculant.bench.systems.system import Own
+    from speculant.bench.systems.system import SpeculantSystem
 
     return {
         "model": model_name(args),
-        "tasks": {task.name: len(task.items) for task in contest.tasks},
+        "tasks": {task.name: len(task.items) for task in runner.tasks},
         "forced": args.forced is not None,
         "random_weights": args.config is not None,
         "inflated": args.inflate,
-        "methods": [contestant.name for contestant in contest.contestants],
+        "methods": [system.name for system in runner.systems],
         "assistant": args.assistant and Path(args.assistant).name,
         "nodes": args.nodes,
         "memory_limit_mb": args.memory_limit,
-        "temperatures": [sampling.temperature for sampling in contest.samplings],
+        "temperatures": [sampling.temperature for sampling in runner.samplings],
         "seed": args.seed,
-        "batches": list(contest.batches),
-        "trials": contest.trials,
+        "batches": list(runner.batches),
+        "trials": runner.trials,
         "limit": args.limit,
         "max_new_tokens": args.max_new_tokens,
-        "dtype": str(contest.plain.model.dtype).removeprefix("torch."),
-        "device": str(contest.plain.model.device),
-        "attention": contest.plain.model.config._attn_implementation,
-        "fast": any(isinstance(each, Own) and each.fast for each in contest.contestants),
+        "dtype": str(runner.plain.model.dtype).removeprefix("torch."),
+        "device": str(runner.plain.model.device),
+        "attention": runner.plain.model.config._attn_implementation,
+        "fast": any(isinstance(each, SpeculantSystem) and each.fast for each in runner.systems),
         "threads": torch.get_num_threads(),
     }
 

@@ -83,8 +83,11 @@ def run(args: argparse.Namespace) -> int:
     """Read, play, and show what came of it."""
     from speculant.bench.replay.corpora import assign, read_corpus
     from speculant.bench.replay.runs import check_method
+    from speculant.bench.report.extra import check_extra
     from speculant.sizing.step_cost import read_step_cost
 
+    if args.html is not None:
+        check_extra()
     for path in (args.json, args.html):
         if path not in (None, "-"):
             check_writable(path)
@@ -174,10 +177,10 @@ def play(runs: Sequence[Run], jobs: int) -> list[Played]:
     """Play the runs behind a progress bar."""
     from tqdm import tqdm
 
-    from speculant.bench.replay.workers import play_runs
+    from speculant.bench.replay.workers import replay_runs
 
     with tqdm(total=sum(run.tokens for run in runs), unit="tokens", unit_scale=True, **bar("playing")) as progress:
-        return play_runs(runs, jobs=jobs, advance=progress.update)
+        return replay_runs(runs, jobs=jobs, advance=progress.update)
 
 
 def bar(what: str) -> dict[str, Any]:
@@ -191,8 +194,8 @@ class Results:
     def __init__(
         self, traces: Sequence[Trace], runs: Sequence[Run], played: Sequence[Played], cost: StepCost | None
     ) -> None:
-        from speculant.bench.replay.figures import run_figures
-        from speculant.bench.replay.recorded import DRAFTS, play_recorded, recorded_names
+        from speculant.bench.replay.metrics import run_metrics
+        from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded
 
         self.traces = traces
         self.played = {(run.file, run.method): each for run, each in zip(runs, played, strict=True)}
@@ -201,19 +204,19 @@ class Results:
             for run in runs:
                 if run.file == trace.name:
                     each = self.played[run.file, run.method]
-                    self.rows.append(run_figures(run.file, run.method, run.nodes, each, cost))
+                    self.rows.append(run_metrics(run.file, run.method, run.nodes, each, cost))
             for name in recorded_names(trace.recordings):
-                recorded = play_recorded(name, trace.recordings)
-                self.rows.append(run_figures(trace.name, f"recorded:{name}", DRAFTS, recorded))
+                recorded = replay_recorded(name, trace.recordings)
+                self.rows.append(run_metrics(trace.name, f"recorded:{name}", DRAFTS, recorded))
 
     def page(self, notes: Sequence[str], tokenizer: Any) -> str:
         """Return the page, with an excerpt of each file's last request."""
         from speculant.bench.report.excerpts import last_excerpt
-        from speculant.bench.report.page import page
+        from speculant.bench.report.replay_page import replay_page
 
         recordings = {trace.name: trace.recordings for trace in self.traces}
         excerpts = {key: last_excerpt(each, recordings[key[0]], tokenizer) for key, each in self.played.items()}
-        return page(self.rows, excerpts, notes)
+        return replay_page(self.rows, excerpts, notes, token_ids=tokenizer is None)
 
 
 def told(args: argparse.Namespace, jobs: int, left_out: int) -> dict[str, Any]:
@@ -249,13 +252,13 @@ def sentences(settings: dict[str, Any]) -> list[str]:
 
 def show(args: argparse.Namespace, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
     """Print the table and write what was asked for."""
-    from speculant.bench.report.table import aligned, table
+    from speculant.bench.report.replay_table import aligned, replay_table
 
     notes = sentences(settings)
     if args.json == "-":
         say("\n".join(notes))
     else:
-        print(aligned(table(results.rows, categories=args.by_category)))
+        print(aligned(replay_table(results.rows, categories=args.by_category)))
         print("\n".join(notes), flush=True)
     if args.html is not None:
         write_text(args.html, results.page(notes, tokenizer))

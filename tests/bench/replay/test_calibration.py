@@ -19,7 +19,7 @@ def tree(tokens: list[int], parents: list[int], weights: list[float]) -> DraftTr
 
 
 def test_only_nodes_below_what_was_right_are_checked() -> None:
-    """The chance of a node is conditional on its parent; below a rejected one nothing is known."""
+    """A node's probability is conditional on its parent; below a rejected parent it cannot be checked."""
     found = Reliability()
     draft = tree([5, 6, 7, 8, 9], [-1, -1, 0, 1, 2], [0.6, 0.4, 0.3, 0.2, 0.15])
     found.add(verified(draft, [0], [5, 99]))  # 5 was right, 7 below it was not; 8 and 9 stand below rejected nodes
@@ -34,7 +34,7 @@ def test_only_nodes_below_what_was_right_are_checked() -> None:
 
 
 def test_the_last_token_of_a_text_counts_as_seen() -> None:
-    """Where the text ends inside the draft the last token is known, what would have come behind it is not."""
+    """Where the text ends inside the draft, only nodes up to the last token can be checked."""
     found = Reliability()
     found.add(verified(tree([5, 6, 7], [-1, 0, 1], [0.9, 0.8, 0.7]), [0], [5, 6]))
     found.fold()
@@ -42,7 +42,7 @@ def test_the_last_token_of_a_text_counts_as_seen() -> None:
 
 
 def test_a_perfect_forecast_has_no_error() -> None:
-    """Nodes that claim one half and are right every other time are calibrated."""
+    """Nodes of probability one half that are accepted every other time are calibrated."""
     found = Reliability()
     for token in (5, 6):
         found.add(verified(tree([5], [-1], [0.5]), [0] if token == 5 else [], [5, 1] if token == 5 else [6]))
@@ -52,7 +52,7 @@ def test_a_perfect_forecast_has_no_error() -> None:
 
 
 def test_certainty_is_no_estimate() -> None:
-    """A drafter without probabilities weighs every node 1; nothing could be wrong about that. Nor about no drafts."""
+    """A drafter without probabilities, or without drafts, has no calibration error."""
     found = Reliability()
     found.fold()
     assert found.ece is None
@@ -63,7 +63,7 @@ def test_certainty_is_no_estimate() -> None:
 
 
 def test_weights_of_zero() -> None:
-    """A node below one without weight has no probability of its own; it is taken for impossible."""
+    """A node below a parent of weight 0 counts as impossible."""
     found = Reliability()
     found.add(verified(tree([5, 6], [-1, 0], [0.0, 0.0]), [0, 1], [5, 6, 7]))
     found.fold()

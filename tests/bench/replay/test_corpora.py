@@ -1,4 +1,4 @@
-"""Corpus files that a replay begins with."""
+"""Corpus files that a replay starts with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_ids_need_no_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_corpus_of_a_tokenizer_needs_that_tokenizer(tmp_path: Path) -> None:
-    """Ids alone do not tell whose they are."""
+    """Token ids alone do not identify their tokenizer."""
     tokenizer = load_tokenizer()
     fingerprint = tokenizer_fingerprint(tokenizer, 1)
     path = write(tmp_path / "c", fingerprint)
@@ -37,7 +37,7 @@ def test_a_corpus_of_a_tokenizer_needs_that_tokenizer(tmp_path: Path) -> None:
 
 
 def test_what_is_no_corpus(tmp_path: Path) -> None:
-    """The file is looked at before anything is played."""
+    """The file is checked before anything is replayed."""
     with pytest.raises(FileError, match="there is no memory file"):
         read_corpus(tmp_path / "c")
     (tmp_path / "c").write_text("text")
@@ -46,14 +46,14 @@ def test_what_is_no_corpus(tmp_path: Path) -> None:
 
 
 def test_each_method_gets_its_kind() -> None:
-    """Those that take none begin empty."""
+    """Methods that take no corpus start empty."""
     table = Corpus(Path("t"), "trigram", "")
     assert assign(["none", "aded", "peer:arctic"], [table]) == {"aded": table}
     assert assign(["none"], []) == {}
 
 
 def test_what_cannot_be_used() -> None:
-    """A corpus that no method takes, or one too many of a kind, is no silent matter."""
+    """A corpus that no method takes, or a second of a kind, is refused."""
     table, other = Corpus(Path("t"), "trigram", ""), Corpus(Path("o"), "other", "")
     with pytest.raises(UsageError, match="o holds a memory of kind 'other', which none of aded, none can"):
         assign(["aded", "none"], [table, other])

@@ -1,4 +1,4 @@
-"""Acceptance that a trace recorded of other drafters."""
+"""Acceptance of other drafters that a trace recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripted import recording
-from speculant.bench.replay.recorded import play_recorded, recorded_names
+from speculant.bench.replay.recorded import recorded_names, replay_recorded
 from speculant.bench.replay.traces import read_recordings
 
 DATA = os.environ.get("SPECULANT_DATA")
@@ -17,27 +17,27 @@ MATS = {"gsm8k": (1.18, 2.78), "cnn": (1.40, 2.73), "instructcoder": (2.12, 3.49
 
 def test_a_round_begins_behind_the_last() -> None:
     """Yields are read where rounds begin, and the last round counts only what was left."""
-    played = play_recorded("e", [recording([1, 2, 3, 4, 5], e=[2, 9, 1, 5, 9])])
+    played = replay_recorded("e", [recording([1, 2, 3, 4, 5], e=[2, 9, 1, 5, 9])])
     assert played.accepted.tolist() == [1, 0, 1]
     assert (played.tokens, played.rounds) == (5, 3)
 
 
 def test_as_many_as_were_drafted() -> None:
     """With k drafts a round yields at most k + 1 tokens."""
-    assert play_recorded("e", [recording([1] * 6, e=[9] * 6)], drafts=2).accepted.tolist() == [2, 2]
+    assert replay_recorded("e", [recording([1] * 6, e=[9] * 6)], drafts=2).accepted.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("length", [3, 8])
 def test_played_to_the_shorter(length: int) -> None:
     """A list of another run may end before the output or after it."""
-    assert play_recorded("e", [recording([1] * 5, e=[1] * length)]).tokens == min(5, length)
+    assert replay_recorded("e", [recording([1] * 5, e=[1] * length)]).tokens == min(5, length)
 
 
 def test_rows_without_a_record_do_not_count() -> None:
-    """Requests that tell nothing of a drafter are no requests of its."""
+    """Requests without a drafter's record do not count as its requests."""
     recordings = [recording([1], "x"), recording([1, 2], "y", e=[1, 1], v=[2, 1])]
     assert recorded_names(recordings) == ["e", "v"]
-    assert play_recorded("v", recordings).categories == ("y",)
+    assert replay_recorded("v", recordings).categories == ("y",)
 
 
 @pytest.mark.skipif(not DATA, reason="SPECULANT_DATA names no folder with traces")
@@ -45,5 +45,5 @@ def test_rows_without_a_record_do_not_count() -> None:
 def test_published_acceptance(name: str) -> None:
     """The MAT of the recorded n-gram drafter and of EAGLE on the development traces."""
     recordings = list(read_recordings(Path(DATA or "") / "traces" / f"llama31-8b-{name}.jsonl"))
-    found = [play_recorded(drafter, recordings).mat for drafter in ("vllm-ngram", "eagle")]
+    found = [replay_recorded(drafter, recordings).mat for drafter in ("vllm-ngram", "eagle")]
     assert found == pytest.approx(MATS[name], abs=0.006)

@@ -1,4 +1,4 @@
-"""Runs: a method on a file's recordings."""
+"""Runs of a method on a file's recordings."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def make(method: str = "aded", **changes: Any) -> Run:
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.replayable])
 def test_every_replayable_method_plays(name: str) -> None:
-    """Each emits exactly the recorded tokens, the same in another process."""
+    """Each commits exactly the recorded tokens, and rounds are deterministic."""
     run = pickle.loads(pickle.dumps(make(name)))
-    played = run.play()
+    played = run.replay()
     assert played.tokens == run.tokens == 48
-    assert np.array_equal(played.accepted, make(name).play().accepted)
+    assert np.array_equal(played.accepted, make(name).replay().accepted)
 
 
 def test_memory_is_kept_or_not() -> None:
-    """Without it the second request is played like the first."""
-    kept, fresh = (make(keep_memory=keep).play() for keep in (True, False))
+    """Without it, the second request has the rounds of the first."""
+    kept, fresh = (make(keep_memory=keep).replay() for keep in (True, False))
     assert fresh.accepted[fresh.request == 0].tolist() == fresh.accepted[fresh.request == 1].tolist()
     assert kept.rounds <= fresh.rounds
 
 
 def test_what_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that learns from logits is refused by name, with those that can be played."""
+    """A method that learns from logits is refused by name, with those that can be replayed."""
     method = replace(METHODS["aded"], name="logits", replayable=False)
     monkeypatch.setattr(registry, "METHODS", {**METHODS, "logits": method})
     with pytest.raises(UnsupportedError, match=r"'logits' learns from the target's logits.* aded"):
@@ -57,7 +57,7 @@ def test_what_does_not_exist(name: str, error: type[Exception]) -> None:
 
 
 def test_order() -> None:
-    """The file's own, or the same shuffle for the same seed; then the first so many."""
+    """Recordings keep the file's order or are shuffled by the seed, and are limited afterwards."""
     recordings = [recording([i + 1]) for i in range(20)]
     assert in_order(recordings, shuffled=False, seed=1, limit=3) == recordings[:3]
     shuffles = [in_order(recordings, shuffled=True, seed=seed, limit=None) for seed in (1, 1, 2)]

@@ -1,4 +1,4 @@
-"""Playing in several processes."""
+"""Replays in several processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from scripted import recording
 from speculant.bench.replay.runs import Run
-from speculant.bench.replay.workers import play_runs
+from speculant.bench.replay.workers import replay_runs
 from speculant.core.errors import SpeculantError, UnsupportedError
 
 
@@ -27,34 +27,34 @@ def runs(*methods: str, vocabulary: int = 9, length: int = 8) -> list[Run]:
     ]
 
 
-def test_processes_play_what_one_plays() -> None:
-    """Results come in the order of the runs, whichever ends first, and every token is reported."""
-    told: list[int] = []
+def test_several_processes_give_the_results_of_one() -> None:
+    """Results are in the order of the runs, whichever ends first, and every token is reported."""
+    reported: list[int] = []
     listed = runs("aded", "none", "none")
-    played = play_runs(listed, jobs=2, advance=told.append)
-    alone = play_runs(listed, jobs=1)
+    played = replay_runs(listed, jobs=2, advance=reported.append)
+    alone = replay_runs(listed, jobs=1)
     assert [each.accepted.tolist() for each in played] == [each.accepted.tolist() for each in alone]
-    assert sum(told) == sum(run.tokens for run in listed)
+    assert sum(reported) == sum(run.tokens for run in listed)
     assert active_children() == []
 
 
-def test_an_error_comes_through() -> None:
-    """A fault that names its way out is not hidden in a process."""
+def test_an_error_is_raised_in_the_parent() -> None:
+    """An error of a process keeps its type and message."""
     with pytest.raises(UnsupportedError, match="token ids below"):
-        play_runs(runs("aded", "aded", vocabulary=2**30), jobs=2)
+        replay_runs(runs("aded", "aded", vocabulary=2**30), jobs=2)
     assert active_children() == []
 
 
 def test_a_bug_keeps_its_traceback() -> None:
-    """What nobody expected says where it happened."""
+    """An unexpected exception shows where it was raised."""
     broken = [replace(run, nodes="many") for run in runs("aded", "aded")]  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"(?s)in a process that replays:.*TypeError"):
-        play_runs(broken, jobs=2)
+        replay_runs(broken, jobs=2)
     assert active_children() == []
 
 
-def test_a_process_that_is_ended_is_named() -> None:
-    """The system ends processes when memory runs out; waiting for them would be for ever."""
+def test_a_killed_process_is_named() -> None:
+    """The system kills processes when memory runs out; the parent must not wait for them."""
 
     def end() -> None:
         while not (children := active_children()):
@@ -62,6 +62,6 @@ def test_a_process_that_is_ended_is_named() -> None:
         os.kill(children[0].pid, signal.SIGKILL)  # type: ignore[arg-type]
 
     threading.Thread(target=end).start()
-    with pytest.raises(SpeculantError, match="ended from outside"):
-        play_runs(runs("aded", "aded", length=20_000), jobs=2)
+    with pytest.raises(SpeculantError, match="was killed"):
+        replay_runs(runs("aded", "aded", length=20_000), jobs=2)
     assert active_children() == []

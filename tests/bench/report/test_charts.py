@@ -2,48 +2,79 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
+import re
+import sys
 
 import pytest
 
-from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart, round_numbers
+from markup import Balance
+from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
+from speculant.core.errors import UnsupportedError
+
+LINES = [Line("a", 0, [(1, 1.0), (2, 3.0)]), Line("b", 14, [])]
+BARS = [Bars("a", 0, [2.0, None]), Bars("b", 1, [1.0, 4.25])]
 
 
-def numbers(svg: str, tag: str, name: str) -> list[float]:
-    return [float(element.get(name, "nan")) for element in ElementTree.fromstring(svg).iter(tag)]
+def bars(groups: list[str], **options: float) -> str:
+    return bar_chart(groups, BARS, label="l", x_label="speed-up", **options)  # type: ignore[arg-type]
 
 
-def test_lines_stay_within_the_frame() -> None:
-    """Every point is drawn inside the picture, higher values higher up, and text is escaped."""
-    svg = line_chart([Line("<a>", 0, [(1, 1.0), (2, 3.0)]), Line("b", 14, [])], label="<l>", across="x", up="y")
-    xs, ys = numbers(svg, "circle", "cx"), numbers(svg, "circle", "cy")
-    assert 0 <= min(xs) < max(xs) <= 460
-    assert 0 <= ys[1] < ys[0] <= 280
-    assert "<a>" not in svg
+def lines(label: str = "l") -> str:
+    return line_chart(LINES, label=label, x_label="x", y_label="y")
+
+
+def test_a_chart_is_the_same_text_every_time() -> None:
+    """Ids and order do not depend on the process, the date or earlier charts."""
+    assert lines() == lines()
+    assert bars(["f", "g"]) == bars(["f", "g"])
+    assert str(__import__("datetime").date.today().year) not in lines()
+
+
+def test_charts_are_inline_elements_in_the_page_s_colours() -> None:
+    """Each is one balanced element without addresses, its colours are variables, and its text is escaped."""
+    for svg in (lines("<l>"), bars(["<a>$x$", "g"])):
+        reader = Balance()
+        reader.feed(svg)
+        assert reader.open == []
+        assert reader.counts["svg"] == 1
+        assert "var(--series-0)" in svg
+        assert "#1769aa" not in svg
+        assert "<l>" not in svg
+        assert "<a>" not in svg
+        assert not re.search(r"https?:|url\(\"|@import|<style", svg)
+    assert "&lt;a&gt;$x$" in bars(["<a>$x$", "g"])
+
+
+def test_ids_differ_between_charts() -> None:
+    """Two charts of a page must not clip each other."""
+    one, other = (set(re.findall(r' id="([^"]*)"', svg)) for svg in (lines("one"), lines("other")))
+    assert not one & other
+
+
+def test_bars_have_values_and_a_reference_line() -> None:
+    """Each bar that has a value shows it; the line is drawn where it is asked for."""
+    svg = bars(["f", "g"], decimals=1, reference=1.0)
+    assert [text for text in ("2.0", "1.0", "4.2") if f">{text}</text>" not in svg] == []
+    assert "stroke-dasharray" in svg
+    assert "stroke-dasharray" not in bars(["f", "g"])
+
+
+def test_a_single_group_is_labelled_by_its_bars() -> None:
+    """Then no legend is needed."""
+    assert ">b</text>" in bar_chart(["f"], [Bars("b", 0, [1.0])], label="l", x_label="x")
 
 
 @pytest.mark.parametrize("points", [[], [(1, 1.0)], [(1, 0.0), (2, 0.0)]])
-def test_charts_of_little(points: list[tuple[float, float]]) -> None:
-    """One point, none, or all the same still make a chart."""
-    for whole in (False, True):
-        svg = line_chart([Line("a", 0, points)], label="l", across="x", up="y", whole=whole)
-        assert len(numbers(svg, "circle", "cx")) == len(points)
+def test_charts_of_few_points(points: list[tuple[float, float]]) -> None:
+    """One point, none, or all the same still make a chart without warnings."""
+    for unit_square in (False, True):
+        svg = line_chart([Line("a", 0, points)], label="l", x_label="x", y_label="y", unit_square=unit_square)
         assert "nan" not in svg
+    assert "<svg" in bar_chart(["f"], [Bars("a", 0, [None])], label="l", x_label="x")
 
 
-def test_bars() -> None:
-    """Bars stand on the axis, their heights are in proportion, and what is missing has none."""
-    svg = bar_chart(["f", "g"], [Bars("a", 0, [2.0, None]), Bars("b", 1, [1.0, 4.0])], label="l", up="y")
-    heights = numbers(svg, "rect", "height")
-    assert heights == pytest.approx([115, 57.5, 230], abs=0.1)
-    feet = [y + height for y, height in zip(numbers(svg, "rect", "y"), heights, strict=True)]
-    assert feet == pytest.approx([240] * 3, abs=0.11)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "found"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (1, 3.2, [1, 1.5, 2, 2.5, 3]), (0, 150, [0, 50, 100, 150])],
-)
-def test_axes_have_round_numbers(low: float, high: float, found: list[float]) -> None:
-    """Steps of one, two or five."""
-    assert round_numbers(low, high) == pytest.approx(found)
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the extra to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'speculant\[bench\]'"):
+        lines()

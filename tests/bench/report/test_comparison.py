@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benches import row
-from speculant.bench.report.comparison import compare, differing, lines
+from speculant.bench.report.comparison import compare, comparison_table, differences
 from speculant.bench.report.summary import summary
 from speculant.core.errors import UsageError
 
@@ -24,8 +24,8 @@ def test_ratios() -> None:
     assert [each["method"] for each in rows] == ["none", "x"]
     assert rows[1]["tokens_per_second"] == {"before": 4.0, "after": 8.0, "ratio": 2.0}
     assert rows[1]["speedup"]["ratio"] == 2.0
-    assert lines(rows)[2][2:4] == ("4.00 -> 8.00", "2.000x")
-    assert differing(before, after) == ["labels: [] and ['forced']", "limit: 1 and 2"]
+    assert comparison_table(rows)[2][2:4] == ("4.00 -> 8.00", "2.000x")
+    assert differences(before, after) == ["labels: [] and ['forced']", "limit: 1 and 2"]
 
 
 def test_nothing_in_common() -> None:

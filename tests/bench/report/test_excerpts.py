@@ -1,4 +1,4 @@
-"""Text coloured by where its tokens came from."""
+"""Text marked by the source of its tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scripted import Scripted, recording
 from speculant.api.loading import load_tokenizer
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording
-from speculant.bench.report.excerpts import TOKENS, last_excerpt
+from speculant.bench.report.excerpts import MAX_TOKENS, last_excerpt
 from speculant.core.tree import DraftTree
 
 
@@ -35,4 +35,4 @@ def test_text_joins_to_the_whole() -> None:
 def test_long_answers_are_cut() -> None:
     """The page stays small."""
     recordings = [recording([4] * 1000)]
-    assert len(last_excerpt(replay(Scripted(DraftTree.empty()), recordings, nodes=0), recordings)) == TOKENS
+    assert len(last_excerpt(replay(Scripted(DraftTree.empty()), recordings, nodes=0), recordings)) == MAX_TOKENS

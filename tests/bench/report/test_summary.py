@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benches import row
-from speculant.bench.report.summary import summary
+from speculant.bench.report.bench_table import task_label
+from speculant.bench.report.summary import measurement_warnings, summary
 from speculant.bench.suite.rows import Divergence
-from speculant.bench.suite.scores import task_name
 
 DRAFTED = {"rounds": 3, "drafted": 12, "offered_by_depth": [3, 2], "accepted_by_depth": [3, 1], "memory_bytes": 8}
 
@@ -30,8 +30,8 @@ def test_a_task() -> None:
     assert plain["time_share"] == {"draft": 0.25, "target": 0.5, "rest": 0.25}
 
 
-def test_what_a_method_does_not_say_is_none() -> None:
-    """Decoding by transformers itself has no shares of time and no drafts to count."""
+def test_what_a_method_does_not_report_is_none() -> None:
+    """Transformers' own decoding reports no shares of time and no drafts."""
     silent = {"drafted": None, "offered_by_depth": None, "draft_seconds": None, "target_seconds": None}
     _, found = summary([row("none"), row("hf:generate", accepted_by_depth=[1], **silent)])
     assert found["time_share"] == {"draft": None, "target": None, "rest": None}
@@ -42,7 +42,7 @@ def test_what_a_method_does_not_say_is_none() -> None:
 
 
 def test_tasks_categories_and_temperatures() -> None:
-    """Each temperature's tasks, then all of them together: all tokens over all seconds, no mean of speeds."""
+    """Each temperature's tasks, then all of them together: all tokens over all seconds, not a mean of speeds."""
     rows = [
         row(method, task=task, category=task, temperature=temperature, seconds=seconds)
         for temperature in (0.0, 1.0)
@@ -73,7 +73,7 @@ def test_identity() -> None:
 
 
 def test_batches_compare_with_plain_decoding_of_their_size() -> None:
-    """A batch's speed-up is over a plain batch; beside it stands what the batch brings over one request at a time."""
+    """A batch's speed-up is over a plain batch; `speedup_over_one` compares with one request at a time."""
     rows = [row("none"), row("x", seconds=2.5)]
     rows += [row(name, batch=8, requests=8, tokens=80, seconds=s) for name, s in (("none", 10.0), ("x", 5.0))]
     found = {(each["batch"], each["method"]): each for each in summary(rows)}
@@ -81,5 +81,13 @@ def test_batches_compare_with_plain_decoding_of_their_size() -> None:
     assert found[8, "x"]["speedup_over_one"] == 8.0
     assert found[1, "x"]["speedup_over_one"] == found[1, "x"]["speedup"] == 2.0
     assert found[8, "none"]["requests"] == 8
-    assert "batch 8" in task_name(found[8, "x"], list(found.values()))
+    assert "batch 8" in task_label(found[8, "x"], list(found.values()))
     assert summary(rows[2:])[0]["speedup_over_one"] is None
+
+
+def test_one_short_trial_is_warned_about() -> None:
+    """A speed-up that rests on a single trial of a few seconds may be noise; several trials or a long one may not."""
+    assert "one trial, the shortest of 2.5 s" in measurement_warnings(summary([row("none"), row("x", seconds=2.5)]))[0]
+    assert measurement_warnings(summary([row("none", trial=trial) for trial in range(2)])) == []
+    assert measurement_warnings(summary([row("none", seconds=40.0), row("x", seconds=35.0)])) == []
+    assert measurement_warnings([]) == []

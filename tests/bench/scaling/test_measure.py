@@ -1,4 +1,4 @@
-"""How cost grows: what is measured, and how it is shown."""
+"""How the cost of a round is measured as text and draft grow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from speculant.engines.hf.target import TransformersTarget
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from markup import Balance
 from models import SHAPE, tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_growth
-from speculant.bench.scaling.report import HEADINGS, growth_markdown, growth_section, growth_table, verdict
+from speculant.bench.report.scaling_section import scaling_section
+from speculant.bench.report.scaling_table import scaling_findings, scaling_table
+from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_scaling
 from speculant.cli.main import main
 from speculant.core.errors import UsageError
 
@@ -30,9 +30,9 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def growth(model: Any) -> dict[str, Any]:
+def scaling(model: Any) -> dict[str, Any]:
     """Return what two repeats give."""
-    return measure_growth(lambda: Speculator.from_transformers(model), repeats=2)
+    return measure_scaling(lambda: Speculator.from_transformers(model), repeats=2)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,19 @@ def growth(model: Any) -> dict[str, Any]:
     ],
 )
 def test_lengths(positions: int | None, lengths: list[int]) -> None:
-    """They double, and the last leaves room for the largest draft."""
+    """Lengths double, and the last leaves room for the largest draft."""
     assert lengths_of(positions) == lengths
 
 
-def test_a_model_too_short_to_grow() -> None:
+def test_a_model_with_too_few_positions() -> None:
     """It is refused with a way out."""
     with pytest.raises(UsageError, match=r"has 800 positions.*Leave --growth out"):
         lengths_of(800)
 
 
-def test_all_sizes_are_measured(growth: dict[str, Any]) -> None:
-    """Every size at the shortest length, a few at all; drafts have as many nodes as asked, and the parts add up."""
-    rounds = growth["rounds"]
+def test_all_sizes_are_measured(scaling: dict[str, Any]) -> None:
+    """Every size at the shortest length, a few at all; drafts have the requested nodes, and the parts add up."""
+    rounds = scaling["rounds"]
     assert [(each["prefix"], each["nodes"]) for each in rounds] == [
         *((512, nodes) for nodes in NODES),
         *((767, nodes) for nodes in FEW_NODES),
@@ -68,14 +68,14 @@ def test_all_sizes_are_measured(growth: dict[str, Any]) -> None:
         assert 0 < each["rest_seconds"] < each["pass_seconds"]
         assert each["draft_seconds"] > 0
     least = 2 * 4 * SHAPE["num_hidden_layers"] * SHAPE["num_key_value_heads"] * 8  # bytes of a token's keys and values
-    for each in growth["prefixes"]:
+    for each in scaling["prefixes"]:
         assert each["cache_bytes"] % least == 0
         assert each["prefix"] + NODES[-1] * (each["prefix"] == 512) < each["cache_bytes"] / least <= 3 * each["prefix"]
         assert min(each["prefill_seconds"], each["learn_seconds"], each["drafter_bytes"]) > 0
 
 
 def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single thread is timed by its own time; with several, that of one says nothing."""
+    """A single thread is timed by its CPU time; with several threads only wall time counts all of them."""
     device = torch.device("cpu")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert clock_of(device)[0] == "cpu"
@@ -84,14 +84,14 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_passes_are_rolled_back(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All sizes see the same text before them."""
+    """All sizes see the same text."""
     lengths, verify = set[int](), TransformersTarget.verify
     monkeypatch.setattr(
         TransformersTarget,
         "verify",
         lambda self, *given: (lengths.add(self.cache.get_seq_length()), verify(self, *given))[1],
     )
-    measure_growth(lambda: Speculator.from_transformers(model, method="lookup"), repeats=1)
+    measure_scaling(lambda: Speculator.from_transformers(model, method="lookup"), repeats=1)
     assert lengths == {512, 767}
 
 
@@ -108,54 +108,19 @@ def test_the_model_s_attention_is_its_own_again(model: Any, monkeypatch: pytest.
     verify = TransformersTarget.verify
     monkeypatch.setattr(TransformersTarget, "verify", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        measure_growth(lambda: Speculator.from_transformers(model), repeats=1)
+        measure_scaling(lambda: Speculator.from_transformers(model), repeats=1)
     assert calls == [1]
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is plain
 
 
-def test_attention_that_cannot_be_told_apart() -> None:
-    """Eager attention is a part of each model's own code: then nothing is said of it, and the rest is shown."""
+def test_attention_that_cannot_be_separated() -> None:
+    """Eager attention is part of each model's own code; then it is left out, and the rest is shown."""
     model = tiny_model("llama", "eager", max_position_embeddings=POSITIONS)
-    found = measure_growth(lambda: Speculator.from_transformers(model, method="lookup"), repeats=1)
+    found = measure_scaling(lambda: Speculator.from_transformers(model, method="lookup"), repeats=1)
     assert {each["attention_seconds"] for each in found["rounds"]} == {None}
-    assert all("attention" not in sentence for sentence in verdict(found))
-    assert growth_table(found)[1][3:5] == ("-", "-")
-    assert "<svg" in "".join(growth_section(found))
-
-
-def test_the_sections(growth: dict[str, Any]) -> None:
-    """A row per round, charts of time and memory, and the same in Markdown."""
-    page = Balance()
-    page.feed("\n".join(growth_section(growth)))
-    assert page.open == []
-    assert page.counts["svg"] == 5
-    assert page.counts["tr"] == 1 + len(growth["rounds"])
-    table = growth_markdown(growth)[1].splitlines()
-    assert len(table) == 2 + len(growth["rounds"])
-    assert table[0].count("|") == 1 + len(HEADINGS)
-
-
-def grown(rest: float, drafting: float) -> dict[str, Any]:
-    """Return measurements in which attention grew fourfold, and other parts by these factors."""
-
-    def round_of(prefix: int, rest: float, drafting: float) -> dict[str, Any]:
-        seconds = {"attention_seconds": prefix / 512, "rest_seconds": rest, "draft_seconds": drafting}
-        return {"prefix": prefix, "nodes": 8, "pass_seconds": prefix / 512 + rest, "peak_bytes": None, **seconds}
-
-    prefixes = [{"prefix": prefix, "cache_bytes": 1, "drafter_bytes": None} for prefix in (512, 2048)]
-    rounds = [round_of(512, 1.0, 1.0), round_of(2048, rest, drafting)]
-    return {"drafter": "mix", "repeats": 1, "clock": "wall", "base_bytes": None, "prefixes": prefixes, "rounds": rounds}
-
-
-def test_the_verdict() -> None:
-    """What outgrows attention is named; what grows as it does or less is not."""
-    sentence, memory = verdict(grown(3.0, 4.0))
-    assert sentence.startswith(
-        "From 512 to 2048 tokens (x4.00), time with 8 nodes: the pass x3.50, its attention x4.00, "
-    )
-    assert sentence.endswith("all else in it x3.00, drafting x4.00. Nothing grew faster than attention.")
-    assert memory == "From 512 to 2048 tokens (x4.00), memory: the cache x1.00."
-    assert verdict(grown(1.0, 9.0))[0].endswith("Faster than attention grew drafting.")
+    assert all("attention" not in sentence for sentence in scaling_findings(found))
+    assert scaling_table(found)[1][3:5] == ("-", "-")
+    assert all("<svg" in chart.svg for chart in scaling_section(found).charts)
 
 
 @pytest.fixture
@@ -167,7 +132,7 @@ def shape(tmp_path: Path) -> list[str]:
 
 
 def test_the_command(shape: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Growth alone needs no task; all reports have it."""
+    """Scaling alone needs no task; all reports have it."""
     assert main(shape) == 0
     assert "From 512 to 767 tokens" in capsys.readouterr().out
     found = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -175,7 +140,7 @@ def test_the_command(shape: list[str], tmp_path: Path, capsys: pytest.CaptureFix
     assert found["growth"]["drafter"] == "mix"
     assert found["labels"] == ["random weights"]
     for name in ("table.md", "report.html"):
-        assert "How cost grows" in (tmp_path / "out" / name).read_text()
+        assert "How cost scales" in (tmp_path / "out" / name).read_text()
 
 
 def test_beside_a_task(shape: list[str], tmp_path: Path) -> None:
@@ -187,11 +152,11 @@ def test_beside_a_task(shape: list[str], tmp_path: Path) -> None:
     assert [row["method"] for row in found["methods"]] == ["none", "lookup"]
     assert found["growth"]["drafter"] == "lookup"
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.index("Speed-up over") < page.index("How cost grows")
+    assert page.index("Speed-up over") < page.index("How cost scales")
 
 
 def test_a_model_too_short_is_refused_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is decoded and no folder made."""
+    """Nothing is decoded and no folder is made."""
     assert main(["bench", "--growth", "--config", str(write_short(tmp_path)), "--out", str(tmp_path / "out")]) == 2
     assert "64 positions" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -204,7 +169,7 @@ def write_short(folder: Path) -> Path:
     return config
 
 
-def test_texts_repeat(growth: dict[str, Any]) -> None:
-    """Otherwise drafts would be smaller than asked for and cost less than they do."""
-    drafted = np.array([each["drafted"] / each["nodes"] for each in growth["rounds"] if each["nodes"]])
+def test_texts_repeat(scaling: dict[str, Any]) -> None:
+    """Otherwise drafts would be smaller than requested and cost less."""
+    drafted = np.array([each["drafted"] / each["nodes"] for each in scaling["rounds"] if each["nodes"]])
     assert drafted.min() > 0.8

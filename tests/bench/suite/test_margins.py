@@ -1,4 +1,4 @@
-"""Margins of a text under the plain model, and the proof made of them."""
+"""Margins of a text under the plain model, and their summary."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from models import tiny_model
 from speculant.api.speculator import Speculator
+from speculant.bench.suite.margin_summary import MarginSummary
 from speculant.bench.suite.margins import Margin, margins
-from speculant.bench.suite.proof import Proof
 
 PROMPT = np.array([3, 4, 5], np.int32)
 
@@ -23,7 +23,7 @@ def plain() -> Any:
 
 
 def test_margins_are_those_of_single_passes(plain: Any) -> None:
-    """The model's own text has none; another token's is what the logits say, and what follows is judged behind it."""
+    """The model's own text has margins of 0; another token's is the logits' difference, and later tokens follow it."""
     ids = plain.generate(PROMPT.tolist(), max_new_tokens=8, temperature=0).ids
     assert [margin.value for margin in margins(plain, PROMPT, ids)] == [0.0] * 8
     other = [*ids[:4], (ids[4] + 1) % 50, *ids[5:]]
@@ -36,9 +36,10 @@ def test_margins_are_those_of_single_passes(plain: Any) -> None:
     assert not found[4].near_tie
 
 
-def test_a_proof_counts() -> None:
-    """Best, near-tie or wrong: each token is one of them."""
-    proof = Proof([Margin(0.0, 0.1), Margin(0.05, 0.1), Margin(0.2, 0.1)])
-    assert (proof.best, proof.near_ties, proof.wrong, proof.largest) == (1, 1, 1, 0.2)
-    assert [place["position"] for place in proof.to_json()["places"]] == [2, 3]
-    assert proof.line() == "3 tokens: 1 the plain model's best, 1 near-ties, 1 wrong; largest margin 0.2"
+def test_the_summary_counts() -> None:
+    """Each token is the argmax, a near-tie or wrong; the JSON keeps its names."""
+    summary = MarginSummary([Margin(0.0, 0.1), Margin(0.05, 0.1), Margin(0.2, 0.1)])
+    assert (summary.argmax, summary.near_ties, summary.wrong, summary.largest) == (1, 1, 1, 0.2)
+    assert summary.to_json()["best"] == 1
+    assert [place["position"] for place in summary.to_json()["places"]] == [2, 3]
+    assert summary.line() == "3 tokens: 1 the plain model's argmax, 1 near-ties, 1 wrong; largest margin 0.2"

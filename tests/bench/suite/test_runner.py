@@ -1,4 +1,4 @@
-"""The order of play, what is compared, and going on after an interruption."""
+"""The order of a run, what is compared, and resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 from models import tiny_model
 from scripted import recording
 from speculant.api.speculator import Speculator
+from speculant.bench.suite.estimate import Progress
 from speculant.bench.suite.rows import Row, RowFile
-from speculant.bench.suite.runner import Contest
+from speculant.bench.suite.runner import Runner
 from speculant.bench.suite.tasks import Request, Sampling, Task, recorded_task
-from speculant.bench.systems.select import line_up, named_methods
-from speculant.bench.systems.system import Contestant, Outcome, Own
+from speculant.bench.systems.selection import build_systems, parse_methods
+from speculant.bench.systems.system import Outcome, SpeculantSystem, System
 from speculant.core.errors import SpeculantError
 
 TEXT = [7, 8, 9, 10] * 3
@@ -34,12 +35,12 @@ def plain(model: Any) -> Speculator:
     return Speculator.from_transformers(model, method="none", fast=False)
 
 
-def contest(model: Any, methods: str = "mix,hf:generate", tasks: Sequence[Task] = (), **changes: Any) -> Contest:
-    names = named_methods(methods, forced=True, assisted=False)
-    return Contest(
+def runner(model: Any, methods: str = "mix,hf:generate", tasks: Sequence[Task] = (), **changes: Any) -> Runner:
+    names = parse_methods(methods, forced=True, assisted=False)
+    return Runner(
         tasks=tasks or [recorded_task(name, [recording(TEXT, prompt=[3, i]) for i in range(2)], 256) for name in "ab"],
-        contestants=changes.pop("contestants", None)
-        or line_up(names, model, assistant=None, nodes=8, memory_limit=LIMIT, fast=None),
+        systems=changes.pop("systems", None)
+        or build_systems(names, model, assistant=None, nodes=8, memory_limit=LIMIT, fast=None),
         plain=plain(model),
         samplings=[Sampling()],
         trials=2,
@@ -47,21 +48,25 @@ def contest(model: Any, methods: str = "mix,hf:generate", tasks: Sequence[Task] 
     )
 
 
-def counts(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without what the clock said."""
-    still = {"seconds": 0.0, "prefill_seconds": 0.0, "draft_seconds": None, "target_seconds": None}
-    return [replace(row, **still) for row in rows]
+def untimed(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without what a clock measured."""
+    times = {"seconds": 0.0, "prefill_seconds": 0.0, "draft_seconds": None, "target_seconds": None}
+    return [replace(row, **times) for row in rows]
 
 
-def test_everything_is_played_in_order(model: Any, tmp_path: Path) -> None:
-    """Plain decoding first on every request, trial by trial; memory begins empty with each and grows within it."""
-    whole, told = contest(model), list[int]()
+def test_everything_is_run_in_order(model: Any, tmp_path: Path) -> None:
+    """Plain decoding first on every request, trial by trial; memory is empty at each start and grows within it."""
+    run, reports = runner(model), list[Progress]()
     file = RowFile(tmp_path, {})
-    whole.warm_up()
-    assert whole.left(file) == whole.plays == 8
-    whole.play(file, told.append)
-    assert sum(told) == 8
-    assert whole.left(file) == 0
+    assert run.estimate_seconds(file) is None
+    run.warm_up()
+    assert (run.estimate_seconds(file) or 0) > 0
+    assert run.remaining_items(file) == run.total_items == 8
+    run.run(file, reports.append)
+    assert [(each.done, each.total) for each in reports] == [(done, 8) for done in range(9)]
+    assert all(each.seconds_left is not None and each.seconds_left > 0 for each in reports[:-1])
+    assert reports[-1].seconds_left == 0
+    assert run.remaining_items(file) == 0
     assert [(row.task, row.trial, row.item, row.method) for row in file.rows] == [
         (task, trial, item, method)
         for task in "ab"
@@ -77,42 +82,40 @@ def test_everything_is_played_in_order(model: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 2])
-def test_an_interrupted_run_goes_on(after: int, model: Any, tmp_path: Path) -> None:
-    """Wherever it ends, what is played afterwards is what would have been played, with what was learned by then."""
+def test_an_interrupted_run_is_resumed(after: int, model: Any, tmp_path: Path) -> None:
+    """Wherever it was interrupted, the rest runs as it would have, with the memory of that moment."""
 
-    def interrupt(items: int) -> None:
-        nonlocal after
-        after -= items
-        if not after:
+    def interrupt(now: Progress) -> None:
+        if now.done == after:
             raise KeyboardInterrupt
 
-    whole, file = RowFile(tmp_path / "whole", {}), RowFile(tmp_path / "parts", {})
-    contest(model, "mix").play(whole, lambda _: None)
+    complete, file = RowFile(tmp_path / "complete", {}), RowFile(tmp_path / "parts", {})
+    runner(model, "mix").run(complete)
     with pytest.raises(KeyboardInterrupt):
-        contest(model, "mix").play(file, interrupt)
+        runner(model, "mix").run(file, interrupt)
     again = RowFile(tmp_path / "parts", {})
-    assert 0 < len(again.rows) < len(whole.rows)
-    contest(model, "mix").play(again, lambda _: None)
-    assert counts(again.rows) == counts(whole.rows)
+    assert 0 < len(again.rows) < len(complete.rows)
+    runner(model, "mix").run(again)
+    assert untimed(again.rows) == untimed(complete.rows)
 
 
-class Wrong(Own):
-    """Says something else from the sixth token on."""
+class Wrong(SpeculantSystem):
+    """Returns other tokens from the sixth on."""
 
     name = "wrong"
 
-    def play(self, request: Request, sampling: Sampling) -> Outcome:
-        """Answer."""
-        outcome = super().play(request, sampling)
+    def run(self, request: Request, sampling: Sampling) -> Outcome:
+        """Decode."""
+        outcome = super().run(request, sampling)
         return replace(outcome, ids=[*outcome.ids[:5], *((token + 1) % 50 for token in outcome.ids[5:])])
 
 
 def test_a_difference_is_found_and_judged(model: Any, tmp_path: Path) -> None:
-    """Where it is, and by how much the plain model would have preferred its own."""
-    free = replace_forced(recorded_task("a", [recording(TEXT)], 256))
-    players: list[Contestant] = [kind("none", lambda: plain(model)) for kind in (Own, Wrong)]
+    """Its position, and by how much the plain model would have preferred its own token."""
+    free = replace(recorded_task("a", [recording(TEXT)], 256), items=[Free()])
+    systems: list[System] = [kind("none", lambda: plain(model)) for kind in (SpeculantSystem, Wrong)]
     file = RowFile(tmp_path, {})
-    contest(model, tasks=[free], contestants=players).play(file, lambda _: None)
+    runner(model, tasks=[free], systems=systems).run(file)
     right, wrong = file.rows[:2]
     assert right.identical
     assert wrong.divergence is not None
@@ -123,17 +126,14 @@ def test_a_difference_is_found_and_judged(model: Any, tmp_path: Path) -> None:
 
 
 class Free:
-    """An item whose text is the model's own."""
+    """An item that is decoded freely."""
 
     category = "c"
+    turns = 1
 
     def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
         """Return its one request."""
         return None if answers else Request(recording([1], prompt=[3, 4]).prompt, 12)
-
-
-def replace_forced(task: Task) -> Task:
-    return replace(task, items=[Free()])
 
 
 @pytest.mark.parametrize(
@@ -141,19 +141,19 @@ def replace_forced(task: Task) -> Task:
     [("mxi", "Did you mean 'mix'"), (" ,", "no method"), ("hf:x", "hf:generate"), ("hf:assisted", "--assistant")],
 )
 def test_methods_are_checked_by_name(names: str, message: str) -> None:
-    """Misspelled ones end the run before a model is loaded; plain decoding is always there, once."""
+    """Misspelt names are refused before a model is loaded; plain decoding is always there, once."""
     with pytest.raises(SpeculantError, match=message):
-        named_methods(names, forced=False, assisted=False)
-    assert named_methods("mix,none, mix", forced=True, assisted=False) == ["none", "mix"]
+        parse_methods(names, forced=False, assisted=False)
+    assert parse_methods("mix,none, mix", forced=True, assisted=False) == ["none", "mix"]
 
 
-def test_batches_are_played_in_groups(model: Any, tmp_path: Path) -> None:
-    """One row per group and method of our own, with the counts of all its requests; an interrupted run goes on."""
+def test_batches_are_run_in_groups(model: Any, tmp_path: Path) -> None:
+    """One row per group and method of Speculant, with the counts of all its requests; an interrupted run resumes."""
     recordings = [recording(TEXT[: 4 + i], prompt=[3, i]) for i in range(20)]
-    whole = contest(model, tasks=[recorded_task("a", recordings, 256)], batches=[1, 2])
+    run = runner(model, tasks=[recorded_task("a", recordings, 256)], batches=[1, 2])
     file = RowFile(tmp_path, {})
-    assert whole.left(file) == whole.plays == 2 * 2 * 20
-    whole.play(file, lambda _: None)
+    assert run.remaining_items(file) == run.total_items == 2 * 2 * 20
+    run.run(file)
     rows = [row for row in file.rows if row.batch == 2]
     assert [(row.trial, row.method, row.item, row.requests) for row in rows] == [
         (trial, method, item, requests)
@@ -161,6 +161,7 @@ def test_batches_are_played_in_groups(model: Any, tmp_path: Path) -> None:
         for item, requests in ((15, 16), (19, 4))
         for method in ("none", "mix")
     ]
+    assert {row.category for row in rows} == {"a"}
     alone = [row for row in file.rows if row.batch == 1 and row.method == "none" and row.trial == 0]
     assert sum(row.tokens for row in rows[::2]) == 2 * sum(row.tokens for row in alone)
     assert sum(row.rounds for row in rows[::2]) == 2 * sum(row.rounds for row in alone)
@@ -168,21 +169,21 @@ def test_batches_are_played_in_groups(model: Any, tmp_path: Path) -> None:
     lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(lines[:-1]))
     again = RowFile(tmp_path, {})
-    assert whole.left(again) == 4
+    assert run.remaining_items(again) == 4
 
 
-def test_the_turns_of_a_batch_build_on_plain_answers(model: Any, tmp_path: Path) -> None:
-    """A later turn takes a seat when the one before has ended, and every method is asked the same."""
+def test_the_turns_of_a_batch_follow_plain_answers(model: Any, tmp_path: Path) -> None:
+    """A later turn is admitted when the one before has ended, and every method gets the same prompts."""
 
     class Turns:
         category = "c"
+        turns = 3
 
         def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
-            said = [token for answer in answers for token in answer]
-            return Request(np.array([3, 4, *said], np.int32), 5) if len(answers) < 3 else None
+            before = [token for answer in answers for token in answer]
+            return Request(np.array([3, 4, *before], np.int32), 5) if len(answers) < 3 else None
 
-    whole = contest(model, methods="mix", tasks=[Task("t", [Turns()] * 3)], batches=[2])
     file = RowFile(tmp_path, {})
-    whole.play(file, lambda _: None)
+    runner(model, methods="mix", tasks=[Task("t", [Turns()] * 3)], batches=[2]).run(file)
     assert {(row.method, row.requests, row.identical) for row in file.rows} == {("none", 9, True), ("mix", 9, True)}
     assert len({row.prompt_tokens for row in file.rows}) == 1

@@ -18,7 +18,7 @@ from speculant.core.errors import FileError, UsageError
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test find or fetch what is outside of it."""
+    """Keep tests off the network and the user's folders."""
 
     def refuse(source: str, **options: Any) -> Any:
         raise urllib.error.URLError("no network")
@@ -34,7 +34,7 @@ def write(path: Path, *rows: Any) -> None:
 
 
 def test_rows_of_every_suite(tmp_path: Path) -> None:
-    """Each suite's own rows are understood; categories are theirs, or the suite's name."""
+    """Every suite's format is read; a row without a category gets the suite's name."""
     rows = [
         {"turns": ["a", "b"], "category": "writing"},
         {"prompt": "c", "canonical_solution": "x"},
@@ -49,7 +49,7 @@ def test_rows_of_every_suite(tmp_path: Path) -> None:
 
 
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--data, $SPECULANT_DATA/prompts and what was fetched before, in this order, under the names files go by."""
+    """--data, $SPECULANT_DATA/prompts and the download folder are searched in this order, under the files' names."""
     write(tmp_path / "cache" / "speculant" / "prompts" / "gsm8k-test.jsonl", {"question": "fetched"})
     assert read_suite("gsm8k", None)[0].turns == ("fetched",)
     write(tmp_path / "data" / "prompts" / "gsm8k-test.jsonl", {"question": "variable"})
@@ -60,14 +60,14 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_network(tmp_path: Path) -> None:
-    """The message says what to put where, and whence it comes."""
-    with pytest.raises(FileError, match=r"could not be fetched.*humaneval.jsonl.*--data.*github") as caught:
+    """The message names the file, the option and the source."""
+    with pytest.raises(FileError, match=r"could not be downloaded.*humaneval.jsonl.*--data.*github") as caught:
         read_suite("humaneval", tmp_path)
     assert SOURCES["humaneval"] in str(caught.value)
 
 
 def test_with_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suite is fetched once, unpacked, and kept."""
+    """A suite is downloaded once, unpacked, and kept."""
     packed = gzip.compress(b'{"prompt": "def f():"}\n')
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(packed))
     assert read_suite("humaneval", None)[0].turns == ("def f():",)
@@ -79,7 +79,7 @@ def test_with_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "message"), [("", "no prompts"), ("[1]\n", ":1: a row with"), ('\n{"turns": []}\n', ":2: a row with")]
 )
 def test_faults(text: str, message: str, tmp_path: Path) -> None:
-    """What is no row is named by its line."""
+    """A row in no format is named by its line."""
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(FileError, match=message):
         read_suite(str(tmp_path / "a.jsonl"), None)

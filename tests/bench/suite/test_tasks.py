@@ -10,15 +10,15 @@ import pytest
 from scripted import recording
 from speculant.api.loading import load_tokenizer
 from speculant.bench.suite.suites import Conversation
-from speculant.bench.suite.tasks import asked_task, recorded_task
+from speculant.bench.suite.tasks import prompt_task, recorded_task
 from speculant.core.errors import TokenizerError, UsageError
 
 
-def test_recordings_are_cut_at_the_positions() -> None:
-    """Cut and left out ones are counted, and one request is all there is to an item."""
+def test_recordings_are_cut_to_the_positions() -> None:
+    """Outputs that were cut or left out are counted, and an item has a single request."""
     task = recorded_task("t", [recording([4] * 5), recording([4] * 9), recording([4], prompt=[1] * 8)], 8)
     requests = [item.request([]) for item in task.items]
-    assert [request.most for request in requests if request is not None] == [5, 7]
+    assert [request.max_new_tokens for request in requests if request is not None] == [5, 7]
     assert task.items[0].request([[4]]) is None
     assert task.notes[0] == "t: 1 of 2 outputs were cut at the model's 8 positions."
     assert task.notes[1].startswith("t: 1 requests were left out")
@@ -28,15 +28,15 @@ def test_recordings_are_cut_at_the_positions() -> None:
 
 
 def test_a_conversation_without_a_chat_template() -> None:
-    """Turns follow the answers as text, and what does not fit ends it."""
+    """Turns follow the answers as text, and a turn that does not fit ends the conversation."""
     tokenizer: Any = load_tokenizer()
     tokenizer.chat_template = None
-    said = Conversation(("Tell me a story.", "Another."), "x")
-    item = asked_task("t", [said], tokenizer, positions=64, most=20).items[0]
+    conversation = Conversation(("Tell me a story.", "Another."), "x")
+    item = prompt_task("t", [conversation], tokenizer, positions=64, max_new_tokens=20).items[0]
     first = item.request([])
     assert first is not None
-    assert (tokenizer.decode(first.prompt, skip_special_tokens=True), first.most, first.forced) == (
-        said.turns[0],
+    assert (tokenizer.decode(first.prompt, skip_special_tokens=True), first.max_new_tokens, first.forced) == (
+        conversation.turns[0],
         20,
         None,
     )
@@ -45,7 +45,7 @@ def test_a_conversation_without_a_chat_template() -> None:
     assert second is not None
     words = tokenizer.decode(second.prompt, skip_special_tokens=True).split()
     assert words == ["Tell", "me", "a", "story.", "Once.", "Another."]
-    assert second.most == 20
+    assert second.max_new_tokens == 20
     assert item.request([answer * 40]) is None
     assert item.request([answer, answer]) is None
 
@@ -54,7 +54,7 @@ def test_a_conversation_in_a_chat_template() -> None:
     """Turns and answers go through the template, ready for the next answer."""
     tokenizer: Any = load_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-    item = asked_task("t", [Conversation(("A b.", "C d."), "x")], tokenizer, positions=None, most=9).items[0]
+    item = prompt_task("t", [Conversation(("A b.", "C d."), "x")], tokenizer, positions=None, max_new_tokens=9).items[0]
     request = item.request([tokenizer("Once.", add_special_tokens=False)["input_ids"]])
     assert request is not None
     text = tokenizer.decode(request.prompt.astype(np.int64), skip_special_tokens=True)
@@ -65,8 +65,12 @@ def test_what_cannot_be_asked() -> None:
     """No tokenizer, or no prompt that fits; some that do not are counted."""
     short, long = Conversation(("A.",), "x"), Conversation(("A. " * 90,), "x")
     with pytest.raises(TokenizerError, match="no tokenizer"):
-        asked_task("t", [short], None, positions=9, most=9)
+        prompt_task("t", [short], None, positions=9, max_new_tokens=9)
     tokenizer = load_tokenizer()
     with pytest.raises(UsageError, match="no prompt of t"):
-        asked_task("t", [long], tokenizer, positions=20, most=9)
-    assert asked_task("t", [short, long], tokenizer, positions=20, most=9).notes[0].startswith("t: 1 of 2 prompts")
+        prompt_task("t", [long], tokenizer, positions=20, max_new_tokens=9)
+    assert (
+        prompt_task("t", [short, long], tokenizer, positions=20, max_new_tokens=9)
+        .notes[0]
+        .startswith("t: 1 of 2 prompts")
+    )

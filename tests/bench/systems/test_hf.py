@@ -1,4 +1,4 @@
-"""transformers' own decoding, counted as ours is."""
+"""transformers' own decoding, counted like Speculant's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from models import tiny_model
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import Request, Sampling
 from speculant.bench.systems.hf import HuggingFace, check_hf
-from speculant.bench.systems.system import Own
+from speculant.bench.systems.system import SpeculantSystem
 from speculant.core.errors import UnsupportedError, UsageError
 
 NAMES = ["hf:generate", "hf:prompt-lookup"]
 PROMPT = np.array([3, 4, 5, 6, 3, 4], np.int32)
-REPEATING = np.array([7, 8, 9, 2] * 8, np.int32)  # 2 ends the model's own texts
+REPEATING = np.array([7, 8, 9, 2] * 8, np.int32)  # 2 is the model's end of text
 GREEDY = Sampling()
 
 
@@ -29,8 +29,8 @@ def model() -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_forced(name: str, model: Any) -> None:
-    """The recording is said to its end, past what would end the model's own text, and every token counts once."""
-    outcome = HuggingFace(name, model).play(Request(PROMPT, len(REPEATING), REPEATING), GREEDY)
+    """The recording is followed to its end, past the model's end-of-text token, and every token counts once."""
+    outcome = HuggingFace(name, model).run(Request(PROMPT, len(REPEATING), REPEATING), GREEDY)
     assert outcome.ids == REPEATING.tolist()
     assert outcome.prefill_tokens + outcome.rounds + sum(outcome.accepted_by_depth) == len(REPEATING)
     assert (outcome.rounds < len(REPEATING) // 2) == (name == "hf:prompt-lookup")
@@ -40,42 +40,42 @@ def test_forced(name: str, model: Any) -> None:
 def test_prompt_lookup_does_not_learn_the_recorded_text(model: Any) -> None:
     """Where the text repeats nothing, nothing is accepted."""
     output = np.arange(10, 40, dtype=np.int32)
-    outcome = HuggingFace("hf:prompt-lookup", model).play(Request(PROMPT, len(output), output), GREEDY)
+    outcome = HuggingFace("hf:prompt-lookup", model).run(Request(PROMPT, len(output), output), GREEDY)
     assert outcome.ids == output.tolist()
     assert outcome.rounds == len(output) - 1
 
 
 @pytest.mark.parametrize("name", [*NAMES, "hf:assisted"])
 def test_free_texts_are_those_of_plain_decoding(name: str, model: Any) -> None:
-    """Greedy texts are the same, to the length that was asked for."""
+    """Greedy texts are the same, at the requested length."""
     request = Request(PROMPT, 24)
-    plain = Own("none", lambda: Speculator.from_transformers(model, method="none")).play(request, GREEDY)
-    outcome = HuggingFace(name, model, model if name == "hf:assisted" else None).play(request, GREEDY)
+    plain = SpeculantSystem("none", lambda: Speculator.from_transformers(model, method="none")).run(request, GREEDY)
+    outcome = HuggingFace(name, model, model if name == "hf:assisted" else None).run(request, GREEDY)
     assert outcome.ids == plain.ids
 
 
-def test_nothing_counts_behind_the_end_of_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_counts_after_the_end_of_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An end of text inside an accepted draft ends the count, whatever the release of transformers does there."""
     request = Request(PROMPT, 24)
-    ids = HuggingFace("hf:generate", model).play(request, GREEDY).ids
+    ids = HuggingFace("hf:generate", model).run(request, GREEDY).ids
     monkeypatch.setattr(model.generation_config, "eos_token_id", [ids[9]])
     for name in NAMES:
-        assert HuggingFace(name, model).play(request, GREEDY).ids == ids[: ids.index(ids[9]) + 1]
+        assert HuggingFace(name, model).run(request, GREEDY).ids == ids[: ids.index(ids[9]) + 1]
 
 
 def test_sampling_leaves_the_process_s_random_stream_alone(model: Any) -> None:
-    """A seed gives the text that ours gives, and nothing outside notices."""
+    """A seed gives the text that Speculant gives, and the global generator is unchanged."""
     before, sampling = torch.get_rng_state(), Sampling(1.0, 5)
-    outcome = HuggingFace("hf:generate", model).play(Request(PROMPT, 16), sampling)
-    own = Own("lookup", lambda: Speculator.from_transformers(model, method="lookup"))
-    assert outcome.ids == own.play(Request(PROMPT, 16), sampling).ids
+    outcome = HuggingFace("hf:generate", model).run(Request(PROMPT, 16), sampling)
+    own = SpeculantSystem("lookup", lambda: Speculator.from_transformers(model, method="lookup"))
+    assert outcome.ids == own.run(Request(PROMPT, 16), sampling).ids
     assert torch.equal(before, torch.get_rng_state())
-    assert HuggingFace("hf:generate", model).same_tokens(sampling)
-    assert not HuggingFace("hf:prompt-lookup", model).same_tokens(sampling)
+    assert HuggingFace("hf:generate", model).token_identical(sampling)
+    assert not HuggingFace("hf:prompt-lookup", model).token_identical(sampling)
 
 
 def test_names() -> None:
-    """What there is not is refused, and assisted generation wants its assistant."""
+    """Unknown names are refused, and assisted generation needs its assistant."""
     with pytest.raises(UsageError, match="hf:prompt-lookup"):
         check_hf("hf:beam", assisted=False)
     with pytest.raises(UnsupportedError, match="--assistant"):

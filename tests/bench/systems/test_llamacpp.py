@@ -17,8 +17,8 @@ from models import SHAPE, VOCABULARY, tiny_model
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import Request, Sampling
 from speculant.bench.systems.llamacpp import BATCH, Engine, LlamaCpp, check_llamacpp, import_llamacpp
-from speculant.bench.systems.select import named_methods
-from speculant.bench.systems.system import Own
+from speculant.bench.systems.selection import parse_methods
+from speculant.bench.systems.system import SpeculantSystem
 from speculant.cli.main import main
 from speculant.core.errors import OutOfMemoryError, UnsupportedError
 
@@ -98,13 +98,13 @@ def test_a_pass_is_rolled_back(model: Any) -> None:
 def test_free_texts_are_those_of_plain_decoding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy texts are the same; they end with the end of text, which counts."""
     request = Request(PROMPT, 24)
-    plain = Own("none", lambda: Speculator.from_transformers(model, method="none")).play(request, GREEDY)
-    outcome = LlamaCpp(model).play(request, GREEDY)
+    plain = SpeculantSystem("none", lambda: Speculator.from_transformers(model, method="none")).run(request, GREEDY)
+    outcome = LlamaCpp(model).run(request, GREEDY)
     assert outcome.ids == plain.ids
     assert (outcome.rounds, outcome.prefill_tokens, outcome.drafted) == (len(plain.ids) - 1, 1, 0)
     assert 0 < outcome.prefill_seconds < outcome.seconds
     monkeypatch.setattr(model.generation_config, "eos_token_id", [plain.ids[9]])
-    assert LlamaCpp(model).play(request, GREEDY).ids == plain.ids[: plain.ids.index(plain.ids[9]) + 1]
+    assert LlamaCpp(model).run(request, GREEDY).ids == plain.ids[: plain.ids.index(plain.ids[9]) + 1]
 
 
 @pytest.mark.peers
@@ -114,7 +114,7 @@ def test_forced(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     player, fed = LlamaCpp(model), list[list[int]]()
     decode = player._engine.decode
     monkeypatch.setattr(player._engine, "decode", lambda tokens, at: (fed.append(list(tokens)), decode(tokens, at))[1])
-    outcome = player.play(Request(PROMPT, len(output), output), GREEDY)
+    outcome = player.run(Request(PROMPT, len(output), output), GREEDY)
     assert outcome.ids == output.tolist()
     assert fed == [PROMPT.tolist(), *([token] for token in output[:-1].tolist())]
 
@@ -150,7 +150,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(UnsupportedError, match=r"not installed: pip install 'speculant\[llamacpp\]'"):
-        named_methods("none,llamacpp", forced=True, assisted=False)
+        parse_methods("none,llamacpp", forced=True, assisted=False)
 
 
 def test_a_library_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Other projects' drafters behind our contract."""
+"""Other projects' drafters, wrapped as a `Drafter`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCTIC = {"gsm8k": 1.80, "cnn": 1.90, "instructcoder": 3.03, "sharegpt": 1.77}
 
 @pytest.mark.parametrize(("name", "module"), MODULES.items())
 def test_a_missing_peer_says_how_to_install_it(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is needed, and none is installed without being asked for."""
+    """None is needed, and the message names the install command."""
     for loaded in [each for each in sys.modules if each.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
@@ -38,8 +38,8 @@ def test_an_unknown_peer() -> None:
 
 @pytest.mark.peers
 @pytest.mark.parametrize("name", PEERS)
-def test_peers_play(name: str, tmp_path: Path) -> None:
-    """Each drafts what repeats, within its budget, over several requests; none saves or loads."""
+def test_peers_draft(name: str, tmp_path: Path) -> None:
+    """Each drafts what repeats within its budget over several requests, and refuses to save or load."""
     pytest.importorskip(MODULES[name])
     drafter = find_peer(name)()
     played = replay(drafter, [recording([4, 5, 6] * 30, prompt=[1, 2])] * 2, nodes=8)
@@ -47,7 +47,7 @@ def test_peers_play(name: str, tmp_path: Path) -> None:
     assert played.drafting is not None
     assert played.drafting.nodes.max() <= 8
     for refused in (drafter.save, drafter.load):
-        with pytest.raises(UnsupportedError, match="a peer's drafter cannot"):
+        with pytest.raises(UnsupportedError, match="a peer's memory cannot"):
             refused(tmp_path / "memory")
 
 
@@ -67,7 +67,7 @@ def test_arctic_drafts_only_what_it_saw() -> None:
 @pytest.mark.skipif(not DATA, reason="SPECULANT_DATA names no folder with traces")
 @pytest.mark.parametrize("name", ARCTIC)
 def test_arctic_on_the_traces(name: str) -> None:
-    """The MAT that its own loop gives at these settings, in file order, outputs kept over requests."""
+    """MAT agrees with its own simulator at these settings, in file order, with outputs kept across requests."""
     pytest.importorskip("arctic_inference")
     recordings = read_recordings(Path(DATA or "") / "traces" / f"llama31-8b-{name}.jsonl")
     assert replay(ArcticSuffix(), recordings, nodes=64).mat == pytest.approx(ARCTIC[name], abs=0.006)

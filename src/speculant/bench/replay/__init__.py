@@ -1,1 +1,1 @@
-"""Recorded outputs played as the target: what a drafter would have had accepted, without a model."""
+"""Replays recorded outputs as the target, to measure what a drafter would have had accepted without a model."""

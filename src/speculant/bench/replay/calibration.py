@@ -1,10 +1,10 @@
-"""How well a drafter knows how good it is: the probabilities of its nodes against what was accepted.
+"""How well a drafter's probabilities are calibrated: predicted against observed acceptance of its nodes.
 
-A tree's weights are joint probabilities, so a node's weight over its parent's is the probability that it is right
-given that its parent was. It can be checked wherever the parent was accepted, the root included: there the target's
-token is known. The table of 20 equal bins is a reliability diagram; the expected calibration error is the mean
-distance between predicted and observed over the bins, weighted by their counts (Guo et al., "On Calibration of Modern
-Neural Networks", ICML 2017, arXiv 1706.04599, equation 3).
+A tree's weights are joint probabilities, so a node's weight divided by its parent's is the probability that it is
+accepted given that its parent was. It can be checked wherever the parent was accepted, the root included, since the
+target's token is known there. The table of 20 equal bins is a reliability diagram; the expected calibration error is
+the mean distance between predicted and observed over the bins, weighted by their counts (Guo et al., "On Calibration
+of Modern Neural Networks", ICML 2017, arXiv 1706.04599, equation 3).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BINS = 20
 
 
 class Reliability:
-    """Counts per bin: how many nodes could be checked, what was predicted of them, how many were right."""
+    """Counts per bin: nodes that could be checked, the sum of their predictions, and how many were accepted."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BINS, np.int64)
@@ -30,12 +30,12 @@ class Reliability:
         self._pending: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, verified: Verified) -> None:
-        """Take a round; cheap, since the work is put off to `fold`."""
+        """Add a round; cheap, since counting is deferred to `fold`."""
         tree = verified.tree
         nodes = len(tree)
         if not nodes:
             return
-        reached = np.full(nodes + 1, -1)  # which of the committed tokens stood below a node; the last place: the root
+        reached = np.full(nodes + 1, -1)  # index of the committed token after each node; the last entry: the root's
         reached[nodes] = 0
         reached[verified.path] = np.arange(1, len(verified.path) + 1)
         at = reached[tree.parents]
@@ -45,7 +45,7 @@ class Reliability:
         self._pending.append((tree.weights[checked], above, hits))
 
     def fold(self) -> None:
-        """Count what was added."""
+        """Count the rounds that were added."""
         if not self._pending:
             return
         weights, above, hits = (np.concatenate(column) for column in zip(*self._pending, strict=True))
@@ -59,16 +59,16 @@ class Reliability:
 
     @property
     def ece(self) -> float | None:
-        """Expected calibration error; None if no node was checked or every one claimed to be certain.
+        """Expected calibration error; None if no node was checked or all have probability 1.
 
-        A drafter without probabilities weighs every node 1; that is no estimate which could be wrong.
+        A drafter without probabilities gives every node the weight 1, which is no estimate.
         """
         if not self._estimates:
             return None
         return float(np.abs(self.predicted - self.hits).sum() / self.counts.sum())
 
     def to_json(self) -> list[dict[str, float]]:
-        """Return the bins that hold something: count, mean prediction, share that was right."""
+        """Return count, mean prediction and accepted share of the bins that are not empty."""
         return [
             {"count": int(count), "predicted": float(predicted / count), "observed": float(hits / count)}
             for count, predicted, hits in zip(self.counts, self.predicted, self.hits, strict=True)

@@ -1,4 +1,4 @@
-"""Memory files that methods begin a replay with: which file suits which method, and whether the ids mean the same."""
+"""Memory files that methods start a replay with: which file suits which method, and whether token ids agree."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from speculant.memory.file import read_header
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import find_method
 
-FILE_KINDS: Mapping[str, str] = MappingProxyType({"trigram": "trigram", "suffix-array": "suffix"})  # as built
+FILE_KINDS: Mapping[str, str] = MappingProxyType(
+    {"trigram": "trigram", "suffix-array": "suffix"}
+)  # of the files that `corpus build` writes
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A memory file, the kind of corpus it is, and the fingerprint that a drafter needs to load it."""
+    """A memory file, its kind, and the tokenizer fingerprint that a drafter needs to load it."""
 
     path: Path
     kind: str
@@ -27,15 +29,15 @@ class Corpus:
 
 
 def read_corpus(path: Path, tokenizer: Any = None) -> Corpus:
-    """Look into a corpus file.
+    """Return the kind and the fingerprint of a corpus file.
 
     Args:
         path: the file.
-        tokenizer: of the traces; None if they are read as ids.
+        tokenizer: of the traces; None if they are token ids.
 
     Raises:
         FileError, CorruptMemoryError: it cannot be read.
-        UsageError: it belongs to a tokenizer, and whether that is the traces' own is not known.
+        UsageError: it was made with a tokenizer, and the traces' tokenizer is not known.
     """
     header, _ = read_header(path)
     fingerprint: str = header["tokenizer"]
@@ -43,26 +45,28 @@ def read_corpus(path: Path, tokenizer: Any = None) -> Corpus:
         fingerprint = tokenizer_fingerprint(tokenizer, len(tokenizer))
     elif fingerprint and not fingerprint.startswith("ids-"):
         raise UsageError(
-            f"{path} was made with a tokenizer (fingerprint {fingerprint}), and ids alone do not tell whether the "
-            "traces were too. Name the traces' tokenizer by --tokenizer."
+            f"{path} was made with a tokenizer (fingerprint {fingerprint}), and whether the traces' token ids are of "
+            "the same tokenizer is not known. Name the traces' tokenizer by --tokenizer."
         )
     return Corpus(path, FILE_KINDS.get(header["kind"], header["kind"]), fingerprint)
 
 
 def assign(methods: Sequence[str], corpora: Sequence[Corpus]) -> Mapping[str, Corpus]:
-    """Return, for each method that takes one, the corpus it begins with.
+    """Return the corpus of each method that can start with one.
 
     Raises:
-        UsageError: two corpora are of one kind, or no method takes a corpus.
+        UsageError: two corpora are of the same kind, or no method can start with one of them.
     """
     by_kind = {corpus.kind: corpus for corpus in corpora}
     if len(by_kind) < len(corpora):
-        raise UsageError("two corpora are of the same kind; a method begins with one. Build one of all the texts.")
+        raise UsageError(
+            "two corpora are of the same kind, but a method starts with one. Build one from all the texts."
+        )
     kinds = {name: None if name.startswith(PREFIX) else find_method(name).corpus for name in methods}
     for corpus in corpora:
         if corpus.kind not in kinds.values():
             raise UsageError(
-                f"{corpus.path} holds a memory of kind '{corpus.kind}', which none of {', '.join(methods)} can begin "
+                f"{corpus.path} holds a memory of kind '{corpus.kind}', which none of {', '.join(methods)} can start "
                 "with. Leave it out, or name a method that takes it."
             )
     return {name: by_kind[kind] for name, kind in kinds.items() if kind in by_kind}

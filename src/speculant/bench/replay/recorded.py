@@ -1,9 +1,9 @@
-"""Acceptance that was recorded when a trace was made, played as if its drafter were here.
+"""Replays the acceptance of a drafter that was recorded when a trace was made.
 
-At output position p the drafter would have yielded recorded[p] tokens (accepted drafts + 1) had it drafted without
-end; with k drafts a round yields min(recorded[p], k + 1), and the next one begins behind them. The list may come from
-a run whose output was longer or shorter than the trace's; it is played to the shorter of the two. What drafting cost
-is not recorded.
+At output position p the drafter would have yielded recorded[p] tokens (accepted drafts + 1) with drafts of unlimited
+length; with k drafts a round yields min(recorded[p], k + 1), and the next one begins after them. The list may be of a
+run whose output was longer or shorter than the trace's; the shorter of the two is used. The cost of drafting is not
+recorded.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ DRAFTS = 20
 
 
 def recorded_names(recordings: Sequence[Recording]) -> list[str]:
-    """Return the drafters that some recording tells of, in order of appearance."""
+    """Return the drafters whose acceptance was recorded, in order of appearance."""
     return list(dict.fromkeys(name for recording in recordings for name in recording.recorded))
 
 
-def play_recorded(name: str, recordings: Sequence[Recording], *, drafts: int = DRAFTS) -> Played:
-    """Play what was recorded of a drafter, `drafts` tokens a round, on the recordings that tell of it."""
-    told = [recording for recording in recordings if len(recording.recorded.get(name, ()))]
+def replay_recorded(name: str, recordings: Sequence[Recording], *, drafts: int = DRAFTS) -> Played:
+    """Return the replay of a drafter's recorded acceptance with `drafts` drafted tokens per round."""
+    chosen = [recording for recording in recordings if len(recording.recorded.get(name, ()))]
     request: list[int] = []
     accepted: list[int] = []
-    for number, recording in enumerate(told):
+    for number, recording in enumerate(chosen):
         yields = recording.recorded[name].tolist()
         end = min(len(yields), len(recording.output))
         at = 0
@@ -38,8 +38,8 @@ def play_recorded(name: str, recordings: Sequence[Recording], *, drafts: int = D
             accepted.append(emitted - 1)
             at += emitted
     return Played(
-        categories=tuple(recording.category for recording in told),
-        prompt_tokens=np.array([len(recording.prompt) for recording in told], np.int64),
+        categories=tuple(recording.category for recording in chosen),
+        prompt_tokens=np.array([len(recording.prompt) for recording in chosen], np.int64),
         request=np.array(request, np.int64),
         accepted=np.array(accepted, np.int64),
     )

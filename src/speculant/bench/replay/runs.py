@@ -1,4 +1,4 @@
-"""Runs of a replay: a file's recordings, a method and its settings."""
+"""A run of a replay: the recordings of a file, a method and its settings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from speculant.registry import METHODS, find_method
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """One method on one file; can be sent to another process.
+    """One method on one file; can be pickled.
 
     Attributes:
-        file: how the file is called in the results.
+        file: its name in the results.
         method: a name of the registry, or "peer:" and a peer's.
-        recordings: in the order in which they are played.
+        recordings: in the order in which they are replayed.
         nodes: most nodes per draft.
-        keep_memory: whether the memory is kept over requests.
+        keep_memory: whether the memory is kept across requests.
         vocabulary: number of token ids.
-        memory_limit: bytes the drafter's memory may take.
-        corpus: what the drafter begins with; None for an empty memory.
+        memory_limit: bytes that the drafter's memory may take.
+        corpus: the memory to start with; None for an empty one.
     """
 
     file: str
@@ -41,14 +41,14 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Output tokens to play."""
+        """Output tokens to replay."""
         return sum(len(recording.output) for recording in self.recordings)
 
     def build(self) -> Drafter:
-        """Make the drafter.
+        """Return a new drafter.
 
         Raises:
-            UnsupportedError: it cannot be had with these settings, or a peer is not installed.
+            UnsupportedError: it does not support these settings, or a peer is not installed.
             MemoryFileError: the corpus cannot be used.
         """
         if self.method.startswith(PREFIX):
@@ -62,14 +62,14 @@ class Run:
             drafter.load(self.corpus.path)
         return drafter
 
-    def play(self, advance: Callable[[int], object] = lambda _tokens: None) -> Played:
-        """Play it; `advance` is told how many output tokens were played."""
+    def replay(self, advance: Callable[[int], object] = lambda _tokens: None) -> Played:
+        """Replay the recordings; `advance` is called with the number of output tokens after each request."""
         renew = None if self.keep_memory else self.build
         return replay(self.build(), self.recordings, nodes=self.nodes, renew=renew, advance=advance)
 
 
 def check_method(name: str) -> None:
-    """Say before anything is read whether a method can be replayed.
+    """Check before anything is read that a method can be replayed.
 
     Raises:
         UnknownMethodError, UsageError: there is no such method or peer.
@@ -81,7 +81,7 @@ def check_method(name: str) -> None:
         fit = ", ".join(method.name for method in METHODS.values() if method.replayable)
         raise UnsupportedError(
             f"the method '{name}' learns from the target's logits, which a recorded trace does not hold, so replay "
-            f"cannot measure it. Measure it with a model: speculant generate --compare. Replay can play {fit}."
+            f"cannot measure it. Measure it with a model: speculant generate --compare. Replay can measure {fit}."
         )
 
 
@@ -94,5 +94,5 @@ def in_order(recordings: Sequence[Recording], *, shuffled: bool, seed: int, limi
 
 
 def vocabulary_of(recordings: Sequence[Recording]) -> int:
-    """Return the largest token id and one: the fewest ids there can be."""
+    """Return the smallest vocabulary size that the recordings allow: the largest token id plus one."""
     return 1 + max(int(max(recording.prompt.max(), recording.output.max())) for recording in recordings)

@@ -1,4 +1,4 @@
-"""Logs of text to token ids, as a server would have seen them: the prompt as it was sent, then the answer's tokens."""
+"""Tokenises logs of text as a server would have seen them: the prompt as it was sent, then the answer."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def message_text(message: dict[str, Any]) -> str:
 
 
 def encode_answer(tokenizer: Any, prompt: str, answer: str, *, special: bool = True) -> tuple[Ids, Ids]:
-    """Return the ids of a prompt and of the answer behind it.
+    """Return the ids of a prompt and of the answer that follows it.
 
-    Both are tokenised together, so that the answer is spaced as it stands; where the boundary would melt into one
-    token, they are tokenised apart, as they were when the answer was made.
+    Both are tokenised together, so that the answer keeps its spaces. Where a token would span the boundary they are
+    tokenised separately, as they were when the answer was generated.
 
     Raises:
         ValueError: the text holds half of a surrogate pair.
     """
     before: Ids = tokenizer(prompt, add_special_tokens=special)["input_ids"]
-    # What the tokenizer puts behind a text, such as an end token, is neither the prompt's nor the answer's.
+    # A token that the tokenizer appends to a text, such as an end token, belongs to neither of them.
     bare: Ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     both: Ids = tokenizer(prompt + answer, add_special_tokens=False)["input_ids"]
     if both[: len(bare)] == bare:
@@ -44,7 +44,7 @@ def encode_answer(tokenizer: Any, prompt: str, answer: str, *, special: bool = T
 def encode_chat(tokenizer: Any, messages: Sequence[dict[str, Any]], answer: str) -> tuple[Ids, Ids]:
     """Return the ids of a conversation and of the answer to it.
 
-    The conversation goes through the tokenizer's chat template; without one its texts are joined by blank lines.
+    The tokenizer's chat template is applied; without one, the messages are joined by blank lines.
 
     Raises:
         ValueError: the template refuses the messages, or they hold something that is not text.
@@ -54,7 +54,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[dict[str, Any]], answer: str)
         return encode_answer(tokenizer, "\n\n".join(message["content"] for message in plain) + "\n\n", answer)
     try:
         text: str = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # templates raise whatever their authors chose
+    except Exception as error:  # templates may raise anything
         raise ValueError(f"the chat template refuses the messages: {error}") from error
-    begun = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-    return encode_answer(tokenizer, text, answer, special=not begun)
+    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+    return encode_answer(tokenizer, text, answer, special=not has_bos)

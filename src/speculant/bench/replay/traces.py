@@ -1,4 +1,4 @@
-"""Recorded answers to play: rows of token ids, chat logs, or prompts with their outputs.
+"""Reads recorded answers: rows of token ids, chat logs, or prompts with their outputs.
 
 A .jsonl file holds a row per line, a .json file a list of rows. A row is one of
 
@@ -55,13 +55,13 @@ def read_recordings(
     """Yield the recordings of a file.
 
     Args:
-        path: .json holds a list of rows; every other file a row per line.
+        path: a .json file holds a list of rows, every other file a row per line.
         tokenizer: for rows of text.
-        reject: is told place and reason of each row that cannot be used; None to end at the first.
-        advance: is told how many bytes were read.
+        reject: called with place and reason of each row that cannot be used; None to raise at the first.
+        advance: called with the number of bytes that were read.
 
     Raises:
-        FileError: the file cannot be read; or a row cannot be used and there is no `reject`.
+        FileError: the file cannot be read, or a row cannot be used and there is no `reject`.
         UsageError: a row is text and there is no tokenizer.
     """
     for place, text in _rows(path, advance):
@@ -84,7 +84,7 @@ def parse_row(row: Any, tokenizer: Any) -> Recording:
     """Return the recording of a row.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: it is in none of the formats.
         UsageError: it is text and there is no tokenizer.
     """
     if not isinstance(row, dict):
@@ -109,7 +109,7 @@ def _encode(row: dict[str, Any], tokenizer: Any) -> tuple[Int32, Int32]:
                 raise ValueError('a message is {"role", "content"}')
             answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
             if not answers or answers[-1] == 0:
-                raise ValueError("the messages hold no answer of the assistant to anything")
+                raise ValueError("the messages hold no answer of the assistant")
             before: Any = messages[: answers[-1]]
             answer = message_text(messages[answers[-1]])
         case {"prompt": str(before), "output": str(answer)}:
@@ -130,7 +130,7 @@ def _whole_numbers(value: Any, name: str, *, least: int) -> Int32:
 
 
 def _rows(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[str, Any]]:
-    """Yield place and row of a file: lines as bytes that are still to be parsed, entries of a list as they are."""
+    """Yield place and row: lines as unparsed bytes, entries of a JSON list as values."""
     try:
         with path.open("rb") as file:
             if path.suffix != ".json":

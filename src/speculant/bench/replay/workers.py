@@ -1,7 +1,7 @@
-"""Plays runs in several processes, one run at a time each; results come in the order of the runs.
+"""Replays runs in several processes; results are returned in the order of the runs.
 
-The longest runs are begun first, so that the processes end together. Times are then taken side by side: processes
-share the machine's caches and its memory, which makes each a little slower than alone.
+The longest runs start first, so that the processes finish at about the same time. Processes that run side by side
+share the machine's caches and its memory bandwidth, so times are a little longer than alone.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from speculant.core.errors import SpeculantError
 Advance = Callable[[int], object]
 
 
-def play_runs(runs: Sequence[Run], *, jobs: int, advance: Advance = lambda _tokens: None) -> list[Played]:
-    """Play every run.
+def replay_runs(runs: Sequence[Run], *, jobs: int, advance: Advance = lambda _tokens: None) -> list[Played]:
+    """Return the replay of every run.
 
     Args:
-        runs: what to play.
-        jobs: processes; with 1 everything happens in this one.
-        advance: is told how many output tokens were played.
+        runs: what to replay.
+        jobs: number of processes; 1 uses the calling process only.
+        advance: called with the number of output tokens that were replayed.
 
     Raises:
-        SpeculantError: a run cannot be played, or a process was ended from outside.
+        SpeculantError: a run cannot be replayed, or a process was killed.
     """
     if min(jobs, len(runs)) < 2:
-        return [run.play(advance) for run in runs]
-    context = get_context("spawn")  # a copy of this process would share locks that its threads hold
+        return [run.replay(advance) for run in runs]
+    context = get_context("spawn")  # a forked process would inherit locks that other threads hold
     processes: dict[Any, Any] = {}
     try:
         for _ in range(min(jobs, len(runs))):
-            here, there = context.Pipe()
-            processes[here] = context.Process(target=_serve, args=(there,), daemon=True)
-            processes[here].start()
-            there.close()
-        return _Dispatch(runs, advance).through(list(processes))
+            connection, remote = context.Pipe()
+            processes[connection] = context.Process(target=_work, args=(remote,), daemon=True)
+            processes[connection].start()
+            remote.close()
+        return _Dispatch(runs, advance).run(list(processes))
     finally:
         for process in processes.values():
             process.terminate()
@@ -51,61 +51,61 @@ def play_runs(runs: Sequence[Run], *, jobs: int, advance: Advance = lambda _toke
 class _Dispatch:
     def __init__(self, runs: Sequence[Run], advance: Advance) -> None:
         self._runs, self._advance = runs, advance
-        self._left = sorted(range(len(runs)), key=lambda i: runs[i].tokens)  # taken from the end
-        self._at: dict[Any, int] = {}
+        self._waiting = sorted(range(len(runs)), key=lambda i: runs[i].tokens)  # taken from the end
+        self._running: dict[Any, int] = {}
         self._played: dict[int, Played] = {}
 
-    def through(self, connections: list[Any]) -> list[Played]:
+    def run(self, connections: list[Any]) -> list[Played]:
         for connection in connections:
-            self._give(connection)
-        while self._at:
-            for connection in wait(list(self._at)):
-                self._take(connection)
+            self._send(connection)
+        while self._running:
+            for connection in wait(list(self._running)):
+                self._receive(connection)
         return [self._played[i] for i in range(len(self._runs))]
 
-    def _give(self, connection: Any) -> None:
-        if not self._left:
+    def _send(self, connection: Any) -> None:
+        if not self._waiting:
             return
-        self._at[connection] = self._left.pop()
+        self._running[connection] = self._waiting.pop()
         try:
-            connection.send(self._runs[self._at[connection]])
+            connection.send(self._runs[self._running[connection]])
         except OSError as error:
-            raise self._ended(connection) from error
+            raise self._killed(connection) from error
 
-    def _take(self, connection: Any) -> None:
+    def _receive(self, connection: Any) -> None:
         try:
             message = connection.recv()
         except (EOFError, OSError) as error:
-            raise self._ended(connection) from error
+            raise self._killed(connection) from error
         match message:
             case int(tokens):
                 self._advance(tokens)
             case Played() as played:
-                self._played[self._at.pop(connection)] = played
-                self._give(connection)
-            case SpeculantError() as fault:
-                raise fault
+                self._played[self._running.pop(connection)] = played
+                self._send(connection)
+            case SpeculantError() as refused:
+                raise refused
             case text:
                 raise RuntimeError(f"in a process that replays:\n{text}")
 
-    def _ended(self, connection: Any) -> SpeculantError:
-        run = self._runs[self._at[connection]]
+    def _killed(self, connection: Any) -> SpeculantError:
+        run = self._runs[self._running[connection]]
         return SpeculantError(
-            f"the process that played {run.method} on {run.file} was ended from outside, perhaps for want of memory. "
-            "Lower --memory-limit, or play with --jobs 1."
+            f"the process that replayed {run.method} on {run.file} was killed, perhaps for lack of memory. Lower "
+            "--memory-limit, or use --jobs 1."
         )
 
 
-def _serve(connection: Connection) -> None:
-    """Play what comes until nothing more does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends its children
+def _work(connection: Connection) -> None:
+    """Replay runs until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which terminates its children
     while True:
         try:
             run: Run = connection.recv()
         except EOFError:
             return
         try:
-            connection.send(run.play(connection.send))
+            connection.send(run.replay(connection.send))
         except SpeculantError as error:
             connection.send(error)
         except Exception:  # a bug: the parent shows where

@@ -1,1 +1,1 @@
-"""How figures are shown: tables, pages, charts."""
+"""Reports: tables, pages and charts of what was measured."""

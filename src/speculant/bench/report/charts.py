@@ -1,20 +1,41 @@
-"""Charts as inline SVG, without scripts or fonts of their own; colours are the page's classes s0, s1, ..."""
+"""Charts as inline SVG, drawn by matplotlib.
+
+The same input gives the same text: ids are hashed with a salt of the chart's own data, so that they are also unique
+within a page, and no date is written. Colours are CSS variables of the page (`--series-0`, ..., `--faint`, `--line`,
+`--page`), which follow the reader's light or dark theme; no pyplot state is touched.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
-COLORS = 12
-WIDTH, HEIGHT = 460, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 40
+from speculant.bench.report.extra import missing_extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PALETTE = (
+    "#1769aa", "#b8500a", "#0b8457", "#a8327d", "#8a6d00", "#2b8fc9",
+    "#7a4a38", "#5b5b5b", "#6a8f00", "#5b45a8", "#00808c", "#c0392b",
+)  # fmt: skip
+FAINT, LINE, PAGE = "#6b7078", "#d9dce1", "#fdfdfd"
+_WIDTH, _HEIGHT = 5.4, 3.2  # inches; the page scales a chart to its column
+_BAR = 0.2  # inches
+_UNUSED_ID = re.compile(r' id="[A-Za-z][A-Za-z0-9.]*_\d+"')  # of groups, which repeat from chart to chart
+_STYLE = re.compile(r"<style.*?</style>", re.DOTALL)
+_HEAD = re.compile(r'<svg [^>]*viewBox="([\d. ]+)"[^>]*>')
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named line of points (x, y) in the colour of that number."""
+    """A named line through points (x, y), in a colour given by its number in the palette."""
 
     name: str
     color: int
@@ -23,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A named bar per group in the colour of that number; None where there is nothing to show."""
+    """A named bar per group, in a colour given by its number in the palette; None where there is no value."""
 
     name: str
     color: int
@@ -31,103 +52,120 @@ class Bars:
 
 
 def line_chart(
-    lines: Sequence[Line], *, label: str, across: str, up: str, low: float = 0.0, whole: bool = False
+    lines: Sequence[Line], *, label: str, x_label: str, y_label: str, y_min: float = 0.0, unit_square: bool = False
 ) -> str:
-    """Return a chart of lines.
+    """Return a chart of lines as an SVG element.
 
     Args:
         lines: what to draw.
-        label: what the chart shows, for readers who do not see it.
-        across, up: names of the axes.
-        low: where the vertical axis begins.
-        whole: both axes run from 0 to 1, with the diagonal on which they agree.
+        label: what the chart shows, for screen readers.
+        x_label, y_label: the names of the axes.
+        y_min: where the vertical axis begins.
+        unit_square: let both axes run from 0 to 1 and draw the diagonal.
     """
-    points = [point for line in lines for point in line.points]
-    right = 1.0 if whole else max((x for x, _ in points), default=1.0)
-    left = 0.0 if whole else min((x for x, _ in points), default=0.0)
-    frame = _Frame(WIDTH, left, max(right, left + 1e-9), low, 1.0 if whole else max((y for _, y in points), default=1))
-    parts = frame.axes(across, up)
-    if whole:
-        parts.append(f'<path class="guide" d="M{frame.at(0, 0)}L{frame.at(1, 1)}"/>')
-    for line in lines:
-        if not line.points:
-            continue
-        path = "L".join(frame.at(x, y) for x, y in line.points)
-        dots = "".join('<circle cx="{}" cy="{}" r="2.4"/>'.format(*frame.at(x, y).split(",")) for x, y in line.points)
-        parts.append(
-            f'<g class="s{line.color % COLORS}"><title>{escape(line.name)}</title><path d="M{path}"/>{dots}</g>'
-        )
-    return frame.svg(label, parts)
+    with _drawing(label, lines, _HEIGHT) as (figure, axes):
+        axes.grid(visible=True, color=LINE, linewidth=0.6)
+        if unit_square:
+            axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1)
+            axes.set_xlim(0, 1)
+            axes.set_ylim(0, 1)
+        for line in lines:
+            xs, ys = [x for x, _ in line.points], [y for _, y in line.points]
+            axes.plot(xs, ys, color=_color(line.color), linewidth=1.8, marker="o", markersize=3.5, clip_on=False)
+        if not unit_square:
+            axes.set_ylim(bottom=y_min)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        return _svg(figure, label)
 
 
-def bar_chart(groups: Sequence[str], bars: Sequence[Bars], *, label: str, up: str) -> str:
-    """Return a chart of groups of bars from zero."""
-    width = max(WIDTH, min(2 * WIDTH, _LEFT + _RIGHT + len(groups) * max(70, 14 * len(bars))))
-    values = [value for bar in bars for value in bar.values if value is not None]
-    frame = _Frame(width, 0, len(groups), 0, max(values, default=1))
-    parts = frame.axes("", up, numbered=False)
-    share = 0.84 / len(bars)
-    for number, group in enumerate(groups):
-        x, y = frame.at(number + 0.5, 0).split(",")
-        parts.append(f'<text class="middle" x="{x}" y="{float(y) + 16:.1f}">{escape(group)}</text>')
-        for place, bar in enumerate(bars):
-            value = bar.values[number]
-            if value is None:
-                continue
-            begin = number + 0.08 + place * share
-            (left, top), (right, bottom) = (
-                map(float, frame.at(*corner).split(",")) for corner in ((begin, value), (begin + share, 0))
-            )
-            parts.append(
-                f'<rect class="s{bar.color % COLORS}" x="{left:.1f}" y="{top:.1f}" width="{(right - left) * 0.9:.1f}" '
-                f'height="{bottom - top:.1f}"><title>{escape(f"{group}, {bar.name}: {value:.2f}")}</title></rect>'
-            )
-    return frame.svg(label, parts)
+def bar_chart(
+    groups: Sequence[str],
+    bars: Sequence[Bars],
+    *,
+    label: str,
+    x_label: str,
+    reference: float | None = None,
+    decimals: int = 2,
+) -> str:
+    """Return a chart of horizontal bars from zero, each with its value, as an SVG element.
+
+    Args:
+        groups: names of the groups, from the top; a single group is labelled by its bars instead.
+        bars: a series per colour.
+        label: what the chart shows, for screen readers.
+        x_label: the name of the value axis.
+        reference: a value to mark by a line, such as 1.0 for speed-ups.
+        decimals: digits of the value labels.
+    """
+    height = 0.6 + len(groups) * (_BAR * len(bars) + 0.14)
+    with _drawing(label, (groups, bars), height) as (figure, axes):
+        axes.grid(visible=True, axis="x", color=LINE, linewidth=0.6)
+        share = 0.86 / len(bars)
+        for place, series in enumerate(bars):
+            drawn = [(i, value) for i, value in enumerate(series.values) if value is not None]
+            positions = [i - 0.43 + (place + 0.5) * share for i, _ in drawn]
+            values = [value for _, value in drawn]
+            container = axes.barh(positions, values, height=share * 0.9, color=_color(series.color))
+            backing = {"facecolor": PAGE, "edgecolor": "none", "pad": 0.5}  # hides the reference line behind a label
+            axes.bar_label(container, fmt=f"%.{decimals}f", padding=3, color=FAINT, fontsize=9, bbox=backing)
+        if reference is not None:
+            axes.axvline(reference, color=FAINT, linestyle="--", linewidth=1)
+        if len(groups) == 1:
+            axes.set_yticks([-0.43 + (i + 0.5) * share for i in range(len(bars))], [each.name for each in bars])
+        else:
+            axes.set_yticks(range(len(groups)), list(groups))
+        axes.set_ylim(len(groups) - 0.5, -0.5)
+        most = max((value for each in bars for value in each.values if value is not None), default=1.0)
+        axes.set_xlim(0, 1.12 * max(most, reference or 0.0) or 1.0)
+        axes.set_xlabel(x_label)
+        return _svg(figure, label)
 
 
-def round_numbers(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers from `low` to `high`, at most about as many."""
-    span = max(high - low, 1e-9)
-    raw = span / most
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [number * step for number in range(first, last + 1)]
+@contextmanager
+def _drawing(label: str, data: object, height: float) -> Iterator[tuple[Figure, Axes]]:
+    """Yield an empty figure whose text is kept as text."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra() from error
+    with matplotlib.rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": f"{label}{data}",
+            "text.parse_math": False,  # a name may hold dollar signs
+            "font.sans-serif": ["DejaVu Sans"],
+            "font.size": 10,
+        }
+    ):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure.patch.set_visible(False)
+        axes = figure.add_subplot()
+        axes.patch.set_visible(False)
+        axes.set_axisbelow(True)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0, colors=FAINT)
+        axes.xaxis.label.set_color(FAINT)
+        axes.yaxis.label.set_color(FAINT)
+        yield figure, axes
 
 
-class _Frame:
-    """Places data within the axes."""
+def _svg(figure: Figure, label: str) -> str:
+    """Return the figure as an SVG element in the colours of the page."""
+    text = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(text, format="svg", metadata=nothing)
+    svg = text.getvalue()
+    svg = _STYLE.sub("", _UNUSED_ID.sub("", svg[svg.index("<svg") :]))
+    svg = _HEAD.sub(rf'<svg viewBox="\1" role="img" aria-label="{escape(label)}">', svg, count=1)
+    for number, color in enumerate(PALETTE):
+        svg = svg.replace(color, f"var(--series-{number})")
+    for color, name in ((FAINT, "faint"), (LINE, "line"), (PAGE, "page")):
+        svg = svg.replace(color, f"var(--{name})")
+    return svg.strip()
 
-    def __init__(self, width: int, left: float, right: float, low: float, high: float) -> None:
-        self._width = width
-        self._left, self._right = left, right
-        self._low, self._high = low, high if high > low else low + 1
 
-    def at(self, x: float, y: float) -> str:
-        across = _LEFT + (x - self._left) / (self._right - self._left) * (self._width - _LEFT - _RIGHT)
-        down = HEIGHT - _BOTTOM - (y - self._low) / (self._high - self._low) * (HEIGHT - _TOP - _BOTTOM)
-        return f"{across:.1f},{down:.1f}"
-
-    def axes(self, across: str, up: str, *, numbered: bool = True) -> list[str]:
-        parts = []
-        for y in round_numbers(self._low, self._high):
-            begin, end = self.at(self._left, y), self.at(self._right, y)
-            height = float(begin.split(",")[1]) + 4
-            parts.append(f'<path class="grid" d="M{begin}L{end}"/>')
-            parts.append(f'<text class="end" x="{_LEFT - 6}" y="{height:.1f}">{y:g}</text>')
-        for x in round_numbers(self._left, self._right) if numbered else []:
-            place = self.at(x, self._low).split(",")[0]
-            parts.append(f'<text class="middle" x="{place}" y="{HEIGHT - _BOTTOM + 16}">{x:g}</text>')
-        middle = (_LEFT + self._width - _RIGHT) / 2
-        parts.append(f'<text class="middle" x="{middle}" y="{HEIGHT - 6}">{escape(across)}</text>')
-        parts.append(
-            f'<text class="middle" transform="translate(10,{(HEIGHT - _BOTTOM + _TOP) / 2}) rotate(-90)">'
-            f"{escape(up)}</text>"
-        )
-        return parts
-
-    def svg(self, label: str, parts: Sequence[str]) -> str:
-        return (
-            f'<svg viewBox="0 0 {self._width} {HEIGHT}" style="max-width:{self._width}px" role="img" '
-            f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
-        )
+def _color(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]

@@ -1,11 +1,11 @@
-"""Two benchmark results side by side: ratios of B to A."""
+"""Compares two benchmark results, by the ratios of B to A."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from speculant.bench.suite.scores import task_name
+from speculant.bench.report.bench_table import task_label
 from speculant.core.errors import UsageError
 
 MEASURES = ("tokens_per_second", "speedup", "decode_speedup", "mat")
@@ -14,15 +14,18 @@ Result = Mapping[str, Any]
 
 
 def compare(before: Result, after: Result) -> list[dict[str, Any]]:
-    """Return, per task, temperature, batch size and method of both, each measure of A and B and the ratio B / A.
+    """Return a row per task, temperature, batch size and method that both have, with each measure and its ratio.
+
+    Args:
+        before, after: A and B, of `read_result`.
 
     Raises:
-        UsageError: they share none.
+        UsageError: they have none in common.
     """
-    theirs = {_key(row): row for row in before["methods"]}
+    earlier = {_key(row): row for row in before["methods"]}
     rows = []
     for row in after["methods"]:
-        if (other := theirs.get(_key(row))) is not None:
+        if (other := earlier.get(_key(row))) is not None:
             rows.append(
                 {name: row.get(name, 1) for name in ("task", "temperature", "batch", "method")}
                 | {name: _ratio(other[name], row[name]) for name in MEASURES}
@@ -32,8 +35,8 @@ def compare(before: Result, after: Result) -> list[dict[str, Any]]:
     return rows
 
 
-def differing(before: Result, after: Result) -> list[str]:
-    """Return a line for each label, setting and part of the environment in which the two differ."""
+def differences(before: Result, after: Result) -> list[str]:
+    """Return a line per label, setting and part of the environment in which two results differ."""
     found = []
     for part in ("labels", "settings", "environment"):
         one, other = before.get(part), after.get(part)
@@ -46,11 +49,11 @@ def differing(before: Result, after: Result) -> list[str]:
     return found
 
 
-def lines(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return headings and cells."""
+def comparison_table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the headings and a line of cells per row of `compare`."""
     found: list[tuple[str, ...]] = [HEADINGS]
     for row in rows:
-        cells = [task_name(row, rows), row["method"]]
+        cells = [task_label(row, rows), row["method"]]
         for name in MEASURES:
             each = row[name]
             cells.append(f"{_number(each['before'])} -> {_number(each['after'])}")

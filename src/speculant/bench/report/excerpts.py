@@ -1,4 +1,4 @@
-"""A piece of played text in which every token knows where it came from: an accepted draft or the target."""
+"""An excerpt of replayed text in which every token is marked by its source: an accepted draft or the target."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from speculant.api.detokenizer import Detokenizer
 from speculant.bench.replay.player import Played
 from speculant.bench.replay.traces import Recording
 
-TOKENS = 240
-_BEFORE = 8  # tokens of the prompt that the first piece is spaced after
+MAX_TOKENS = 240
+_CONTEXT = 8  # tokens of the prompt that the detokenizer needs to place spaces
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of a token, or its id; whether it was drafted; whether a round begins with it."""
+    """A token of an excerpt.
+
+    Attributes:
+        text: its text, or its id where there is no tokenizer.
+        drafted: whether it is an accepted draft.
+        begins: whether a round begins with it.
+    """
 
     text: str
     drafted: bool
@@ -24,12 +30,15 @@ class Piece:
 
 
 def last_excerpt(played: Played, recordings: Sequence[Recording], tokenizer: Any = None) -> list[Piece]:
-    """Return the beginning of the last request's output, when the memory has learned all the others.
+    """Return the beginning of the last request's output, drafted with what was learned from all other requests.
 
-    Without a tokenizer the pieces are token ids.
+    Args:
+        played: the replay of the recordings.
+        recordings: in the order in which they were replayed.
+        tokenizer: of the recordings; None to return token ids.
     """
     recording = recordings[-1]
-    detokenizer = Detokenizer(tokenizer, recording.prompt[-_BEFORE:].tolist())
+    detokenizer = Detokenizer(tokenizer, recording.prompt[-_CONTEXT:].tolist())
     output = recording.output.tolist()
     pieces: list[Piece] = []
     at = 0
@@ -39,6 +48,6 @@ def last_excerpt(played: Played, recordings: Sequence[Recording], tokenizer: Any
             text = f"{token} " if tokenizer is None else detokenizer.push(token)
             pieces.append(Piece(text, place < accepted, place == 0))
             at += 1
-        if at >= TOKENS:
+        if at >= MAX_TOKENS:
             break
     return pieces

@@ -1,9 +1,9 @@
-"""Figures of a benchmark, as plain numbers: what the JSON, the table and the page are made of.
+"""The figures of a benchmark as plain numbers, which the JSON, the table and the page show.
 
-Speeds are all tokens over all seconds of a trial, never means of per-request speeds; of several trials the median is
+A speed is all tokens over all seconds of a trial, never a mean of per-request speeds; of several trials the median is
 given, with the least and the most. A speed-up compares a method with plain decoding of the same trial and batch size,
-`speedup_over_one` with plain decoding of one request at a time, if that was played. Counts are of one trial. MAT counts
-the tokens of rounds, those that the prompts' passes gave belong to none.
+`speedup_over_one` with plain decoding of one request at a time, if that was run. Counts are of one trial. MAT leaves
+out the token that each prompt's pass yields, which belongs to no round.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from speculant.bench.suite.rows import Row
 from speculant.bench.systems.system import PLAIN
 
 OVERALL = "overall"
+SHORT_TRIAL_SECONDS = 30
 
 
 def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the figures per batch size, temperature, task and method; over all tasks too where there are several."""
-    found = []
+    """Return a row of figures per batch size, temperature, task and method, and over all tasks if there are several."""
+    found: list[dict[str, Any]] = []
     for batch, temperature in dict.fromkeys((row.batch, row.temperature) for row in rows):
         chosen = [row for row in rows if (row.batch, row.temperature) == (batch, temperature)]
         tasks = list(dict.fromkeys(row.task for row in chosen))
         for task in [*tasks, *([OVERALL] if len(tasks) > 1 else [])]:
-            found += _task(task, [row for row in chosen if task in (row.task, OVERALL)])
+            found += _task_rows(task, [row for row in chosen if task in (row.task, OVERALL)])
     alone = {
         (row["task"], row["temperature"]): row["tokens_per_second"]
         for row in found
@@ -37,17 +38,30 @@ def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def _task(task: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    methods: dict[str, list[Row]] = {}
+def measurement_warnings(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a warning where the speed-ups rest on one short trial.
+
+    Args:
+        rows: of `summary`.
+    """
+    seconds = [row["seconds"] for row in rows if row["trials"] < 2 and row["task"] != OVERALL]
+    if not seconds or min(seconds) >= SHORT_TRIAL_SECONDS:
+        return []
+    shortest = f"the shortest of {min(seconds):.1f} s"
+    return [f"Speed-ups rest on one trial, {shortest}, so they may be noise. Use --trials 3 or more items."]
+
+
+def _task_rows(task: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    by_method: dict[str, list[Row]] = {}
     for row in rows:
-        methods.setdefault(row.method, []).append(row)
-    return [_figures(task, method, chosen, methods[PLAIN]) for method, chosen in methods.items()]
+        by_method.setdefault(row.method, []).append(row)
+    return [_figures(task, method, chosen, by_method[PLAIN]) for method, chosen in by_method.items()]
 
 
 def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
     trials = sorted({row.trial for row in rows})
-    ours, theirs = ([[row for row in each if row.trial == trial] for trial in trials] for each in (rows, plain))
-    one = ours[0]
+    own, base = ([[row for row in each if row.trial == trial] for trial in trials] for each in (rows, plain))
+    one = own[0]
     tokens, rounds = sum(row.tokens for row in one), sum(row.rounds for row in one)
     in_rounds = tokens - sum(row.prefill_tokens for row in one)
     compared = [row.identical for row in rows if row.identical is not None]
@@ -61,10 +75,10 @@ def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) 
         "tokens": tokens,
         "rounds": rounds,
         "mat": _mat(one),
-        **_spread("tokens_per_second", [_speed(each) for each in ours]),
-        **_spread("decode_tokens_per_second", [_decode_speed(each) for each in ours]),
-        **_spread("speedup", _ratios(_speed, ours, theirs)),
-        **_spread("decode_speedup", _ratios(_decode_speed, ours, theirs)),
+        **_spread("tokens_per_second", [_speed(each) for each in own]),
+        **_spread("decode_tokens_per_second", [_decode_speed(each) for each in own]),
+        **_spread("speedup", _ratios(_speed, own, base)),
+        **_spread("decode_speedup", _ratios(_decode_speed, own, base)),
         "request_speedup_quartiles": _quartiles(rows, plain),
         "seconds": sum(row.seconds for row in rows) / len(trials),
         "prefill_seconds": sum(row.prefill_seconds for row in rows) / len(trials),
@@ -77,7 +91,7 @@ def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) 
         "device_bytes": _most([row.device_bytes for row in rows]),
         "compared": len(compared),
         "identical": sum(compared),
-        "categories": _categories(ours, theirs),
+        "categories": _categories(own, base),
         "divergences": [
             {
                 "category": row.category,
@@ -94,11 +108,11 @@ def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) 
     }
 
 
-def _categories(ours: Sequence[Sequence[Row]], theirs: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
-    """Return the main figures of each category, in order of appearance."""
+def _categories(own: Sequence[Sequence[Row]], base: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
+    """Return the main figures per category, in order of appearance."""
     found = []
-    for category in dict.fromkeys(row.category for row in ours[0]):
-        one, other = ([[row for row in rows if row.category == category] for rows in each] for each in (ours, theirs))
+    for category in dict.fromkeys(row.category for row in own[0]):
+        one, other = ([[row for row in rows if row.category == category] for rows in each] for each in (own, base))
         figures = {
             "category": category,
             "requests": sum(row.requests for row in one[0]),
@@ -117,23 +131,23 @@ def _mat(rows: Sequence[Row]) -> float:
 
 
 def time_share(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Return the shares of the time after prefill; None where a method does not say."""
-    whole = sum(row.seconds - row.prefill_seconds for row in rows)
+    """Return the shares of the time after prefill; None where a method does not report them."""
+    total = sum(row.seconds - row.prefill_seconds for row in rows)
     draft, target = _sum([row.draft_seconds for row in rows]), _sum([row.target_seconds for row in rows])
-    if draft is None or target is None or whole <= 0:
+    if draft is None or target is None or total <= 0:
         return {"draft": None, "target": None, "rest": None}
-    return {"draft": draft / whole, "target": target / whole, "rest": max(0.0, 1 - (draft + target) / whole)}
+    return {"draft": draft / total, "target": target / total, "rest": max(0.0, 1 - (draft + target) / total)}
 
 
 def _by_depth(rows: Sequence[Row]) -> list[dict[str, int | None]]:
     deepest = max(len(row.accepted_by_depth) for row in rows)
-    said = all(row.offered_by_depth is not None for row in rows)
-    if said:
+    known = all(row.offered_by_depth is not None for row in rows)
+    if known:
         deepest = max(deepest, *(len(row.offered_by_depth or ()) for row in rows), 0)
     return [
         {
             "depth": depth + 1,
-            "offered": sum(_at(row.offered_by_depth or (), depth) for row in rows) if said else None,
+            "offered": sum(_at(row.offered_by_depth or (), depth) for row in rows) if known else None,
             "accepted": sum(_at(row.accepted_by_depth, depth) for row in rows),
         }
         for depth in range(deepest)
@@ -141,7 +155,7 @@ def _by_depth(rows: Sequence[Row]) -> list[dict[str, int | None]]:
 
 
 def _acceptance(rows: Sequence[Row]) -> list[float] | None:
-    """Return, as `Stats` does, the share of the rounds with a draft at a depth in which it was right there."""
+    """Return, per depth, the share of the rounds that reached it with a draft in which the draft was accepted."""
     depths = [(each["accepted"], each["offered"]) for each in _by_depth(rows)]
     return None if any(offered is None for _, offered in depths) else [a / o for a, o in depths if a is not None and o]
 
@@ -161,9 +175,9 @@ def _decode_speed(rows: Sequence[Row]) -> float:
 
 
 def _ratios(
-    speed: Callable[[Sequence[Row]], float], ours: Sequence[Sequence[Row]], theirs: Sequence[Sequence[Row]]
+    speed: Callable[[Sequence[Row]], float], own: Sequence[Sequence[Row]], base: Sequence[Sequence[Row]]
 ) -> list[float]:
-    pairs = [(speed(one), speed(other)) for one, other in zip(ours, theirs, strict=True)]
+    pairs = [(speed(one), speed(other)) for one, other in zip(own, base, strict=True)]
     return [one / other for one, other in pairs if other]
 
 
@@ -173,7 +187,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _quartiles(rows: Sequence[Row], plain: Sequence[Row]) -> list[float]:
-    """Return the quartiles of the speed-up over requests and trials: how much it depends on the text."""
+    """Return the quartiles of the speed-up over requests and trials, which show how much it depends on the text."""
     base = {(row.task, row.item, row.turn, row.trial): row.seconds / max(1, row.tokens) for row in plain}
     ratios = sorted(
         base[row.task, row.item, row.turn, row.trial] * row.tokens / row.seconds for row in rows if row.seconds

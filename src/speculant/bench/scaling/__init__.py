@@ -1,1 +1,1 @@
-"""How time and memory grow with the length of the text and the size of the draft."""
+"""How time and memory scale with the length of the text and the size of the draft."""

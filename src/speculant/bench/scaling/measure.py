@@ -1,10 +1,10 @@
-"""How the cost of a round grows with the text before it and with its nodes: time and memory, part by part.
+"""Measures how the cost of a round scales with the text before it and with its nodes: time and memory, part by part.
 
 A pass must read the keys and values of the whole text, so its attention grows with the length; nothing else has to.
-For lengths up to 8192 tokens and drafts of up to 256 nodes this times true passes of the model, the attention inside
-such passes, and a drafter that has read the same text, the sizes taking turns; a pass is rolled back, so that all see
-the same text. What the model says does not matter, so weights may be random. The text is made of a language in which
-few tokens follow each, so that drafts are as large as asked.
+For lengths up to 8192 tokens and drafts of up to 256 nodes this times real passes of the model, the attention inside
+such passes, and a drafter that has read the same text, alternating between sizes; a pass is rolled back, so that all
+of them see the same text. Outputs do not matter, so weights may be random. The text is a synthetic language in which
+each token has few successors, so that drafts reach the requested size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speculant.api.speculator import Speculator
-from speculant.bench.scaling.resident import Peak
+from speculant.bench.scaling.peak_memory import PeakMemory
 from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Int32
@@ -47,22 +47,22 @@ class _Times:
     drafted: list[int] = field(default_factory=list)
 
 
-def measure_growth(
+def measure_scaling(
     make: Callable[[], Speculator], *, repeats: int = REPEATS, advance: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Measure rounds at growing lengths and sizes.
+    """Return measurements of rounds at growing lengths and sizes.
 
     Args:
-        make: returns a speculator of the model and the drafter in question with an empty memory.
+        make: returns a speculator of the model and the drafter to measure, with an empty memory.
         repeats: how often each size is timed; medians are kept.
-        advance: is called after each of the lengths of `lengths_of`.
+        advance: called after each of the lengths of `lengths_of`.
 
     Returns:
         {"drafter", "repeats", "clock", "base_bytes", "prefixes": [...], "rounds": [...]}. A prefix has "prefix",
         "prefill_seconds", "learn_seconds", "cache_bytes", "drafter_bytes" and "prefill_peak_bytes"; a round has
         "prefix", "nodes", "drafted", "pass_seconds", of that "attention_seconds" and "rest_seconds" (None where they
-        cannot be told apart), "draft_seconds" and "peak_bytes". Peaks are above `base_bytes`, what was held before;
-        None where the system does not tell.
+        cannot be separated), "draft_seconds" and "peak_bytes". Peaks are beyond `base_bytes`, what was held before;
+        None where the system does not report them.
 
     Raises:
         UsageError: the model has too few positions.
@@ -70,8 +70,8 @@ def measure_growth(
     speculator = make()
     lengths = lengths_of(speculator.engine.capabilities.positions)
     clock_name, clock = clock_of(speculator.model.device)
-    peak = Peak(speculator.model.device)
-    peak.begin()
+    peak = PeakMemory(speculator.model.device)
+    peak.reset()
     base = peak.read()
     prefixes, rounds = [], []
     with torch.no_grad():
@@ -92,7 +92,7 @@ def measure_growth(
 
 
 def lengths_of(positions: int | None) -> list[int]:
-    """Return the lengths that a model's positions have room for; the longest makes room for the largest draft.
+    """Return the lengths that fit a model's positions; the longest leaves room for the largest draft.
 
     Raises:
         UsageError: there are not two.
@@ -101,14 +101,20 @@ def lengths_of(positions: int | None) -> list[int]:
     found = sorted({min(each, most) for each in PREFIXES if each < 1.5 * most})
     if len(found) < 2 or found[0] < PREFIXES[0]:
         raise UsageError(
-            f"growth is measured from {PREFIXES[0]} tokens on with {NODES[-1]} nodes behind them; the model has "
+            f"scaling is measured from {PREFIXES[0]} tokens with {NODES[-1]} nodes after them; the model has "
             f"{positions} positions. Leave --growth out, or use a model with {2 * PREFIXES[0]} positions or more."
         )
     return found
 
 
 def _at_length(
-    speculator: Speculator, length: int, sizes: Sequence[int], repeats: int, clock: Clock, peak: Peak, base: int | None
+    speculator: Speculator,
+    length: int,
+    sizes: Sequence[int],
+    repeats: int,
+    clock: Clock,
+    peak: PeakMemory,
+    base: int | None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     model = speculator.model
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
@@ -118,7 +124,7 @@ def _at_length(
     learned = clock() - began
     ids = torch.from_numpy(text[:length].astype(np.int64))[None].to(model.device)
     target = speculator.engine.open(ids)
-    peak.begin()
+    peak.reset()
     began = clock()
     first = target.prefill()
     assert first is not None
@@ -134,7 +140,7 @@ def _at_length(
     times = {size: _Times() for size in sizes}
     peaks = {}
     for size in sizes:  # the first of each size allocates, and shows what is held at most
-        peak.begin()
+        peak.reset()
         _pass(speculator.engine, target, size, clock)
         peaks[size] = _above(peak.read(), base)
         drafting.round(size)
@@ -194,12 +200,12 @@ class _Drafting:
 
 
 def _measure(engine: HFEngine, target: HFTargetCache, nodes: int, met: _Times, clock: Clock) -> None:
-    """Time a pass and the attention in it; on an accelerator, which must wait to tell them apart, in another pass."""
-    apart = engine.model.device.type != "cpu"
-    seconds = _pass(engine, target, nodes, clock) if apart else 0.0
+    """Time a pass and the attention in it; on an accelerator, where timing attention adds waits, in separate passes."""
+    separate = engine.model.device.type != "cpu"
+    seconds = _pass(engine, target, nodes, clock) if separate else 0.0
     with _attention_watched(engine.model, clock) as attention:
         watched = _pass(engine, target, nodes, clock)
-    seconds = seconds if apart else watched
+    seconds = seconds if separate else watched
     met.passes.append(seconds)
     met.attention += attention
     met.rests += [max(0.0, seconds - each) for each in attention]
@@ -221,7 +227,7 @@ def _pass(engine: HFEngine, target: HFTargetCache, nodes: int, clock: Clock) -> 
 
 @contextlib.contextmanager
 def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
-    """Yield a list that afterwards holds the seconds of all attention inside; empty where it cannot be told apart."""
+    """Yield a list that afterwards holds the seconds of all attention inside; empty where it cannot be separated."""
     name, found = model.config._attn_implementation, list[float]()
     plain = ALL_ATTENTION_FUNCTIONS.get(name)
     if plain is None:
@@ -245,9 +251,10 @@ def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
 
 
 def clock_of(device: torch.device) -> tuple[str, Clock]:
-    """Return a clock and its name: "cpu", a single thread's own time, which other work on the machine leaves alone.
+    """Return a clock and its name.
 
-    With several threads it is "wall"; an accelerator has first done what it was told.
+    "cpu" is the CPU time of a single thread, which other work on the machine does not change. With several threads, or
+    on an accelerator, whose queued work is awaited first, the clock is "wall".
     """
     if device.type == "cpu" and torch.get_num_threads() == 1:
         return "cpu", time.thread_time
@@ -262,13 +269,13 @@ def clock_of(device: torch.device) -> tuple[str, Clock]:
 
 
 def _cache_bytes(target: HFTargetCache) -> int:
-    """Return what the buffers take, rows that are not in use yet included."""
+    """Return the size of the cache's buffers, including rows that are not in use yet."""
     held = [tensor for layer in target.cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
     return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
 
 def _text(length: int, vocabulary: int) -> Int32:
-    """Return ids of a language in which a few tokens follow each, as they do in any."""
+    """Return Int32[length] of a language in which each token has few successors."""
     random = np.random.default_rng(0)
     text = random.zipf(1.3, length) % vocabulary
     for i in np.flatnonzero(random.random(length) < 0.7):

@@ -1,1 +1,1 @@
-"""The benchmark: tasks, the order they run in, and the rows they give."""
+"""The benchmark: tasks, the runner, and the rows that it writes."""

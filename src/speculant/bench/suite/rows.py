@@ -1,12 +1,13 @@
-"""The rows of a benchmark as they come: appended to a file, an item a line, so that an interrupted run goes on.
+"""The rows of a benchmark, appended to a file after each item, so that an interrupted run can be resumed.
 
-The first line holds the settings; a run with others does not continue the file. A line that was cut off when the run
-was interrupted is dropped, and its item played again.
+The first line of the file holds the settings; a run with other settings does not continue it. Each further line holds
+the rows of an item. A line that was cut off by an interruption is dropped, and its item is run again.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ NAME = "rows.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an output first differs from plain decoding's: place from 1, margin of what was said there.
+    """Where an output first differs from plain decoding's.
 
-    The margin is None where the outputs were sampled, or where one is the beginning of the other.
+    Attributes:
+        position: of the token, from 1.
+        margin: see `margins.Margin`; None where outputs were sampled, or where one is the beginning of the other.
+        near_tie: whether rounding explains the difference; None likewise.
     """
 
     position: int
@@ -30,15 +34,16 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One request, answered by one method; holds neither text nor token ids. See `Outcome` for the figures.
+    """The figures of one request decoded by one method, without text or token ids; see `Outcome` for those not here.
 
     Attributes:
-        task, category, item, turn: which request; temperature, trial: how and for the how-manieth time.
-        identical: whether the tokens are plain decoding's; None where the method does not promise it.
-        divergence: where not.
-        batch: how many requests a pass took at most; above 1 the row is of a group of items, `item` the last of them,
-            `requests` all of them, and rounds are counted for each request.
-        device_bytes: the most that the accelerator held meanwhile; None on a CPU.
+        task, category, item, turn: which request.
+        temperature, trial: how it was decoded, and in which repetition.
+        identical: whether the tokens equal plain decoding's; None where the method does not promise that.
+        divergence: where they first differ.
+        batch: how many requests a pass took at most. Above 1 the row stands for a group of items, of which `item` is
+            the last and `requests` the number of requests; rounds are counted once per request.
+        device_bytes: the most memory that the accelerator held meanwhile; None on a CPU.
     """
 
     task: str
@@ -68,21 +73,22 @@ class Row:
 
 
 class RowFile:
-    """The rows so far, in memory and on disk."""
+    """The rows of a run so far, in memory and on disk."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], *, restart: bool = False) -> None:
-        """Begin a file, or go on with the one that is there.
+        """Start a file, or resume the one that the folder holds.
 
         Args:
-            folder: it is made if it is not there.
-            settings: what makes rows comparable.
-            restart: forget the rows that are there.
+            folder: created if it does not exist.
+            settings: what must agree for rows to be comparable.
+            restart: discard the rows of an earlier run.
 
         Raises:
-            FileError: the folder cannot be used, or holds a file that is none of these.
-            UsageError: what is there was made with other settings.
+            FileError: the folder cannot be used, or its file is not one of these.
+            UsageError: the earlier run had other settings.
         """
         self.rows: list[Row] = []
+        self._finished: dict[tuple[str, float, int, int], int] = {}
         self.folder = folder
         self._path = folder / NAME
         try:
@@ -95,34 +101,40 @@ class RowFile:
             raise FileError(f"cannot write to {folder}: {error.strerror}.") from error
 
     def append(self, rows: list[Row]) -> None:
-        """Keep the rows of an item."""
+        """Append the rows of an item or group of items."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([asdict(row) for row in rows]) + "\n")
-        self.rows += rows
+        self._add(rows)
 
-    def items(self, task: str, temperature: float, trial: int, batch: int = 1) -> int:
-        """Return how many items of a task are done."""
-        wanted = task, temperature, trial, batch
-        done = [row.item for row in self.rows if (row.task, row.temperature, row.trial, row.batch) == wanted]
-        return 1 + max(done, default=-1)
+    def finished_items(self, task: str, temperature: float, trial: int, batch: int = 1) -> int:
+        """Return how many items of a task have rows."""
+        return self._finished.get((task, temperature, trial, batch), 0)
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+        for row in rows:
+            key = row.task, row.temperature, row.trial, row.batch
+            self._finished[key] = max(self._finished.get(key, 0), row.item + 1)
 
     def _read(self, settings: dict[str, Any]) -> None:
         text = self._path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        first, *lines = whole.splitlines() or [""]
+        complete = text[: text.rfind("\n") + 1]
+        first, *lines = complete.splitlines() or [""]
         try:
             before = json.loads(first)
             for line in lines:
                 for each in json.loads(line):
                     divergence = each.pop("divergence")
-                    self.rows.append(Row(**each, divergence=divergence and Divergence(**divergence)))
+                    self._add([Row(**each, divergence=divergence and Divergence(**divergence))])
         except (ValueError, TypeError, KeyError) as error:
-            raise FileError(f"{self._path} holds no rows of this version. Name another --out, or --restart.") from error
+            raise FileError(
+                f"{self._path} holds no rows of this version. Name another --out, or add --restart."
+            ) from error
         if before != json.loads(json.dumps(settings)):
-            other = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
+            changed = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
             raise UsageError(
-                f"{self._path.parent} holds a run with other settings ({', '.join(other)}). Name another --out to keep "
-                "it, or --restart to begin anew."
+                f"{self._path.parent} holds a run with other settings ({', '.join(changed)}). Name another --out to "
+                "keep it, or add --restart to discard it."
             )
-        if whole != text:
-            self._path.write_text(whole, encoding="utf-8")
+        if complete != text:
+            self._path.write_text(complete, encoding="utf-8")

@@ -1,148 +1,180 @@
-"""The benchmark's order of play: plain decoding first, then every other method, request by request.
+"""The benchmark's run: plain decoding first, then every other system, request by request.
 
-All methods answer a request one after the other, so that a machine that slows down for a while slows all of them
-down. Memory is empty at the start of each task and trial, and kept within it. After each item it is written beside
-the rows, from where an interrupted run takes it up again.
+All systems decode a request one after the other, so that a machine that slows down for a while slows all of them down.
+Memory is empty at the start of each task and trial, and kept within it. After each item it is written beside the rows,
+from where an interrupted run resumes.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from speculant.api.speculator import Speculator
+from speculant.bench.suite.checkpoint import MemoryCheckpoint
+from speculant.bench.suite.estimate import Progress, Rate, TimeEstimate
 from speculant.bench.suite.margins import margins
 from speculant.bench.suite.rows import Divergence, Row, RowFile
 from speculant.bench.suite.tasks import Item, Request, Sampling, Task
 from speculant.bench.suite.together import Answers
-from speculant.bench.systems.system import Contestant, Own
+from speculant.bench.systems.system import SpeculantSystem, System
 
 WARM_UP_TOKENS = 8
-GROUP = 8  # items of a group, by the size of the batch they go through
+SHORT_WARM_UP_SECONDS = 2.0
+GROUP = 8  # items of a group, per request that a pass takes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Items that share a memory: a task under one sampling, trial and batch size."""
+
+    task: Task
+    sampling: Sampling
+    trial: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """What is compared.
+class Runner:
+    """Runs every system on every item.
 
     Attributes:
-        tasks: in the order of play.
-        contestants: plain decoding first.
+        tasks: in the order in which they are run.
+        systems: plain decoding first.
         plain: a speculator of method `none` with transformers' own passes, which judges outputs that differ.
         samplings: ways to choose tokens, one after the other.
-        batches: how many requests a pass takes at most, one size after the other; above 1 our own methods alone play.
-        trials: how often everything is played.
+        trials: how often everything is run.
+        batches: how many requests a pass takes at most, one size after the other; above 1 only Speculant's own
+            methods are run.
+        estimate: of the time left.
     """
 
     tasks: Sequence[Task]
-    contestants: Sequence[Contestant]
+    systems: Sequence[System]
     plain: Speculator
     samplings: Sequence[Sampling]
     trials: int
     batches: Sequence[int] = (1,)
+    estimate: TimeEstimate = field(default_factory=TimeEstimate)
 
     @property
-    def plays(self) -> int:
-        """How many items there are to play, over all trials."""
-        return sum(len(task.items) for task in self.tasks) * len(self.samplings) * self.trials * len(self.batches)
+    def total_items(self) -> int:
+        """How many items there are to run, over all samplings, trials and batch sizes."""
+        return sum(len(part.task.items) for part in self._parts())
 
-    def left(self, file: RowFile) -> int:
-        """Return how many of them are not in the file yet."""
-        done = (
-            file.items(task.name, sampling.temperature, trial, batch)
-            for batch in self.batches
-            for sampling in self.samplings
-            for task in self.tasks
-            for trial in range(self.trials)
-        )
-        return self.plays - sum(done)
+    def remaining_items(self, file: RowFile) -> int:
+        """Return how many items are not in the file yet."""
+        return sum(len(part.task.items) - _finished(file, part) for part in self._parts())
+
+    def estimate_seconds(self, file: RowFile) -> float | None:
+        """Return an estimate of the seconds that the remaining items take; None before `warm_up` or a finished item."""
+        left = [(part.task.items[_finished(file, part) :], part.batch) for part in self._parts()]
+        return self.estimate.seconds(left)
 
     def warm_up(self) -> None:
-        """Let every contestant answer the beginning of a request; nothing of it is kept."""
+        """Let every system decode the beginning of a request and measure it; nothing of it is kept."""
         request = self.tasks[0].items[0].request([])
         assert request is not None  # tasks hold none that cannot begin
-        most = min(request.most, WARM_UP_TOKENS)
-        forced = None if request.forced is None else request.forced[:most]
-        for contestant in self.contestants:
-            contestant.practise()
-            contestant.play(replace(request, most=most, forced=forced), self.samplings[0])
-            contestant.renew()
+        tokens = min(request.max_new_tokens, WARM_UP_TOKENS)
+        forced = None if request.forced is None else request.forced[:tokens]
+        short = replace(request, max_new_tokens=tokens, forced=forced)
+        rates = []
+        for system in self.systems:
+            system.warm_up()
+            outcome = system.run(short, self.samplings[0])
+            if outcome.seconds < SHORT_WARM_UP_SECONDS:  # the first run may have compiled something
+                outcome = system.run(short, self.samplings[0])
+            rates.append(Rate.measured(outcome, len(request.prompt), batched=isinstance(system, SpeculantSystem)))
+            system.reset()
+        self.estimate.calibrate(rates)
 
-    def play(self, file: RowFile, advance: Callable[[int], object]) -> None:
-        """Play what is not in the file yet; `advance` is told how many items were played or found there."""
+    def run(self, file: RowFile, progress: Callable[[Progress], object] = lambda _: None) -> None:
+        """Run what is not in the file yet.
+
+        Args:
+            file: where rows are appended.
+            progress: called at the start and after each item or group of items.
+        """
+        total = self.total_items
+        progress(Progress(total - self.remaining_items(file), total, self.estimate_seconds(file)))
+        for part in self._parts():
+            for items, seconds in self._run_part(part, file):
+                self.estimate.finish(items, part.batch, seconds)
+                progress(Progress(total - self.remaining_items(file), total, self.estimate_seconds(file)))
+
+    def _parts(self) -> Iterator[Part]:
         for batch in self.batches:
             for sampling in self.samplings:
                 for task in self.tasks:
                     for trial in range(self.trials):
-                        self._task(task, sampling, trial, batch, file, advance)
+                        yield Part(task, sampling, trial, batch)
 
-    def _task(
-        self, task: Task, sampling: Sampling, trial: int, batch: int, file: RowFile, advance: Callable[[int], object]
-    ) -> None:
-        begin = file.items(task.name, sampling.temperature, trial, batch)
-        advance(begin)
-        if begin == len(task.items):
+    def _run_part(self, part: Part, file: RowFile) -> Iterator[tuple[Sequence[Item], float]]:
+        """Run the remaining items; yield each group of items and its seconds once its rows are written."""
+        items = part.task.items
+        begin = _finished(file, part)
+        if begin == len(items):
             return
-        memory = _Memory(file.folder / "memory", [each for each in self.contestants if each.learns])
-        for contestant in self.contestants:
-            contestant.renew()
+        checkpoint = MemoryCheckpoint(file.folder / "memory", [each for each in self.systems if each.has_memory])
+        for system in self.systems:
+            system.reset()
         if begin:
-            memory.load(begin)
-        while begin < len(task.items):
-            end = begin + 1 if batch == 1 else min(begin + GROUP * batch, len(task.items))
-            if batch == 1:
-                rows = self._item(task, begin, sampling, trial)
-            else:
-                rows = self._group(task, range(begin, end), sampling, trial, batch)
-            if end < len(task.items):
-                memory.save(end)
+            checkpoint.load(begin)
+        while begin < len(items):
+            end = begin + 1 if part.batch == 1 else min(begin + GROUP * part.batch, len(items))
+            start = time.perf_counter()
+            rows = self._run_item(part, begin) if part.batch == 1 else self._run_group(part, range(begin, end))
+            seconds = time.perf_counter() - start
+            if end < len(items):
+                checkpoint.save(end)
             file.append(rows)
-            memory.forget(begin)
-            advance(end - begin)
+            checkpoint.remove(begin)
+            yield items[begin:end], seconds
             begin = end
-        memory.clear()
+        checkpoint.close()
 
-    def _group(self, task: Task, numbers: range, sampling: Sampling, trial: int, batch: int) -> list[Row]:
-        items, rows, plain = [task.items[number] for number in numbers], list[Row](), None
+    def _run_group(self, part: Part, numbers: range) -> list[Row]:
+        items = [part.task.items[number] for number in numbers]
+        rows, plain = list[Row](), None
         categories = {item.category for item in items}
-        for contestant in self.contestants:
-            if not isinstance(contestant, Own):
+        category = categories.pop() if len(categories) == 1 else "all"
+        for system in self.systems:
+            if not isinstance(system, SpeculantSystem):
                 continue
             _reset_peak(self.plain.model)
-            found = contestant.play_together(items, sampling, size=batch, said=plain)
+            found = system.run_batch(items, part.sampling, size=part.batch, plain_answers=plain)
             plain = plain or found.answers
-            divergence = self._first_divergence(items, plain, found.answers, sampling)
+            divergence = self._first_divergence(items, plain, found.answers, part.sampling)
             rows.append(
                 Row(
-                    task=task.name,
-                    category=categories.pop() if len(categories) == 1 else "all",
+                    task=part.task.name,
+                    category=category,
                     item=numbers[-1],
                     turn=0,
-                    temperature=sampling.temperature,
-                    trial=trial,
-                    method=contestant.name,
+                    temperature=part.sampling.temperature,
+                    trial=part.trial,
+                    method=system.name,
                     prompt_tokens=found.prompt_tokens,
                     tokens=found.stats.tokens,
                     prefill_tokens=len(found.each),
                     rounds=found.stats.sequences,
                     drafted=found.stats.drafted,
-                    offered_by_depth=_added([stats.offered_by_depth for stats in found.each]),
-                    accepted_by_depth=_added([stats.accepted_by_depth for stats in found.each]),
+                    offered_by_depth=_sums([stats.offered_by_depth for stats in found.each]),
+                    accepted_by_depth=_sums([stats.accepted_by_depth for stats in found.each]),
                     seconds=found.stats.seconds,
                     prefill_seconds=found.stats.prefill_seconds,
                     draft_seconds=found.stats.draft_seconds,
                     target_seconds=found.stats.target_seconds,
-                    memory_bytes=contestant.memory_bytes,
+                    memory_bytes=system.memory_bytes,
                     device_bytes=_peak(self.plain.model),
                     identical=divergence is None,
                     divergence=divergence,
-                    batch=batch,
+                    batch=part.batch,
                     requests=len(found.each),
                 )
             )
@@ -151,31 +183,32 @@ class Contest:
     def _first_divergence(
         self, items: Sequence[Item], plain: Answers, answers: Answers, sampling: Sampling
     ) -> Divergence | None:
-        for item, expected, said in zip(items, plain, answers, strict=True):
-            for turn, (one, other) in enumerate(zip(expected, said, strict=True)):
+        for item, expected, found in zip(items, plain, answers, strict=True):
+            for turn, (one, other) in enumerate(zip(expected, found, strict=True)):
                 request = item.request(expected[:turn])
                 if one != other and request is not None:
                     return self._divergence(request, one, other, sampling)
         return None
 
-    def _item(self, task: Task, number: int, sampling: Sampling, trial: int) -> list[Row]:
-        item, rows, answers = task.items[number], list[Row](), list[list[int]]()
+    def _run_item(self, part: Part, number: int) -> list[Row]:
+        item, sampling = part.task.items[number], part.sampling
+        rows, answers = list[Row](), list[list[int]]()
         while (request := item.request(answers)) is not None:
             expected: list[int] = []
-            for contestant in self.contestants:
+            for system in self.systems:
                 _reset_peak(self.plain.model)
-                outcome = contestant.play(request, sampling)
+                outcome = system.run(request, sampling)
                 expected = expected or outcome.ids
-                identical = outcome.ids == expected if contestant.same_tokens(sampling) else None
+                identical = outcome.ids == expected if system.token_identical(sampling) else None
                 rows.append(
                     Row(
-                        task=task.name,
+                        task=part.task.name,
                         category=item.category,
                         item=number,
                         turn=len(answers),
                         temperature=sampling.temperature,
-                        trial=trial,
-                        method=contestant.name,
+                        trial=part.trial,
+                        method=system.name,
                         prompt_tokens=len(request.prompt),
                         tokens=len(outcome.ids),
                         prefill_tokens=outcome.prefill_tokens,
@@ -207,37 +240,13 @@ class Contest:
         return Divergence(place + 1, margin.value, margin.near_tie)
 
 
-def _added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the sums place by place of lists of different lengths."""
+def _finished(file: RowFile, part: Part) -> int:
+    return file.finished_items(part.task.name, part.sampling.temperature, part.trial, part.batch)
+
+
+def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Return the sums by position of lists of different lengths."""
     return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
-
-
-class _Memory:
-    """What the contestants had learned after so many items, in files that a crash leaves whole."""
-
-    def __init__(self, folder: Path, contestants: Sequence[Contestant]) -> None:
-        self._folder, self._contestants = folder, contestants
-        folder.mkdir(exist_ok=True)
-
-    def save(self, items: int) -> None:
-        for contestant in self._contestants:
-            contestant.save(self._path(contestant, items))
-
-    def load(self, items: int) -> None:
-        for contestant in self._contestants:
-            contestant.load(self._path(contestant, items))
-
-    def forget(self, items: int) -> None:
-        for contestant in self._contestants:
-            self._path(contestant, items).unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        """Remove the folder, whose files have all been forgotten."""
-        with contextlib.suppress(OSError):  # someone put something there
-            self._folder.rmdir()
-
-    def _path(self, contestant: Contestant, items: int) -> Path:
-        return self._folder / f"{contestant.name}-{items}"
 
 
 def _reset_peak(model: Any) -> None:

@@ -1,6 +1,6 @@
-"""Suites of prompts: found in a folder, or fetched once from where their authors publish them.
+"""Suites of prompts: found in a folder, or downloaded once from where their authors publish them.
 
-A row of a suite is what its authors made of it; these are understood, the first that fits:
+The format of a row is its authors'; these are read, the first that fits:
 
     {"turns": [...]}                       a conversation (Spec-Bench, MT-Bench)
     {"query", "docs": [...]}               a question about documents (LLMA)
@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from speculant.core.errors import FileError, UsageError
+from speculant.core.folders import cache_folder
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
@@ -29,14 +30,14 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "mbpp": "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/mbpp.jsonl",
     }
 )
-FILE_NAMES: Mapping[str, str] = MappingProxyType({"gsm8k": "gsm8k-test"})  # where a file is called otherwise
+FILE_NAMES: Mapping[str, str] = MappingProxyType({"gsm8k": "gsm8k-test"})  # where the file has another name
 SINGLE = ("prompt", "question", "query", "text")
-SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a user says, turn by turn, and what figures are grouped by."""
+    """The user's messages of a conversation, and the category that figures are grouped by."""
 
     turns: tuple[str, ...]
     category: str
@@ -50,7 +51,7 @@ def read_suite(task: str, folder: Path | None) -> list[Conversation]:
         folder: where suites lie as NAME.jsonl; None for $SPECULANT_DATA/prompts.
 
     Raises:
-        FileError: it cannot be found, fetched or read.
+        FileError: it cannot be found, downloaded or read.
         UsageError: there is neither such a suite nor such a file.
     """
     path = find_suite(task, folder)
@@ -65,7 +66,7 @@ def read_suite(task: str, folder: Path | None) -> list[Conversation]:
 
 
 def find_suite(task: str, folder: Path | None) -> Path:
-    """Return the file of a task; a suite that is nowhere is fetched.
+    """Return the file of a task; a suite that is on no disk is downloaded.
 
     Raises:
         FileError, UsageError: see `read_suite`.
@@ -75,7 +76,7 @@ def find_suite(task: str, folder: Path | None) -> Path:
     if folder is None and "SPECULANT_DATA" in os.environ:
         folder = Path(os.environ["SPECULANT_DATA"]) / "prompts"
     name = f"{FILE_NAMES.get(task, task)}.jsonl"
-    for place in (folder, cache_folder()):
+    for place in (folder, downloads := downloads_folder()):
         if place is not None and (place / name).is_file():
             return place / name
     if task not in SOURCES:
@@ -83,29 +84,35 @@ def find_suite(task: str, folder: Path | None) -> Path:
             f"there is no task '{task}'. There are {', '.join(SOURCES)}, each NAME of a NAME.jsonl in --data DIR or "
             "$SPECULANT_DATA/prompts, and paths of .jsonl files of prompts."
         )
-    return _fetch(task, cache_folder() / name)
+    return _download(task, downloads / name)
 
 
-def cache_folder() -> Path:
-    """Return where fetched suites are kept."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "speculant" / "prompts"
+def downloads_folder() -> Path:
+    """Return the folder of downloaded suites.
+
+    Raises:
+        FileError: this user has no home folder.
+    """
+    try:
+        return cache_folder() / "prompts"
+    except OSError as error:
+        raise FileError(f"there is no folder for downloads ({error}). Set XDG_CACHE_HOME.") from error
 
 
-def _fetch(task: str, path: Path) -> Path:
+def _download(task: str, path: Path) -> Path:
     source = SOURCES[task]
     try:
-        with urllib.request.urlopen(source, timeout=SECONDS) as answer:
-            content: bytes = answer.read()
+        with urllib.request.urlopen(source, timeout=TIMEOUT_SECONDS) as response:
+            content: bytes = response.read()
         if source.endswith(".gz"):
             content = gzip.decompress(content)
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".part")
-        aside.write_bytes(content)
-        aside.rename(path)
+        partial = path.with_suffix(".part")
+        partial.write_bytes(content)
+        partial.rename(path)
     except OSError as error:
         raise FileError(
-            f"'{task}' is not here and could not be fetched ({error}). Without a network, put {path.name} into a "
+            f"'{task}' could not be downloaded ({error}). Without a network, put {path.name} into a "
             f"folder and name it by --data DIR; it comes from {source}."
         ) from error
     return path
@@ -113,12 +120,21 @@ def _fetch(task: str, path: Path) -> Path:
 
 def _parse(place: str, line: bytes, category: str) -> Conversation:
     try:
-        return _conversation(json.loads(line), category)
+        return parse_conversation(json.loads(line), category)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{place}: {error}.") from error
 
 
-def _conversation(row: Any, category: str) -> Conversation:
+def parse_conversation(row: Any, category: str) -> Conversation:
+    """Return the conversation of a row.
+
+    Args:
+        row: a JSON value.
+        category: for rows that have none of their own.
+
+    Raises:
+        ValueError: the row is in none of the formats.
+    """
     match row:
         case {"turns": [str(), *_] as turns} if all(isinstance(turn, str) for turn in turns):
             texts = tuple(turns)

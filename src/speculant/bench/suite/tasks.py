@@ -1,4 +1,4 @@
-"""What a benchmark asks of every method: tasks of items, an item of one request or, in a conversation, of several."""
+"""The requests of a benchmark: a task holds items, an item one request or, for a conversation, several."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Request:
 
     Attributes:
         prompt: Int32[T].
-        most: how many tokens at most.
-        forced: Int32[most], the recorded output to follow; None to decode freely.
+        max_new_tokens: how many tokens to decode at most.
+        forced: Int32[max_new_tokens], the recorded output to follow; None to decode freely.
     """
 
     prompt: Int32
-    most: int
+    max_new_tokens: int
     forced: Int32 | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen: greedily at temperature 0, else drawn with a random stream of that seed."""
+    """How tokens are chosen: greedily at temperature 0, otherwise sampled with that seed."""
 
     temperature: float = 0.0
     seed: int = 0
@@ -42,7 +42,12 @@ class Item(Protocol):
     """Requests that follow each other."""
 
     @property
-    def category(self) -> str: ...
+    def category(self) -> str:
+        """What figures are grouped by."""
+
+    @property
+    def turns(self) -> int:
+        """The most requests there can be."""
 
     def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
         """Return the request after those answers (token ids), or None if there is no further one."""
@@ -50,7 +55,7 @@ class Item(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A name, what is asked, and what the report should say of it."""
+    """Items under a name, with notes for the report."""
 
     name: str
     items: Sequence[Item]
@@ -58,10 +63,11 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
+class RecordedItem:
     """An item of a forced run."""
 
     recording: Recording
+    turns = 1
 
     @property
     def category(self) -> str:
@@ -75,41 +81,46 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """An item of a free run: a conversation, its answers those of plain decoding.
+class PromptItem:
+    """An item of a free run: a conversation, whose later turns follow plain decoding's answers.
 
     Attributes:
-        conversation: what the user says.
-        tokenizer: with a chat template or, for a model that is not tuned to chat, without.
-        positions: how many tokens prompt and answer may take together; None for any number.
-        most: new tokens per answer.
+        conversation: the user's messages.
+        tokenizer: with a chat template or, for a base model, without.
+        positions: how many tokens prompt and answer may take together; None for no limit.
+        max_new_tokens: per answer.
     """
 
     conversation: Conversation
     tokenizer: Any
     positions: int | None
-    most: int
+    max_new_tokens: int
 
     @property
     def category(self) -> str:
         """What figures are grouped by."""
         return self.conversation.category
 
+    @property
+    def turns(self) -> int:
+        """The number of the user's messages."""
+        return len(self.conversation.turns)
+
     def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
-        """Return the next turn's request, or None where the conversation ends or outgrows the model."""
-        if len(answers) == len(self.conversation.turns):
+        """Return the next turn's request, or None where the conversation ends or exceeds the model's positions."""
+        if len(answers) == self.turns:
             return None
         ids = self._encode(answers)
-        room = self.most if self.positions is None else min(self.most, self.positions - len(ids))
+        room = self.max_new_tokens if self.positions is None else min(self.max_new_tokens, self.positions - len(ids))
         return Request(np.array(ids, np.int32), room) if ids and room > 0 else None
 
     def _encode(self, answers: Sequence[Sequence[int]]) -> list[int]:
         turns, tokenizer = self.conversation.turns[: len(answers) + 1], self.tokenizer
         if getattr(tokenizer, "chat_template", None):
             texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
-            said = [part for pair in zip(turns, texts, strict=False) for part in pair] + [turns[-1]]
-            roles = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
-            return encode_chat(tokenizer, roles, "")[0]
+            contents = [part for pair in zip(turns, texts, strict=False) for part in pair] + [turns[-1]]
+            messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+            return encode_chat(tokenizer, messages, "")[0]
         ids: list[int] = tokenizer(turns[0])["input_ids"]
         for answer, turn in zip(answers, turns[1:], strict=True):
             ids = [*ids, *answer, *tokenizer(f"\n\n{turn}\n\n", add_special_tokens=False)["input_ids"]]
@@ -117,7 +128,7 @@ class Asked:
 
 
 def recorded_task(name: str, recordings: Sequence[Recording], positions: int | None) -> Task:
-    """Return a task of recorded outputs, cut at the positions that the model has.
+    """Return a task of recorded outputs, cut to the model's number of positions.
 
     Raises:
         UsageError: no prompt fits.
@@ -133,13 +144,13 @@ def recorded_task(name: str, recordings: Sequence[Recording], positions: int | N
         notes.append(f"{name}: {shorter} of {len(fitting)} outputs were cut at the model's {positions} positions.")
     if left_out := len(recordings) - len(fitting):
         notes.append(f"{name}: {left_out} requests were left out, since their prompts fill the model's positions.")
-    return Task(name, [Recorded(each) for each in cut], tuple(notes))
+    return Task(name, [RecordedItem(each) for each in cut], tuple(notes))
 
 
-def asked_task(
-    name: str, conversations: Sequence[Conversation], tokenizer: Any, *, positions: int | None, most: int
+def prompt_task(
+    name: str, conversations: Sequence[Conversation], tokenizer: Any, *, positions: int | None, max_new_tokens: int
 ) -> Task:
-    """Return a task of prompts to answer.
+    """Return a task of prompts.
 
     Raises:
         TokenizerError: the model has no tokenizer.
@@ -147,7 +158,7 @@ def asked_task(
     """
     if tokenizer is None:
         raise TokenizerError(f"the prompts of {name} are text, and this model has no tokenizer.")
-    items = [Asked(each, tokenizer, positions, most) for each in conversations]
+    items = [PromptItem(each, tokenizer, positions, max_new_tokens) for each in conversations]
     fitting = [item for item in items if item.request([]) is not None]
     if not fitting:
         raise UsageError(f"no prompt of {name} leaves room for an answer in the model's {positions} positions.")

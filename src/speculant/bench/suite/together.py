@@ -77,7 +77,7 @@ def _generation(speculator: Speculator, request: Request, sampling: Sampling) ->
         return forced_request(speculator, request.prompt, request.forced.tolist())
     return speculator.prepare(
         request.prompt.tolist(),
-        max_new_tokens=request.most,
+        max_new_tokens=request.max_new_tokens,
         temperature=sampling.temperature,
         seed=sampling.seed if sampling.temperature else None,
     )

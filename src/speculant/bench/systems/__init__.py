@@ -1,1 +1,1 @@
-"""What is compared: our methods, transformers, llama.cpp and other drafters."""
+"""The systems that a benchmark compares: Speculant's methods, transformers, llama.cpp and other drafters."""

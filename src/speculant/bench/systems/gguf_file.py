@@ -1,10 +1,10 @@
 """A transformers model of the Llama kind as a GGUF file, so that llama.cpp runs the very same weights.
 
-Only what computes logits from token ids is written: there is no tokenizer, its model is "none" and the vocabulary
-just a size. Matrices keep their dtype, vectors are written in float32, which is what llama.cpp computes with. For the
-architecture `llama` its rotation turns neighbouring pairs of a head's numbers where transformers turns the halves
-against each other, so rows of q and k are reordered; the qwen architectures rotate as transformers does. Names and
-keys are those of llama.cpp's own converter (convert_hf_to_gguf.py).
+Only what computes logits from token ids is written: the tokenizer's model is "none" and the vocabulary just a size.
+Matrices keep their dtype, vectors are written in float32, which llama.cpp computes with. For the architecture `llama`,
+llama.cpp applies rotary embeddings to neighbouring pairs of a head's dimensions where transformers pairs the two
+halves, so rows of q and k are permuted; the qwen architectures pair halves, as transformers does. Names and keys are
+those of llama.cpp's own converter (convert_hf_to_gguf.py).
 """
 
 from __future__ import annotations
@@ -48,8 +48,14 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """A tensor of the file: name, type, and what makes its numbers, so that one at a time is copied."""
+class _TensorEntry:
+    """A tensor of the file; `make` returns its values, so that only one tensor at a time is copied.
+
+    Attributes:
+        name: in the file.
+        kind: its GGUF type.
+        size: in bytes.
+    """
 
     name: str
     kind: str
@@ -59,14 +65,14 @@ class _Piece:
 
 
 def write_gguf(model: Any, path: Path) -> None:
-    """Write a model's weights as a GGUF file; nothing is left of one that could not be finished.
+    """Write a model's weights as a GGUF file; an unfinished file is removed.
 
     Args:
-        model: a causal LM of transformers; its weights are read where they are.
+        model: a causal LM of transformers.
         path: of the file, which is overwritten. It takes as many bytes as the weights.
 
     Raises:
-        UnsupportedError: the model is none that this file describes, or the package `gguf` is not installed.
+        UnsupportedError: the model's architecture is not supported, or the package `gguf` is not installed.
         FileError: the file cannot be written, or the disk has no room for it.
     """
     try:
@@ -74,16 +80,16 @@ def write_gguf(model: Any, path: Path) -> None:
     except ImportError as error:
         raise UnsupportedError("GGUF files are written by a package: pip install 'speculant[llamacpp]'.") from error
     check_architecture(model)
-    pieces = _pieces(model)
-    size = sum(piece.size for piece in pieces)
+    entries = _entries(model)
+    size = sum(entry.size for entry in entries)
     writer: Any = gguf.GGUFWriter(None, ARCHITECTURES[model.config.model_type])
     _describe(writer, model)
-    for piece in pieces:
-        # Numbers of types that numpy lacks go as bytes; then the last dimension counts bytes, too.
-        shape = (*piece.shape[:-1], piece.shape[-1] * (4 if piece.kind == "F32" else 2))
+    for entry in entries:
+        # Types that numpy lacks are written as bytes, so the last dimension counts bytes.
+        shape = (*entry.shape[:-1], entry.shape[-1] * (4 if entry.kind == "F32" else 2))
         writer.add_tensor_info(
-            piece.name, shape, torch.empty(0, dtype=torch.uint8).numpy().dtype, piece.size,
-            gguf.GGMLQuantizationType[piece.kind],
+            entry.name, shape, torch.empty(0, dtype=torch.uint8).numpy().dtype, entry.size,
+            gguf.GGMLQuantizationType[entry.kind],
         )  # fmt: skip
     try:
         free = shutil.disk_usage(path.parent).free
@@ -95,8 +101,8 @@ def write_gguf(model: Any, path: Path) -> None:
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for piece in pieces:
-            writer.write_tensor_data(piece.make().contiguous().view(torch.uint8).numpy())
+        for entry in entries:
+            writer.write_tensor_data(entry.make().contiguous().view(torch.uint8).numpy())
         writer.close()
     except BaseException as error:
         writer.close()
@@ -107,10 +113,10 @@ def write_gguf(model: Any, path: Path) -> None:
 
 
 def check_architecture(model: Any) -> None:
-    """Say whether a model can be written.
+    """Check that a model can be written.
 
     Raises:
-        UnsupportedError: it cannot; the message says why.
+        UnsupportedError: it cannot; the message gives the reason.
     """
     config, kind = model.config, model.config.model_type
     why = None
@@ -125,56 +131,56 @@ def check_architecture(model: Any) -> None:
     elif 2 * len(rope.inv_freq) != _head_size(config):
         why = "only a part of each head is rotated"
     elif ARCHITECTURES[kind] != PERMUTED and not bool((_rope_factors(model) == 1).all()):
-        why = f"llama.cpp knows no scaled rotary embedding for {kind} models"
+        why = f"llama.cpp has no scaled rotary embedding for {kind} models"
     if why is not None:
         raise UnsupportedError(f"the model cannot be written for llama.cpp: {why}. Leave llamacpp out.")
 
 
-def _pieces(model: Any) -> list[_Piece]:
-    """Return the tensors in the order of the model; a head that is the embedding is left out, as in other GGUF files.
+def _entries(model: Any) -> list[_TensorEntry]:
+    """Return the tensors in the order of the model; a tied output head is left out, as in other GGUF files.
 
     Raises:
         UnsupportedError: one is unknown, quantised, or not in memory.
     """
     found = []
     for name, parameter in model.named_parameters():
-        called, dtype = _name(name), parameter.dtype
-        if called is None or dtype not in _TYPES or parameter.device.type == "meta":
+        gguf_name, dtype = _name(name), parameter.dtype
+        if gguf_name is None or dtype not in _TYPES or parameter.device.type == "meta":
             raise UnsupportedError(
-                f"the model cannot be written for llama.cpp: '{name}' ({dtype}, on {parameter.device}) is no plain "
+                f"the model cannot be written for llama.cpp: '{name}' ({dtype}, on {parameter.device}) is not a plain "
                 "weight of its architecture. Load it without adapters, quantisation or offloading, or leave "
                 "llamacpp out."
             )
         kind = _TYPES[dtype] if parameter.ndim > 1 else "F32"
         size = parameter.numel() * (4 if kind == "F32" else 2)
-        found.append(_Piece(called, kind, tuple(parameter.shape), size, _maker(model, name, parameter, kind)))
+        found.append(_TensorEntry(gguf_name, kind, tuple(parameter.shape), size, _maker(model, name, parameter, kind)))
     factors = _rope_factors(model)
     if not bool((factors == 1).all()):
-        found.append(_Piece("rope_freqs.weight", "F32", tuple(factors.shape), 4 * len(factors), lambda: factors))
+        found.append(_TensorEntry("rope_freqs.weight", "F32", tuple(factors.shape), 4 * len(factors), lambda: factors))
     return found
 
 
 def _maker(model: Any, name: str, parameter: Tensor, kind: str) -> Callable[[], Tensor]:
     config = model.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    permuted = heads.get(name.split(".")[-2]) if ARCHITECTURES[config.model_type] == PERMUTED else None
+    permuted_heads = heads.get(name.split(".")[-2]) if ARCHITECTURES[config.model_type] == PERMUTED else None
 
     def make() -> Tensor:
-        held = parameter.detach().cpu()
-        if permuted is not None:
-            held = interleaved(held, permuted)
-        return held.float() if kind == "F32" else held
+        values = parameter.detach().cpu()
+        if permuted_heads is not None:
+            values = interleaved(values, permuted_heads)
+        return values.float() if kind == "F32" else values
 
     return make
 
 
 def interleaved(rows: Tensor, heads: int) -> Tensor:
-    """Return rows [H * D, ...] of q or k so that those that are rotated together stand together in each head."""
+    """Return rows [H * D, ...] of q or k, permuted so that the rows of a rotary pair are neighbours."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def _name(name: str) -> str | None:
-    """Return what llama.cpp calls a parameter, or None if it is none of this kind of model."""
+    """Return llama.cpp's name of a parameter, or None if the architecture has no such parameter."""
     if name in _OUTER:
         return _OUTER[name]
     found = _LAYER.fullmatch(name)
@@ -184,11 +190,11 @@ def _name(name: str) -> str | None:
 
 
 def _rope_factors(model: Any) -> Tensor:
-    """Return by what each frequency [D / 2] is slower than that of the base alone."""
-    held = model.model.rotary_emb.inv_freq.detach().double().cpu()
-    steps = torch.arange(len(held), dtype=torch.float64) / len(held)
-    factors = 1 / (held * float(model.config.rope_parameters["rope_theta"]) ** steps)
-    # Where nothing is scaled, what is left is the rounding of float32.
+    """Return the factors [D / 2] by which each rotary frequency is below that of an unscaled embedding."""
+    frequencies = model.model.rotary_emb.inv_freq.detach().double().cpu()
+    steps = torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies)
+    factors = 1 / (frequencies * float(model.config.rope_parameters["rope_theta"]) ** steps)
+    # In an unscaled embedding the factors differ from 1 by the rounding of float32.
     return torch.where((factors - 1).abs() < 1e-5, torch.ones_like(factors), factors).float()
 
 

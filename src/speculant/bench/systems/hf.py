@@ -1,4 +1,4 @@
-"""transformers' own decoding as contestants: plain, prompt lookup and assisted generation."""
+"""transformers' own decoding as systems of a benchmark: plain, prompt lookup and assisted generation."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.engines.hf.generate_capture import sampling_options
 
 PREFIX = "hf:"
-LOOKUP_TOKENS = 10  # what transformers' documentation uses
+LOOKUP_TOKENS = 10  # as in transformers' documentation
 OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"hf:generate": {}, "hf:prompt-lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}, "hf:assisted": {}}
 )
 
 
 class HuggingFace:
-    """`model.generate`, with what the name says."""
+    """`model.generate`, with the options of its name."""
 
-    learns = False
+    has_memory = False
     notes = ()
 
     def __init__(self, name: str, model: Any, assistant: Any = None) -> None:
-        """Prepare it.
+        """Check and keep the options.
 
         Args:
             name: of `OPTIONS`.
             model: the target.
-            assistant: the drafting model of hf:assisted.
+            assistant: the draft model of hf:assisted.
+
+        Raises:
+            UsageError, UnsupportedError: see `check_hf`.
         """
         check_hf(name, assisted=assistant is not None)
         self.name = name
@@ -45,13 +48,13 @@ class HuggingFace:
         if name == "hf:assisted":
             self._options["assistant_model"] = assistant
 
-    def same_tokens(self, sampling: Sampling) -> bool:
+    def token_identical(self, sampling: Sampling) -> bool:
         return sampling.temperature == 0 or self.name == "hf:generate"
 
-    def practise(self) -> None:
+    def warm_up(self) -> None:
         """Nothing is compiled."""
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Nothing is learned."""
 
     def save(self, path: Path) -> None:
@@ -60,12 +63,12 @@ class HuggingFace:
     def load(self, path: Path) -> None:
         """Nothing is learned."""
 
-    def play(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: Request, sampling: Sampling) -> Outcome:
         model = self._model
         ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
-        watch = _Watch()
+        recorder = _PassRecorder()
         options = self._options | sampling_options(sampling.temperature, None, None)
-        ending: Sequence[int] = ending_of(model)
+        ending: Sequence[int] = eos_ids(model)
         if request.forced is not None:
             options["logits_processor"] = [ForcingProcessor(ids.shape[1], request.forced.tolist())]
             # `generate` fills in the model's own end of text where None is given; no token has this id.
@@ -73,27 +76,31 @@ class HuggingFace:
             ending = ()
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(sampling.seed)
-            watch.start()
+            recorder.start()
             model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.most, streamer=watch, **options
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=request.max_new_tokens,
+                streamer=recorder,
+                **options,
             )
-            seconds = watch.elapsed()
-        return watch.outcome(seconds, request.most, ending)
+            seconds = recorder.elapsed()
+        return recorder.outcome(seconds, request.max_new_tokens, ending)
 
 
-class _Watch:
-    """A streamer that notes which tokens came when, pass by pass."""
+class _PassRecorder:
+    """A streamer that records the tokens of each pass."""
 
     def __init__(self) -> None:
         self._passes: list[list[int]] = []
-        self._began = self._first = 0.0
+        self._started = self._first = 0.0
         self._prompt = True
 
     def start(self) -> None:
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
 
     def elapsed(self) -> float:
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._started
 
     def put(self, value: torch.Tensor) -> None:
         if self._prompt:  # which `generate` streams first
@@ -106,11 +113,11 @@ class _Watch:
     def end(self) -> None:
         pass
 
-    def outcome(self, seconds: float, most: int, ending: Sequence[int]) -> Outcome:
+    def outcome(self, seconds: float, max_new_tokens: int, ending: Sequence[int]) -> Outcome:
         ids: list[int] = []
         yields = []
         for tokens in self._passes:
-            kept = _until(tokens, ending)[: most - len(ids)]
+            kept = _until(tokens, ending)[: max_new_tokens - len(ids)]
             ids += kept
             yields.append(len(kept))
         first, *rest = yields
@@ -126,11 +133,15 @@ class _Watch:
 
 
 def check_hf(name: str, *, assisted: bool) -> None:
-    """Say before anything is loaded whether there is such a contestant.
+    """Check a name before anything is loaded.
+
+    Args:
+        name: of `OPTIONS`.
+        assisted: whether there is a draft model for hf:assisted.
 
     Raises:
-        UsageError: there is none.
-        UnsupportedError: there is no assistant for it.
+        UsageError: there is no such system.
+        UnsupportedError: it lacks a draft model.
     """
     if name not in OPTIONS:
         raise UsageError(f"there is no method '{name}'. Of transformers' own there are {', '.join(OPTIONS)}.")
@@ -138,8 +149,8 @@ def check_hf(name: str, *, assisted: bool) -> None:
         raise UnsupportedError("hf:assisted drafts with a smaller model: name it by --assistant.")
 
 
-def ending_of(model: Any) -> list[int]:
-    """Return the ids that end the model's own texts."""
+def eos_ids(model: Any) -> list[int]:
+    """Return the model's end-of-text ids."""
     found = model.generation_config.eos_token_id
     return [] if found is None else found if isinstance(found, list) else [found]
 

@@ -18,17 +18,17 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
 
 def inflate(model: Any, *, layers: int = 0, mlp: int | None = None) -> Any:
-    """Return a copy of a model that costs more and says the same.
+    """Return a copy of a model that costs more and has the same outputs.
 
     Args:
-        model: a causal LM of the Llama kind: `model.model.layers`, each with `self_attn.o_proj` and an `mlp` of
+        model: a causal LM of the Llama family: `model.model.layers`, each with `self_attn.o_proj` and an `mlp` of
             `gate_proj`, `up_proj` and `down_proj`.
-        layers: how many to have; 0 for as many as there are.
+        layers: the number of layers; 0 for the model's own.
         mlp: the MLPs' intermediate size; None for the model's own.
 
     Raises:
-        UnsupportedError: the model is of another kind.
-        UsageError: it has more layers, or wider MLPs, than asked for.
+        UnsupportedError: the model is of another family.
+        UsageError: it has more layers, or wider MLPs, than requested.
     """
     config = model.config
     if config.model_type not in FAMILIES:

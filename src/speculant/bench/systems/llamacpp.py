@@ -1,7 +1,7 @@
-"""llama.cpp on the same weights as a contestant: plain greedy decoding, a token a pass, without drafts.
+"""llama.cpp on the same weights as a system of a benchmark: plain greedy decoding without drafts.
 
 The model in memory is written as a GGUF file, which llama.cpp reads through llama-cpp-python and which is then
-removed; llama.cpp keeps a copy of the weights of its own. Its passes are called one by one, as its own loop would,
+removed; llama.cpp holds a second copy of the weights. Its passes are called one by one, as its own loop would,
 with as many threads as torch has. A float32 model gets a float32 cache and no flash attention, which would round to
 float16, so its logits agree with transformers' to a few millionths; others get llama.cpp's defaults.
 """
@@ -23,12 +23,12 @@ import torch
 
 from speculant.bench.suite.tasks import Request, Sampling
 from speculant.bench.systems.gguf_file import check_architecture, write_gguf
-from speculant.bench.systems.hf import ending_of
+from speculant.bench.systems.hf import eos_ids
 from speculant.bench.systems.system import Outcome
 from speculant.core.errors import OutOfMemoryError, UnsupportedError
 
 LLAMACPP = "llamacpp"
-LEAST_ROWS = 512  # of a context
+MIN_POSITIONS = 512  # of a context
 BATCH = 2048  # most tokens of one call
 _FLASH_OFF = 0
 
@@ -63,10 +63,10 @@ class Engine:
         self.threads = threads or torch.get_num_threads()
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._positions = int(model.config.max_position_embeddings)
-        self._rows = 0
+        self._reserved = 0
         self._context: Any = None
-        self._held, self._open = contextlib.ExitStack(), contextlib.ExitStack()
-        weakref.finalize(self, self._held.close)
+        self._resources, self._context_resources = contextlib.ExitStack(), contextlib.ExitStack()
+        weakref.finalize(self, self._resources.close)
         llama.llama_backend_init()
         options = llama.llama_model_default_params()
         options.use_mmap = False  # so that nothing needs the file once it is read
@@ -77,41 +77,42 @@ class Engine:
             self._model = llama.llama_model_load_from_file(str(file).encode(), options)
         if not self._model:
             raise OutOfMemoryError("llama.cpp cannot load the model; most often memory is short of a second copy.")
-        self._held.callback(llama.llama_model_free, self._model)
+        self._resources.callback(llama.llama_model_free, self._model)
         self._batch = llama.llama_batch_init(BATCH, 0, 1)
-        self._held.callback(llama.llama_batch_free, self._batch)
-        self._held.push(self._open)
+        self._resources.callback(llama.llama_batch_free, self._batch)
+        self._resources.push(self._context_resources)
 
     @property
     def version(self) -> str:
-        """Of llama-cpp-python."""
+        """The version of llama-cpp-python."""
         return str(self._llama.__version__)
 
-    def reserve(self, rows: int) -> None:
-        """Forget the sequence and have room for one of so many tokens, at most as many as the model has positions.
+    def reserve(self, tokens: int) -> None:
+        """Clear the sequence and make room for one of so many tokens, at most as many as the model has positions.
 
         Raises:
-            OutOfMemoryError: there is none.
+            OutOfMemoryError: memory is short.
         """
         llama = self._llama
-        if rows > self._rows:
-            self._open.close()
-            self._rows = min(max(LEAST_ROWS, 1 << (rows - 1).bit_length()), max(self._positions, rows))
+        if tokens > self._reserved:
+            self._context_resources.close()
+            size = max(MIN_POSITIONS, 1 << (tokens - 1).bit_length())
+            self._reserved = min(size, max(self._positions, tokens))
             options = llama.llama_context_default_params()
-            options.n_ctx, options.n_batch = self._rows, BATCH
+            options.n_ctx, options.n_batch = self._reserved, BATCH
             options.n_threads = options.n_threads_batch = self.threads
             if self.exact:
                 options.flash_attn_type = _FLASH_OFF
                 options.type_k = options.type_v = llama.GGML_TYPE_F32
             self._context = llama.llama_init_from_model(self._model, options)
             if not self._context:
-                self._rows = 0
-                raise OutOfMemoryError(f"llama.cpp has no memory for a text of {rows} tokens. Use a smaller dtype.")
-            self._open.callback(llama.llama_free, self._context)
+                self._reserved = 0
+                raise OutOfMemoryError(f"llama.cpp has no memory for a text of {tokens} tokens. Use a smaller dtype.")
+            self._context_resources.callback(llama.llama_free, self._context)
         llama.llama_memory_clear(llama.llama_get_memory(self._context), False)
 
     def decode(self, tokens: Sequence[int], start: int, *, every: bool = False) -> Logits:
-        """Run the tokens behind the first `start`; return the logits [1, V] after the last, or [n, V] after every one.
+        """Run tokens at the positions from `start`; return the logits [1, V] of the last, or [n, V] of every one.
 
         The array is llama.cpp's own and valid until the next call.
 
@@ -129,7 +130,7 @@ class Engine:
         return found
 
     def keep(self, length: int) -> None:
-        """Forget what stands behind the first `length` tokens."""
+        """Remove everything after the first `length` tokens from the cache."""
         self._llama.llama_memory_seq_rm(self._llama.llama_get_memory(self._context), 0, length, -1)
 
     def _fill(self, tokens: Sequence[int], start: int, *, every: bool, last: bool) -> None:
@@ -146,7 +147,7 @@ class LlamaCpp:
     """llama.cpp's plain decoding."""
 
     name = LLAMACPP
-    learns = False
+    has_memory = False
 
     def __init__(self, model: Any) -> None:
         """Convert and load the model.
@@ -157,8 +158,8 @@ class LlamaCpp:
         Raises:
             UnsupportedError, FileError, OutOfMemoryError: see `Engine`.
         """
-        self._engine, self._ending = Engine(model), ending_of(model)
-        self._kept = "float32 cache" if self._engine.exact else "its default cache"
+        self._engine, self._ending = Engine(model), eos_ids(model)
+        self._cache = "float32 cache" if self._engine.exact else "its default cache"
         self._dtype = str(model.dtype).removeprefix("torch.")
 
     @property
@@ -166,17 +167,17 @@ class LlamaCpp:
         engine = self._engine
         note = (
             f"{self.name} is llama.cpp (llama-cpp-python {engine.version}) on the same weights in {self._dtype}, "
-            f"converted to GGUF, {self._kept}, {engine.threads} threads: plain decoding, a token a pass."
+            f"converted to GGUF, {self._cache}, {engine.threads} threads: plain decoding, one token per pass."
         )
         return (note,)
 
-    def same_tokens(self, sampling: Sampling) -> bool:
+    def token_identical(self, sampling: Sampling) -> bool:
         return sampling.temperature == 0
 
-    def practise(self) -> None:
+    def warm_up(self) -> None:
         """Nothing is compiled."""
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Nothing is learned."""
 
     def save(self, path: Path) -> None:
@@ -185,26 +186,26 @@ class LlamaCpp:
     def load(self, path: Path) -> None:
         """Nothing is learned."""
 
-    def play(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: Request, sampling: Sampling) -> Outcome:
         if sampling.temperature:
-            raise refused_sampling()
+            raise sampling_unsupported()
         engine, prompt = self._engine, request.prompt.tolist()
         forced = None if request.forced is None else request.forced.tolist()
-        engine.reserve(len(prompt) + request.most)
+        engine.reserve(len(prompt) + request.max_new_tokens)
         ids: list[int] = []
-        fed, at = prompt, 0
+        tokens, position = prompt, 0
         prefill = 0.0
-        began = time.perf_counter()
+        start = time.perf_counter()
         while True:
-            said = int(engine.decode(fed, at)[0].argmax())
-            at += len(fed)
-            prefill = prefill or time.perf_counter() - began
-            token = said if forced is None else forced[len(ids)]
+            chosen = int(engine.decode(tokens, position)[0].argmax())
+            position += len(tokens)
+            prefill = prefill or time.perf_counter() - start
+            token = chosen if forced is None else forced[len(ids)]
             ids.append(token)
-            if len(ids) == request.most or (forced is None and token in self._ending):
+            if len(ids) == request.max_new_tokens or (forced is None and token in self._ending):
                 break
-            fed = [token]
-        seconds = time.perf_counter() - began
+            tokens = [token]
+        seconds = time.perf_counter() - start
         return Outcome(
             ids=ids,
             seconds=seconds,
@@ -220,7 +221,7 @@ class LlamaCpp:
 
 
 def import_llamacpp() -> Any:
-    """Return the package, told to be quiet.
+    """Return the package, with its log messages off.
 
     Raises:
         UnsupportedError: it is not installed, or does not run here.
@@ -243,21 +244,21 @@ def import_llamacpp() -> Any:
 
 
 def check_llamacpp(*, sampled: bool) -> None:
-    """Say before anything is loaded whether llama.cpp can take part.
+    """Check before anything is loaded that llama.cpp can be measured.
 
     Args:
-        sampled: whether tokens are drawn at a temperature.
+        sampled: whether tokens are sampled at a temperature.
 
     Raises:
         UnsupportedError: it cannot.
     """
     if sampled:
-        raise refused_sampling()
+        raise sampling_unsupported()
     import_llamacpp()
 
 
-def refused_sampling() -> UnsupportedError:
-    """Return the error that says that tokens are chosen greedily only."""
+def sampling_unsupported() -> UnsupportedError:
+    """Return the error for temperatures above 0."""
     return UnsupportedError(
         f"{LLAMACPP} decodes greedily here. Leave --temperature out, or {LLAMACPP} out of --methods."
     )

@@ -1,4 +1,4 @@
-"""A method in a benchmark: it answers requests, says what that took, and can begin anew."""
+"""A system in a benchmark: it decodes requests, measures them, and can be reset to an empty memory."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from speculant.registry import find_method
 from speculant.sizing.policy import MAX_NODES
 
 PLAIN = "none"
-PRACTICE = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # a text that repeats itself
+WARM_UP_TEXT = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # repeats itself, so that drafts are made and accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a request.
+    """The output of a request and what it took.
 
     Attributes:
-        ids: the new token ids, end of text included and nothing behind it.
-        seconds: the whole request; prefill_seconds: until its first token was there.
-        prefill_tokens: tokens that the prompt's pass gave, which belong to no round.
+        ids: the new token ids, up to and including the end of text.
+        seconds: of the whole request.
+        prefill_seconds: until the first new token was known.
+        prefill_tokens: new tokens of the prompt's pass, which belong to no round.
         rounds: target passes after that.
-        drafted: draft nodes verified; None if the method does not say.
-        offered_by_depth: [d - 1] counts the rounds that reached depth d with a draft to check; None likewise.
-        accepted_by_depth: [d - 1] counts the rounds whose draft was right down to depth d.
+        drafted: draft nodes verified; None if the system does not report it.
+        offered_by_depth: [d - 1] counts the rounds that reached depth d with a draft to verify; None likewise.
+        accepted_by_depth: [d - 1] counts the rounds whose draft was accepted down to depth d.
         draft_seconds, target_seconds: of drafting and learning, and of target passes; None likewise.
-        memory_bytes: what the method's memory takes; None likewise.
+        memory_bytes: size of the drafter's memory; None likewise.
     """
 
     ids: list[int]
@@ -52,47 +53,47 @@ class Outcome:
     memory_bytes: int | None = None
 
 
-class Contestant(Protocol):
-    """A method, and what it has learned so far."""
+class System(Protocol):
+    """A way to decode, with what it has learned so far."""
 
     name: str
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should know of how it runs."""
+        """What the user should know about how it runs."""
 
     @property
-    def learns(self) -> bool:
-        """Whether it keeps a memory that can be saved."""
+    def has_memory(self) -> bool:
+        """Whether it learns something that can be saved."""
 
-    def same_tokens(self, sampling: Sampling) -> bool:
-        """Whether it promises the very tokens of plain decoding, not only their distribution."""
+    def token_identical(self, sampling: Sampling) -> bool:
+        """Return whether it must yield the very tokens of plain decoding, not only their distribution."""
 
-    def practise(self) -> None:
-        """Have compiled what needs to be."""
+    def warm_up(self) -> None:
+        """Compile what needs to be compiled."""
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Forget what was learned."""
 
-    def play(self, request: Request, sampling: Sampling) -> Outcome:
-        """Answer a request."""
+    def run(self, request: Request, sampling: Sampling) -> Outcome:
+        """Decode a request."""
 
     def save(self, path: Path) -> None:
         """Write what was learned."""
 
     def load(self, path: Path) -> None:
-        """Go on from what was written."""
+        """Read what was learned."""
 
 
-class Own:
+class SpeculantSystem:
     """A method of the registry."""
 
     def __init__(self, name: str, make: Callable[[], Speculator]) -> None:
-        """Prepare it.
+        """Make its speculator.
 
         Args:
             name: of the registry.
-            make: returns a speculator of it with an empty memory.
+            make: returns a speculator of that method with an empty memory.
         """
         self.name = name
         self._make = make
@@ -104,21 +105,21 @@ class Own:
 
     @property
     def fast(self) -> bool:
-        """Whether passes run the library's own code."""
+        """Whether passes run Speculant's own code for layers."""
         return bool(self._speculator.fast.forwards)
 
     @property
-    def learns(self) -> bool:
+    def has_memory(self) -> bool:
         return find_method(self.name).memory is not None
 
-    def same_tokens(self, sampling: Sampling) -> bool:
+    def token_identical(self, sampling: Sampling) -> bool:
         return True
 
-    def practise(self) -> None:
+    def warm_up(self) -> None:
         if find_method(self.name).replayable:
-            replay(self._speculator.drafter, [Recording(PRACTICE, PRACTICE)], nodes=MAX_NODES)
+            replay(self._speculator.drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         self._speculator = self._make()
 
     def save(self, path: Path) -> None:
@@ -127,22 +128,22 @@ class Own:
     def load(self, path: Path) -> None:
         self._speculator.load(path)
 
-    def play(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: Request, sampling: Sampling) -> Outcome:
         speculator, prompt = self._speculator, request.prompt
-        began = time.perf_counter()
+        start = time.perf_counter()
         if request.forced is not None:
             ids, stats = force(speculator, prompt, request.forced.tolist())
         else:
             seed = sampling.seed if sampling.temperature else None
             stream = speculator.stream(
-                prompt.tolist(), max_new_tokens=request.most, temperature=sampling.temperature, seed=seed
+                prompt.tolist(), max_new_tokens=request.max_new_tokens, temperature=sampling.temperature, seed=seed
             )
             for _ in stream:
                 pass
             ids, stats = stream.result.ids, stream.result.stats
         return Outcome(
             ids=ids,
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - start,
             prefill_seconds=stats.prefill_seconds,
             prefill_tokens=1,
             rounds=stats.rounds,
@@ -156,9 +157,11 @@ class Own:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the method's memory takes; None if it does not say."""
+        """Size of the drafter's memory; None if it does not report it."""
         return getattr(self._speculator.drafter, "memory_bytes", None)
 
-    def play_together(self, items: Sequence[Item], sampling: Sampling, *, size: int, said: Answers | None) -> Together:
-        """Answer many items in a batch; see `together.play_together`."""
-        return play_together(self._speculator, items, sampling, size=size, said=said)
+    def run_batch(
+        self, items: Sequence[Item], sampling: Sampling, *, size: int, plain_answers: Answers | None
+    ) -> Together:
+        """Decode many items in a batch; see `play_together`."""
+        return play_together(self._speculator, items, sampling, size=size, said=plain_answers)

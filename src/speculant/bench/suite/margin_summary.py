@@ -1,7 +1,7 @@
-"""Proof that a method says what the model says: each token it emitted, forced through the plain model.
+"""Verifies that a method's output is the model's own, token by token.
 
-The text need not be that of plain decoding to be right: where two tokens are equally good in the target's arithmetic,
-both are the model's own. So every token is judged by itself, behind the text as it was emitted.
+The text need not equal that of plain decoding: where two tokens have the same logit within the target's arithmetic,
+either is the model's. So each token is judged by itself, after the text that was emitted before it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from speculant.bench.suite.margins import Margin
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """The margins of the emitted tokens of one or more texts."""
+class MarginSummary:
+    """Counts of near-ties and wrong tokens among the margins of one or more texts."""
 
     margins: Sequence[Margin]
 
     @property
-    def best(self) -> int:
-        """How many tokens are the plain model's own choice."""
+    def argmax(self) -> int:
+        """How many tokens are the plain model's argmax."""
         return sum(margin.value == 0 for margin in self.margins)
 
     @property
@@ -32,7 +32,7 @@ class Proof:
     @property
     def wrong(self) -> int:
         """How many are neither."""
-        return len(self.margins) - self.best - self.near_ties
+        return len(self.margins) - self.argmax - self.near_ties
 
     @property
     def largest(self) -> float:
@@ -40,10 +40,10 @@ class Proof:
         return max((margin.value for margin in self.margins), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts, and the place from 1, margin and tolerance of every token that was not best."""
+        """Return the counts, and position (from 1), margin and tolerance of every token that is not the argmax."""
         return {
             "tokens": len(self.margins),
-            "best": self.best,
+            "best": self.argmax,
             "near_ties": self.near_ties,
             "wrong": self.wrong,
             "largest_margin": self.largest,
@@ -55,8 +55,8 @@ class Proof:
         }
 
     def line(self) -> str:
-        """Return the counts for people."""
+        """Return the counts as a sentence."""
         return (
-            f"{len(self.margins)} tokens: {self.best} the plain model's best, {self.near_ties} near-ties, "
+            f"{len(self.margins)} tokens: {self.argmax} the plain model's argmax, {self.near_ties} near-ties, "
             f"{self.wrong} wrong; largest margin {self.largest:.3g}"
         )

@@ -1,4 +1,4 @@
-"""How much memory a process or its accelerator has held at most since a moment."""
+"""Peak memory of the process or of its accelerator."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-class Peak:
-    """The most bytes that a device has held: on CUDA what torch allocated, on a CPU the process's resident memory."""
+class PeakMemory:
+    """The peak memory of a device: on CUDA what torch allocated, on a CPU the process's resident memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._told = device.type == "cuda"
+        self._known = device.type == "cuda"
 
-    def begin(self) -> None:
-        """Measure from now on."""
+    def reset(self) -> None:
+        """Reset the peak."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         elif self._device.type == "cpu":
-            with contextlib.suppress(OSError):  # other systems, and some containers, have no such file
+            with contextlib.suppress(OSError):  # systems other than Linux, and some containers, have no such file
                 _CLEAR.write_text("5", encoding="ascii")
-                self._told = True
+                self._known = True
 
     def read(self) -> int | None:
-        """Return the most bytes since then, or None where the system does not tell."""
-        if not self._told:
+        """Return the most bytes since `reset`; None where the system does not report them."""
+        if not self._known:
             return None
         return int(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else _resident()
 

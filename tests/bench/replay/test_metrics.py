@@ -1,4 +1,4 @@
-"""Figures of a run, against counts by hand."""
+"""Metrics of a run, against counts by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from speculant.bench.replay.calibration import Reliability
-from speculant.bench.replay.figures import over_time, run_figures
+from speculant.bench.replay.metrics import over_time, run_metrics
 from speculant.bench.replay.player import Drafting, Played
 from speculant.sizing.step_cost import StepCost
 
@@ -36,7 +36,7 @@ def played(**changes: Any) -> Played:
 
 def test_a_row() -> None:
     """Tokens count the bonus, times are microseconds."""
-    row = run_figures("f", "m", 4, played())
+    row = run_metrics("f", "m", 4, played())
     assert (row["file"], row["method"], row["nodes"], row["requests"]) == ("f", "m", 4, 3)
     assert (row["tokens"], row["rounds"], row["mat"], row["nodes_per_round"]) == (10, 5, 2.0, 3.2)
     assert row["draft_us"] == pytest.approx({"mean": 3, "p50": 3, "p99": 4.96})
@@ -45,15 +45,15 @@ def test_a_row() -> None:
 
 
 def test_categories() -> None:
-    """Each has the figures of its own requests."""
-    x, y = run_figures("f", "m", 4, played())["categories"]
+    """Each category has the metrics of its own requests."""
+    x, y = run_metrics("f", "m", 4, played())["categories"]
     assert (x["category"], x["tokens"], x["rounds"], x["draft_us"]["p50"]) == ("x", 9, 4, pytest.approx(3))
     assert (y["category"], y["tokens"], y["mat"], y["learn_us"]["per_prompt_token"]) == ("y", 1, 1.0, pytest.approx(2))
 
 
 def test_depths() -> None:
-    """A depth counts the rounds whose draft got there and those that were right so far."""
-    assert run_figures("f", "m", 4, played())["by_depth"] == [
+    """A depth counts the drafts that reached it and those accepted down to it."""
+    assert run_metrics("f", "m", 4, played())["by_depth"] == [
         {"depth": 1, "drafted": 4, "accepted": 3},
         {"depth": 2, "drafted": 4, "accepted": 2},
     ]
@@ -69,12 +69,12 @@ def test_the_speed_up_to_expect() -> None:
     """Plain passes for all tokens over passes of each draft's size, drafting and learning included."""
     cost = StepCost(np.array([0.0, 8.0]), np.array([1e-4, 2e-4]))
     passes, drafting = 4 * 1.5e-4 + 1e-4, (15 + 10 + 60) * 1e-6
-    assert run_figures("f", "m", 4, played(), cost)["speedup"] == pytest.approx(10 * 1e-4 / (passes + drafting))
+    assert run_metrics("f", "m", 4, played(), cost)["speedup"] == pytest.approx(10 * 1e-4 / (passes + drafting))
 
 
 def test_recorded_acceptance_has_no_cost() -> None:
-    """What was not measured is None, not nought."""
-    row = run_figures("f", "recorded:e", 20, played(drafting=None), StepCost(np.zeros(1), np.ones(1)))
+    """What was not measured is None, not 0."""
+    row = run_metrics("f", "recorded:e", 20, played(drafting=None), StepCost(np.zeros(1), np.ones(1)))
     assert (row["tokens"], row["rounds"], row["mat"]) == (10, 5, 2.0)
     assert row["draft_us"] == {"mean": None, "p50": None, "p99": None}
     assert [row[name] for name in ("nodes_per_round", "learn_us", "speedup", "memory_bytes", "ece")] == [None] * 5

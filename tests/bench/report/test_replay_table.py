@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculant.bench.report.table import HEADINGS, SPEEDUP, aligned, table
+from speculant.bench.report.replay_table import HEADINGS, SPEEDUP, aligned, replay_table
 
 UNKNOWN = {"mean": None, "p50": None, "p99": None}
 
@@ -16,9 +16,9 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def test_cells() -> None:
-    """Figures stand under their headings, what is unknown is a dash."""
+    """Figures are under their headings, and what is unknown is a dash."""
     unknown = {"nodes_per_round": None, "draft_us": UNKNOWN, "learn_us": None, "memory_bytes": None, "ece": None}
-    headings, known, dashes = table([row(), row(**unknown)])
+    headings, known, dashes = replay_table([row(), row(**unknown)])
     assert headings == HEADINGS
     assert known == ("f", "m", "10", "5", "2.000", "3.2", "50", "49", "99", "1.2", "2.0", "0.010")
     assert dashes[5:] == ("-",) * 7
@@ -26,7 +26,7 @@ def test_cells() -> None:
 
 def test_speed_up_has_a_column_where_there_is_one() -> None:
     """Without a step-cost curve there is nothing to show."""
-    lines = table([row(speedup=1.5), row()])
+    lines = replay_table([row(speedup=1.5), row()])
     assert [line[-1] for line in lines] == [SPEEDUP, "1.50", "-"]
 
 
@@ -34,13 +34,13 @@ def test_categories_are_shown_where_there_are_several() -> None:
     """A single category would repeat the row."""
     part = {key: value for key, value in row().items() if key not in ("file", "memory_bytes", "ece")}
     one, two = part | {"category": "x"}, part | {"category": "y"}
-    assert len(table([row(categories=[one])], categories=True)) == 2
-    lines = table([row(categories=[one, two])], categories=True)
+    assert len(replay_table([row(categories=[one])], categories=True)) == 2
+    lines = replay_table([row(categories=[one, two])], categories=True)
     assert [line[0] for line in lines[2:]] == ["  x", "  y"]
-    assert len(table([row(categories=[one, two])])) == 2
+    assert len(replay_table([row(categories=[one, two])])) == 2
 
 
 def test_columns_line_up() -> None:
-    """Words to the left, numbers to the right."""
+    """Words are aligned to the left, numbers to the right."""
     text = aligned([("file", "method", "MAT"), ("a", "b", "1"), ("longer", "b", "10.25")])
     assert text.splitlines() == ["file    method    MAT", "a       b           1", "longer  b       10.25"]

@@ -5,53 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from speculant.bench.report.summary import OVERALL
+
+TOKENS_PER_SECOND, SPEEDUP, DECODING, MAT = "tokens/s", "speed-up", "decoding", "MAT"
 SPREAD = "spread"
 OVER_ONE = "over one"
 HEADINGS = (
-    "task", "method", "tokens", "tokens/s", SPREAD, "speed-up", SPREAD, OVER_ONE, "decoding", "MAT", "identical",
+    "task", "method", "tokens", TOKENS_PER_SECOND, SPREAD, SPEEDUP, SPREAD, OVER_ONE, DECODING, MAT, "identical",
     "draft", "target", "rest", "memory MB",
 )  # fmt: skip
-NAMES = 2  # columns of words, which stand to the left
+NAME_COLUMNS = 2  # columns of words, aligned to the left
 
 LEGEND = """tokens/s and speed-up: prompts included; decoding: the speed-up after the prompts. spread: least to most of
-the trials. over one: tokens/s over plain decoding of one request at a time. MAT: mean tokens per target pass.
-identical: outputs (of batches, groups of them) that are plain decoding's, of those that must be. draft, target, rest:
+the trials. over one: tokens/s over plain decoding of one request at a time. MAT: mean accepted tokens per target pass.
+identical: outputs (of batches: groups of them) equal to plain decoding's, of those that must be. draft, target, rest:
 shares of the time after the prompts."""
 
 
-def scores(figures: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the headings and a line of cells per row of `summary`; of a single trial there is no spread."""
-    spread = any(row["trials"] > 1 for row in figures)
+def bench_table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the headings and a line of cells per row of `summary`; columns that would be empty are left out."""
+    spread = any(row["trials"] > 1 for row in rows)
     kept = [i for i, heading in enumerate(HEADINGS) if spread or heading != SPREAD]
-    if all(row.get("batch", 1) == 1 or row["speedup_over_one"] is None for row in figures):
+    if all(row.get("batch", 1) == 1 or row["speedup_over_one"] is None for row in rows):
         kept.remove(HEADINGS.index(OVER_ONE))
-    lines = [HEADINGS, *(_cells(row, task_name(row, figures)) for row in figures)]
+    lines = [HEADINGS, *(_cells(row, task_label(row, rows)) for row in rows)]
     return [tuple(line[i] for i in kept) for line in lines]
 
 
-def task_name(row: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> str:
-    """Return the task of a row, with what else tells it from the other rows of its method."""
+def task_label(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a row's task, with temperature and batch size where these differ among the rows."""
     parts = [str(row["task"])]
-    if len({each["temperature"] for each in figures}) > 1:
+    if len({each["temperature"] for each in rows}) > 1:
         parts.append(f"T={row['temperature']:g}")
-    if len({each.get("batch", 1) for each in figures}) > 1:
+    if len({each.get("batch", 1) for each in rows}) > 1:
         parts.append(f"batch {row.get('batch', 1)}")
     return ", ".join(parts)
 
 
-def markdown(lines: Sequence[tuple[str, ...]]) -> str:
+def markdown(lines: Sequence[tuple[str, ...]], *, name_columns: int = NAME_COLUMNS) -> str:
     """Return the lines as a Markdown table."""
     headings, *rest = lines
-    rule = ["---" if i < NAMES else "---:" for i in range(len(headings))]
+    rule = ["---" if i < name_columns else "---:" for i in range(len(headings))]
     return "\n".join("| " + " | ".join(line) + " |" for line in [headings, rule, *rest])
 
 
-def differences(figures: Sequence[dict[str, Any]]) -> list[str]:
+def divergence_sentences(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a sentence per task and method whose output differed from plain decoding's."""
     found = []
-    for row in figures:
+    for row in rows:
         places = row["divergences"]
-        if places and row["task"] != "overall":
+        if places and row["task"] != OVERALL:
             ties = sum(place["near_tie"] is True for place in places)
             margins = [place["margin"] for place in places if place["margin"] is not None]
             widest = f", the widest by {max(margins):.3g}" if margins else ""

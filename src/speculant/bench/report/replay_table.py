@@ -10,13 +10,17 @@ HEADINGS = (
     "memory MB", "ECE",
 )  # fmt: skip
 SPEEDUP = "speed-up"
-NAMES = 2  # columns of words, which stand to the left
+NAME_COLUMNS = 2  # columns of words, aligned to the left
 
 
-def table(rows: Sequence[dict[str, Any]], *, categories: bool = False) -> list[tuple[str, ...]]:
-    """Return the headings and a line of cells per row, and per category of it if asked for.
+def replay_table(rows: Sequence[dict[str, Any]], *, categories: bool = False) -> list[tuple[str, ...]]:
+    """Return the headings and a line of cells per row.
 
-    The speed-up has a column where a step-cost curve gave one.
+    A column of expected speed-ups is added where a step-cost curve was given.
+
+    Args:
+        rows: of `metrics.run_metrics`.
+        categories: whether each row is followed by a line per category.
     """
     expected = any(row["speedup"] is not None for row in rows)
     lines: list[tuple[str, ...]] = [(*HEADINGS, SPEEDUP) if expected else HEADINGS]
@@ -32,7 +36,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column < NAMES else cell.rjust(width)
+            cell.ljust(width) if column < NAME_COLUMNS else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines

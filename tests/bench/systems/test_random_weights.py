@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models import SHAPE
-from speculant.bench.systems.shapes import random_model
+from speculant.bench.systems.random_weights import random_model
 from speculant.core.errors import FileError, SpeculantError, UsageError
 
 CONFIG: dict[str, Any] = SHAPE | {"model_type": "llama", "dtype": "bfloat16"}

@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark: methods by name, plain decoding always first."""
+"""The systems of a benchmark, selected by name; plain decoding always comes first."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from speculant.api.speculator import Speculator
 from speculant.bench.systems.forced import check_forced
 from speculant.bench.systems.hf import PREFIX, HuggingFace, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
-from speculant.bench.systems.system import PLAIN, Contestant, Own
+from speculant.bench.systems.system import PLAIN, SpeculantSystem, System
 from speculant.core.errors import UsageError
 from speculant.registry import find_method
 
 
-def named_methods(names: str, *, forced: bool, assisted: bool, sampled: bool = False) -> list[str]:
-    """Return the methods of a list "NAME,...", each once, plain decoding first whether or not it is named.
+def parse_methods(names: str, *, forced: bool, assisted: bool, sampled: bool = False) -> list[str]:
+    """Return the methods of a list "NAME,...", each once, with plain decoding first whether or not it is named.
 
     Args:
         names: the list.
         forced: whether recorded outputs are followed.
-        assisted: whether there is a model for hf:assisted.
-        sampled: whether tokens are drawn at a temperature.
+        assisted: whether there is a draft model for hf:assisted.
+        sampled: whether tokens are sampled at a temperature.
 
     Raises:
         UnknownMethodError, UsageError: there is no such method, or none was named.
@@ -44,26 +44,26 @@ def named_methods(names: str, *, forced: bool, assisted: bool, sampled: bool = F
     return methods
 
 
-def line_up(
+def build_systems(
     methods: Sequence[str], model: Any, *, assistant: Any, nodes: int | str | None, memory_limit: int, fast: bool | None
-) -> list[Contestant]:
-    """Return the contestants of those names.
+) -> list[System]:
+    """Return a system for each method.
 
     Args:
-        methods: of `named_methods`.
+        methods: of `parse_methods`.
         model: the target.
-        assistant: the drafting model of hf:assisted, or None.
+        assistant: the draft model of hf:assisted, or None.
         nodes: most nodes per draft, "auto", or None for the device's default.
-        memory_limit: bytes the memory of each may take.
+        memory_limit: bytes that the memory of each may take.
         fast: see `Speculator.from_transformers`.
     """
     options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "fast": fast}
 
-    def contestant(name: str) -> Contestant:
+    def build(name: str) -> System:
         if name.startswith(PREFIX):
             return HuggingFace(name, model, assistant)
         if name == LLAMACPP:
             return LlamaCpp(model)
-        return Own(name, partial(Speculator.from_transformers, model, method=name, **options))
+        return SpeculantSystem(name, partial(Speculator.from_transformers, model, method=name, **options))
 
-    return [contestant(name) for name in methods]
+    return [build(name) for name in methods]

@@ -1,8 +1,9 @@
-"""Figures of a run, as plain numbers: what the tables, the JSON and the page are made of.
+"""The metrics of a replay as plain numbers, which the table, the JSON and the page show.
 
-Times are microseconds. What cannot be known is None: the cost of a recorded drafter, the bytes of one that does not
-say. The speed-up to expect compares the seconds of plain decoding, a pass without nodes per token, with those of the
-rounds: a pass over the nodes of each draft, proposing, learning, and learning the prompts. Prefill is in neither.
+Times are microseconds. What is not known is None: the cost of a drafter whose acceptance was recorded, the bytes of one
+that does not report them. The expected speed-up divides the seconds of plain decoding, a pass without nodes per token,
+by those of the rounds: a pass over the nodes of each draft, proposing, learning, and learning the prompts. Neither
+includes the prefill.
 """
 
 from __future__ import annotations
@@ -17,15 +18,22 @@ from speculant.sizing.step_cost import StepCost
 SLICES = 20
 
 
-def run_figures(file: str, method: str, nodes: int, played: Played, cost: StepCost | None = None) -> dict[str, Any]:
-    """Return the row of a file and a method."""
+def run_metrics(file: str, method: str, nodes: int, played: Played, cost: StepCost | None = None) -> dict[str, Any]:
+    """Return the row of a file and a method.
+
+    Args:
+        file, method: their names.
+        nodes: most nodes per draft.
+        played: the replay.
+        cost: of target passes, for the expected speed-up.
+    """
     everything = np.arange(len(played.categories))
     return {
         "file": file,
         "method": method,
         "nodes": nodes,
         "requests": len(played.categories),
-        **figures(played, everything, cost),
+        **metrics(played, everything, cost),
         "memory_bytes": played.drafting and played.drafting.memory_bytes,
         "ece": played.drafting and played.drafting.reliability.ece,
         "categories": by_category(played, cost),
@@ -35,8 +43,8 @@ def run_figures(file: str, method: str, nodes: int, played: Played, cost: StepCo
     }
 
 
-def figures(played: Played, requests: Any, cost: StepCost | None = None) -> dict[str, Any]:
-    """Return the figures over some requests, given by their numbers."""
+def metrics(played: Played, requests: Any, cost: StepCost | None = None) -> dict[str, Any]:
+    """Return the metrics over the requests with these numbers."""
     chosen = np.isin(played.request, requests)
     rounds = int(chosen.sum())
     tokens = int(played.accepted[chosen].sum()) + rounds
@@ -58,14 +66,14 @@ def figures(played: Played, requests: Any, cost: StepCost | None = None) -> dict
 
 
 def by_category(played: Played, cost: StepCost | None = None) -> list[dict[str, Any]]:
-    """Return the figures of each category, in order of appearance."""
+    """Return the metrics per category, in order of appearance."""
     categories = np.array(played.categories)
     names = dict.fromkeys(played.categories)
-    return [{"category": name, **figures(played, np.flatnonzero(categories == name), cost)} for name in names]
+    return [{"category": name, **metrics(played, np.flatnonzero(categories == name), cost)} for name in names]
 
 
 def by_depth(played: Played) -> list[dict[str, int | None]]:
-    """Return, per depth from 1, the rounds whose draft reached it and those that were right down to it."""
+    """Return, per depth from 1, how many drafts reached it and how many were accepted down to it."""
     drafting = played.drafting
     return [
         {
@@ -78,7 +86,7 @@ def by_depth(played: Played) -> list[dict[str, int | None]]:
 
 
 def over_time(played: Played, slices: int = SLICES) -> list[dict[str, Any]]:
-    """Return the MAT of consecutive slices of the requests, about equally many in each."""
+    """Return the MAT of consecutive slices of the requests, of about the same number each."""
     requests = len(played.categories)
     edges = np.linspace(0, requests, min(slices, requests) + 1).round().astype(int)
     found = []

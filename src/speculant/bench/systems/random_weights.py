@@ -1,4 +1,4 @@
-"""A model with random weights from a config: the cost of a shape whose weights cannot be had."""
+"""A model with random weights from a config, to measure the cost of a shape without its weights."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from speculant.core.errors import FileError, OutOfMemoryError, UsageError
 def random_model(
     path: Path, *, dtype: str | None = None, device: str | None = None, attention: str | None = None
 ) -> Any:
-    """Return the causal LM that a config describes.
+    """Return a causal LM of a config's shape.
 
     Args:
         path: config.json, or its folder.
-        dtype: a torch dtype's name or "auto" for the config's; None for float32 on a CPU, the config's elsewhere.
+        dtype: the name of a torch dtype or "auto" for the config's; None for float32 on a CPU, the config's elsewhere.
         device: a torch device; None for an accelerator if there is one.
         attention: transformers' attn_implementation; None for its default.
 

@@ -1,0 +1,95 @@
+"""Estimates how long a benchmark will take, from its warm-up and then from the items that are finished.
+
+A request takes about a constant per prompt token and one per new token. The warm-up gives both for every system; as
+items finish, the ratio of their measured to their predicted seconds corrects the rest. New tokens are counted as the
+most that a request may have, so before the first item is finished the estimate is an upper bound where texts end early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from speculant.bench.suite.tasks import Item
+from speculant.bench.systems.system import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        done, total: items, of all trials, batch sizes and samplings.
+        seconds_left: an estimate; None before anything was measured.
+    """
+
+    done: int
+    total: int
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Seconds of a system per prompt token and per new token.
+
+    Attributes:
+        batched: whether it also takes part in batches.
+    """
+
+    prompt: float
+    new: float
+    batched: bool
+
+    @staticmethod
+    def measured(outcome: Outcome, prompt_tokens: int, *, batched: bool) -> Rate:
+        """Return the rate of one request."""
+        rest = max(1, len(outcome.ids) - outcome.prefill_tokens)
+        decoding = max(0.0, outcome.seconds - outcome.prefill_seconds)
+        return Rate(outcome.prefill_seconds / max(1, prompt_tokens), decoding / rest, batched)
+
+
+class TimeEstimate:
+    """Predicts the seconds of items from measured rates, corrected by the items that are finished."""
+
+    def __init__(self) -> None:
+        self._rates: Sequence[Rate] = ()
+        self._sizes: dict[Item, tuple[int, int]] = {}
+        self._predicted = self._measured = 0.0
+
+    def calibrate(self, rates: Sequence[Rate]) -> None:
+        """Set the rates of all systems."""
+        self._rates = list(rates)
+
+    def finish(self, items: Sequence[Item], batch: int, seconds: float) -> None:
+        """Count finished items and the seconds that they took in all systems."""
+        self._predicted += self._predict(items, batch)
+        self._measured += seconds
+
+    def seconds(self, left: Sequence[tuple[Sequence[Item], int]]) -> float | None:
+        """Return the seconds that items still take; None before `calibrate`.
+
+        Args:
+            left: items, and how many requests a pass takes.
+        """
+        if not self._rates:
+            return None
+        seconds = sum(self._predict(items, batch) for items, batch in left)
+        return seconds * self._measured / self._predicted if self._predicted else seconds
+
+    def _predict(self, items: Sequence[Item], batch: int) -> float:
+        rates = [rate for rate in self._rates if batch == 1 or rate.batched]
+        per_prompt_token, per_new_token = sum(rate.prompt for rate in rates), sum(rate.new for rate in rates)
+        seconds = 0.0
+        for item in items:
+            prompt, new = self._size(item)
+            # A pass of a batch serves several requests; prompts are still read one after the other.
+            seconds += prompt * per_prompt_token + new * per_new_token / batch
+        return seconds
+
+    def _size(self, item: Item) -> tuple[int, int]:
+        """Return how many tokens an item reads and decodes at most, as if each turn were like the first."""
+        if item not in self._sizes:
+            request = item.request([])
+            size = (0, 0) if request is None else (len(request.prompt), request.max_new_tokens)
+            self._sizes[item] = (item.turns * size[0], item.turns * size[1])
+        return self._sizes[item]
