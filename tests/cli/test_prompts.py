@@ -33,9 +33,9 @@ def test_every_form_gives_the_same_prompts(name: str, text: str, tmp_path: Path)
     [
         ("p.json", b'["a",\n 3', r"p\.json:2: this is not JSON"),
         ("p.json", b'{"prompt": "a"}', r"p\.json:1: a list"),
-        ("p.json", b'["a", 3]', "entry 2: a string or"),
+        ("p.json", b'["a", 3]', "entry 2: a string, chat"),
         ("p.json", b"[" * 100_000, "nested too deeply"),
-        ("p.jsonl", b'"a"\n\n{"words": "b"}', r"p\.jsonl:3: a string or"),
+        ("p.jsonl", b'"a"\n\n{"words": "b"}', r"p\.jsonl:3: a string, chat"),
         ("p.jsonl", b'"a"\n"b', r"p\.jsonl:2: this is not JSON"),
         ("p.jsonl", b'"a"\n""', r"p\.jsonl:2: the prompt is empty"),
         ("p.jsonl", b'"\\ud800"', r"p\.jsonl:1: .*surrogate"),

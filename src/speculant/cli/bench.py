@@ -31,7 +31,7 @@ within it."""
 EXAMPLES = """
 speculant bench your/model --tasks humaneval --methods none,mix --out results
 speculant bench --forced traces/*.jsonl --config shape.json --out forced
-speculant bench your/model --growth --out growth   # cost by text and draft length
+speculant bench your/model --growth --out growth   # cost by length
 """
 
 TRIALS, FORCED_TRIALS = 3, 1

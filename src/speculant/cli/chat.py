@@ -51,7 +51,7 @@ Talk with a model, one line a turn, from the terminal or a pipe.
 EXAMPLES = """
 speculant chat --model your/model --memory chat.speculant
 speculant chat --temperature 0.8 --seed 1
-printf 'Hello\\nAnd then?\\n' | speculant chat        # answers on standard output
+printf 'Hello\\nAnd then?\\n' | speculant chat
 """
 
 COMMANDS = """\

@@ -24,6 +24,10 @@ class Command(TyperCommand):
             args = repeated(args, name)
         return super().parse_args(ctx, args)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return arguments and options."""
+        return list(map(light, super().get_params(ctx)))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         from speculant.cli.help import help_page
@@ -48,11 +52,26 @@ class Group(TyperGroup):
             ctx.fail(f"there is no command '{args[0]}'.{hint}")
         return super().resolve_command(ctx, args)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return arguments and options."""
+        return list(map(light, super().get_params(ctx)))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         from speculant.cli.help import help_page
 
         formatter.write(help_page(self, ctx))
+
+
+def light(param: Any) -> Any:
+    """Return a parameter that leaves values alone that were not given: typer imports pydantic to convert any."""
+    convert = type(param).process_value
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        return None if value is None and not param.required else convert(param, ctx, value)
+
+    param.process_value = process_value
+    return param
 
 
 def repeated(args: Sequence[str], name: str) -> list[str]:

@@ -8,7 +8,8 @@ from statistics import median
 
 PAIRS = 5
 SECONDS = 40.0  # spent on the pairs of all prompts together, about
-STEADY = 1.3  # fastest over slowest run of plain decoding, above which the machine does other things
+STEADY = 1.3  # largest over smallest ratio of pairs, above which the machine does other things
+CLEAR = 1.1  # up to which it does not matter on which side of 1 they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,15 @@ class Comparison:
     @property
     def noisy(self) -> str:
         """Why the ratios do not tell what is faster; empty where they do."""
-        speeds = [each.tokens_per_second for each in self.plain[: len(self.ratios)]]
-        if len(speeds) > 1 and max(speeds) > STEADY * min(speeds):
+        ratios, speeds = self.ratios, [each.tokens_per_second for each in self.plain]
+        if not ratios or max(ratios) <= CLEAR * min(ratios):
+            return ""
+        if max(ratios) > STEADY * min(ratios):
             return (
                 f"this machine is too noisy to tell: plain decoding alone ran at {min(speeds):.0f} to "
                 f"{max(speeds):.0f} tokens/s. End other programs, or generate more tokens"
             )
-        if self.ratios and min(self.ratios) < 1 < max(self.ratios) and max(self.ratios) > 1.1 * min(self.ratios):
+        if min(ratios) < 1 < max(ratios):
             return "the pairs disagree about which is faster. Generate more tokens for a clearer answer"
         return ""
 

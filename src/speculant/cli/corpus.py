@@ -30,7 +30,7 @@ rest). Text files may hold several documents, divided by lines that hold only <|
 
 EXAMPLES = """
 speculant corpus build --model your/model -o code.speculant src/*.py
-speculant corpus build --model your/model --kind suffix -o log.speculant *.jsonl
+speculant corpus build --model your/model --kind suffix -o log.mem *.jsonl
 speculant generate "def main" --model your/model --memory code.speculant
 """
 

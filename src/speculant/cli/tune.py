@@ -27,7 +27,7 @@ otherwise."""
 
 EXAMPLES = """
 speculant tune your/model
-speculant tune your/model --json curve.json   # for replay --step-cost curve.json
+speculant tune your/model --json curve.json   # for replay --step-cost
 """
 
 
