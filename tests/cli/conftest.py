@@ -1,12 +1,16 @@
-"""Small models on disk for the commands to load."""
+"""Small models for the commands to load, each loaded once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from models import tiny_model
+from speculant.api import loading
 from speculant.api.loading import load_tokenizer
 
 
@@ -19,3 +23,34 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     tiny_model("llama", vocab_size=4096, max_position_embeddings=48).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def loaded() -> dict[Any, Any]:
+    """Return the models that were loaded so far, by how they were."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def models_loaded_once(loaded: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands share the bundled model, which they do not change."""
+    load = loading.load_model
+
+    def cached(name: str | None = None, **options: Any) -> Any:
+        if name is not None:
+            return load(name, **options)
+        key = tuple(sorted(options.items(), key=str))
+        if key not in loaded:
+            loaded[key] = load(name, **options)
+        return loaded[key]
+
+    monkeypatch.setattr("speculant.api.loading.load_model", cached)
+    monkeypatch.setattr("speculant.api.speculator.load_model", cached)
+
+
+@pytest.fixture(autouse=True)
+def threads_kept() -> Iterator[None]:
+    """Undo what a command made of the number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

@@ -162,6 +162,6 @@ def test_methods_without_memory_refuse_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """The request makes no sense, whatever the file."""
-    monkeypatch.setattr("speculant.api.speculator.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("speculant.api.loading.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert main([*GENERATE, "--method", "lookup", "--memory", "memory"]) == 2
     assert "'lookup' keeps no memory; leave out --memory" in capsys.readouterr().err

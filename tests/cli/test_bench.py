@@ -116,6 +116,7 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--tasks", "gsm8k"], "either --tasks, or --forced"),
         (["--temperature", "1"], "samples nothing"),
         (["--temperature", "x"], "--temperature takes numbers"),
+        (["--temperature", "inf"], "--temperature takes numbers"),
         (["--max-new-tokens", "3", "--data", "x"], "leave --max-new-tokens and --data out"),
         (["--methods", "recycling"], "without --forced"),
         (["--methods", "mxi"], "Did you mean 'mix'"),
@@ -124,6 +125,7 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--inflate", "many"], "--inflate takes"),
         (["--forced", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--forced", "a/t.jsonl", "b/t.jsonl"], "called differently"),
+        (["--seed", "1"], "--seed would be ignored"),
     ],
 )
 def test_faults_come_before_the_work(
@@ -156,3 +158,16 @@ def test_the_output_must_be_a_folder(forced: list[str], tmp_path: Path, capsys: 
     (tmp_path / "out").write_text("")
     assert main(forced) == SpeculantError.exit_code
     assert "is a file" in capsys.readouterr().err
+
+
+def test_files_of_others_are_not_overwritten(forced: list[str], tmp_path: Path, capsys: CaptureFixture) -> None:
+    """A report or rows that no run left there may be somebody's work."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.html").write_text("mine")
+    assert main(forced) == 2
+    assert "holds report.html that" in capsys.readouterr().err
+    (tmp_path / "out" / "report.html").unlink()
+    (tmp_path / "out" / "rows.jsonl").write_text("mine")
+    assert main([*forced, "--restart"]) == 2
+    assert "holds rows.jsonl that" in capsys.readouterr().err
+    assert (tmp_path / "out" / "rows.jsonl").read_text() == "mine"

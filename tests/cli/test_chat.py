@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_commands(talk: Talk) -> None:
     assert code == 0
     half = len(out) // 2
     assert out[:half] == out[half:] != "", "after /reset the same question gets the same answer"
-    for part in ("nothing was decoded yet", "/reset  forget", "no command /nonsense", "method      mix", "begins"):
+    for part in ("nothing was generated yet", "/reset  forget", "no command /nonsense", "method      mix", "begins"):
         assert part in err
 
 
@@ -88,7 +89,7 @@ def test_a_model_without_template_says_so_at_once(tiny_folder: Path, talk: Talk)
     """Not only after the first question was typed."""
     code, out, err = talk("Tom\n", "--model", str(tiny_folder))
     assert (code, out) == (1, "")
-    assert "has no chat template" in err
+    assert "has no chat template, so it cannot be talked to" in err
 
 
 def test_a_conversation_that_no_longer_fits_can_go_on(tmp_path: Path, tiny_folder: Path, talk: Talk) -> None:
@@ -129,7 +130,7 @@ def test_ctrl_c_ends_a_piped_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_ctrl_c_ends_only_the_answer_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
     """The half answer counts as said, and the next one is what decoding without a cache gives."""
     interrupt_first_answer(monkeypatch)
-    lines = iter(["Once upon a time", "The dog", "/quit"])
+    lines = iter(["Once upon a time", "The dog", "/exit"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -137,9 +138,34 @@ def test_ctrl_c_ends_only_the_answer_on_a_terminal(monkeypatch: pytest.MonkeyPat
     asked: list[Any] = []
     encode = speculator.encode_chat
     monkeypatch.setattr(speculator, "encode_chat", lambda messages: asked.append(messages) or encode(messages))
-    chat.talk(Conversation(speculator, OPTIONS))
+    chat.talk(Conversation(speculator, OPTIONS), title="a model", method="mix")
     first, half, second = asked[-1]
     assert (first["content"], second["content"]) == ("Once upon a time", "The dog")
     assert half["role"] == "assistant"
     answer = speculator.generate(asked[-1], **OPTIONS).text
-    assert capsys.readouterr().out == f"{half['content']}\n{answer}\n"
+    out, err = capsys.readouterr()
+    assert out == f"{half['content']}\n{answer}\n"
+    assert err.startswith("Chat with a model, drafts by mix. /help lists the commands, /exit ends.")
+
+
+@pytest.mark.parametrize("command", ["/exit", "/quit"])
+def test_both_words_end_the_chat(command: str, talk: Talk) -> None:
+    """What comes after is not read."""
+    assert talk(f"{command}\nTom\n")[:2] == (0, "")
+
+
+def test_sigterm_saves_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talk: Talk) -> None:
+    """Whoever ends the process politely loses no more than by Ctrl-C; the exit code is the shells' for it."""
+    observe = MixSession.observe
+
+    def terminated(session: MixSession, verified: Any) -> None:
+        observe(session, verified)
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(MixSession, "observe", terminated)
+    code, out, _ = talk("Tom\nTom\n", "--memory", str(tmp_path / "memory"))
+    assert code == 143
+    assert out.endswith("\n")
+    assert signal.getsignal(signal.SIGTERM) is before
+    Speculator.from_pretrained(memory=tmp_path / "memory")

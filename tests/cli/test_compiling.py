@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from numba import njit
 
-from speculant.cli.compiling import NOTICE, compiling_said
+from speculant.cli.compiling import NOTICE, compilation_announced
 
 CaptureFixture = pytest.CaptureFixture[str]
 KERNEL = """
@@ -32,11 +32,11 @@ def test_one_line_for_all_kernels(monkeypatch: pytest.MonkeyPatch, capsys: Captu
     """However many are compiled; those that are compiled already count for none."""
     at_a_terminal(monkeypatch)
     first, second = njit(lambda x: x + 1), njit(lambda x: x + 2)
-    with compiling_said():
+    with compilation_announced():
         first(1)
         second(1)
     assert capsys.readouterr().err == NOTICE + "\n"
-    with compiling_said():
+    with compilation_announced():
         first(1)
     assert capsys.readouterr().err == ""
 
@@ -48,14 +48,14 @@ def test_kernels_in_the_cache_are_not_announced(
     at_a_terminal(monkeypatch)
     (tmp_path / "kernel.py").write_text(KERNEL)
     for expected in (NOTICE + "\n", ""):
-        with compiling_said():
+        with compilation_announced():
             runpy.run_path(str(tmp_path / "kernel.py"))
         assert capsys.readouterr().err == expected
 
 
 def test_only_a_terminal_is_told(capsys: CaptureFixture) -> None:
     """Logs and pipes have nobody who waits."""
-    with compiling_said():
+    with compilation_announced():
         njit(lambda x: x + 3)(1)
     assert capsys.readouterr().err == ""
 
@@ -63,7 +63,7 @@ def test_only_a_terminal_is_told(capsys: CaptureFixture) -> None:
 def test_nothing_is_said_outside(monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
     """What is compiled later would be said in the middle of a text."""
     at_a_terminal(monkeypatch)
-    with compiling_said():
+    with compilation_announced():
         pass
     njit(lambda x: x + 4)(1)
     assert capsys.readouterr().err == ""

@@ -18,6 +18,7 @@ from speculant.drafters.suffix.rest import RestDrafter
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
 CaptureFixture = pytest.CaptureFixture[str]
+BUNDLED = ("--model", "bundled")
 
 
 def rows(path: Path) -> set[tuple[int, int, int]]:
@@ -32,7 +33,7 @@ def test_a_built_table_drafts_what_it_has_seen(tmp_path: Path, capsys: CaptureFi
     (tmp_path / "t.txt").write_text("Once upon a time" + plain.text + "\n<|endoftext|>\nThe end.")
     out = tmp_path / "table"
     capsys.readouterr()  # a bar while weights load
-    assert main(["corpus", "build", "--kind", "trigram", "-o", str(out), str(tmp_path / "t.txt")]) == 0
+    assert main(["corpus", "build", *BUNDLED, "--kind", "trigram", "-o", str(out), str(tmp_path / "t.txt")]) == 0
     printed, err = capsys.readouterr()
     assert err == ""
     assert [line.split()[0] for line in printed.splitlines()] == ["tokens", "tri-grams", "bytes", "seconds"]
@@ -49,7 +50,7 @@ def test_without_a_kind_it_is_the_default_methods(tmp_path: Path, capsys: Captur
     """The file that is built by default is one that generate begins with by default."""
     (tmp_path / "t.txt").write_text("Once upon a time there was a dog. The dog was big.")
     out = tmp_path / "memory"
-    assert main(["corpus", "build", "-o", str(out), str(tmp_path / "t.txt")]) == 0
+    assert main(["corpus", "build", *BUNDLED, "-o", str(out), str(tmp_path / "t.txt")]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["tokens", "bytes", "seconds"]
     assert Speculator.from_pretrained(memory=out).drafter.memory_bytes > 0
 
@@ -57,7 +58,12 @@ def test_without_a_kind_it_is_the_default_methods(tmp_path: Path, capsys: Captur
 def test_ids_are_taken_as_they_are(tmp_path: Path) -> None:
     """Token ids need no tokenizer, rows do not flow into each other, and pairs count from the first token."""
     (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7]}\n{"prompt_ids": [8], "output_ids": [9, 10]}\n')
-    assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]) == 0
+    assert (
+        main(
+            ["corpus", "build", *BUNDLED, "--kind", "trigram", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]
+        )
+        == 0
+    )
     assert rows(tmp_path / "table") == {
         (5, 6, 7), (8, 9, 10), (4096, 5, 6), (4096, 6, 7), (4096, 8, 9), (4096, 9, 10),
     }  # fmt: skip
@@ -99,46 +105,77 @@ def test_bad_rows_are_shown_up_to_a_point_and_counted(
     """A file of another form must not flood the terminal."""
     monkeypatch.setattr(corpus, "SHOWN", 2)
     (tmp_path / "t.jsonl").write_text('{"x": 1}\n' * 5 + '{"ids": [5, 6, 7]}\n')
-    assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]) == 0
+    assert (
+        main(
+            ["corpus", "build", *BUNDLED, "--kind", "trigram", "-o", str(tmp_path / "table"), str(tmp_path / "t.jsonl")]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
-    assert "left out    5 rows" in out
+    assert "left out    5 files or rows" in out
     assert len(err.splitlines()) == 3
     assert err.startswith(f"warning: {tmp_path / 't.jsonl'}:1: ")
 
 
 def test_what_cannot_work_fails_first(tmp_path: Path, capsys: CaptureFixture) -> None:
-    """Missing inputs, unwritable outputs and texts without tri-grams leave no file."""
+    """Missing inputs, unwritable outputs, texts without tri-grams and missing models leave no file."""
     (tmp_path / "empty").write_text("")
-    out = str(tmp_path / "table")
-    assert main(["corpus", "build", "--kind", "trigram", "-o", out, str(tmp_path / "none")]) == 1
-    assert (
-        main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "none" / "table"), str(tmp_path / "empty")])
-        == 1
-    )
-    assert main(["corpus", "build", "--kind", "trigram", "-o", out, str(tmp_path / "empty")]) == 2
-    assert (
-        main(["corpus", "build", "--kind", "trigram", "-o", out, str(tmp_path / "empty"), "--tokenizer", str(tmp_path)])
-        == 1
-    )
-    assert (
-        main(
-            [
-                "corpus",
-                "build",
-                "--kind",
-                "trigram",
-                "-o",
-                out,
-                str(tmp_path / "empty"),
-                "--model",
-                str(tmp_path / "none"),
-            ]
-        )
-        == 1
-    )
-    errors = [line for line in capsys.readouterr().err.splitlines() if line]
-    assert [line[:7] for line in errors] == ["error: "] * 5
+    (tmp_path / "short").write_text("a")
+    out, none, short = str(tmp_path / "table"), str(tmp_path / "none"), str(tmp_path / "short")
+    cases = [
+        (["-o", out, none, *BUNDLED], 1, "cannot read"),
+        (["-o", f"{none}/table", short, *BUNDLED], 1, "there is no folder"),
+        (["-o", out, str(tmp_path / "empty"), *BUNDLED], 2, "none of the files holds text"),
+        (["-o", out, short, *BUNDLED], 2, "hold no tri-grams"),
+        (["-o", out, short, "--tokenizer", str(tmp_path)], 1, "no tokenizer in"),
+        (["-o", out, short, "--model", none], 1, "no tokenizer in"),
+        (["-o", out, short], 2, "name the model that the memory is for"),
+        (["-o", out, short, *BUNDLED, "--tokenizer", "x"], 2, "name the model that the memory is for"),
+    ]
+    for argv, code, message in cases:
+        assert main(["corpus", "build", "--kind", "trigram", *argv]) == code
+        assert message in next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
     assert not Path(out).exists()
+
+
+def test_no_other_file_is_overwritten(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """A forgotten name after -o, an output among the inputs and an earlier memory cost nobody a file."""
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("def main(): print('Once upon a time')\n")
+    a, b, memory = (str(tmp_path / name) for name in ("a.py", "b.py", "memory"))
+    argv = ["corpus", "build", *BUNDLED]
+    assert main([*argv, "-o", memory, a]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    cases = [
+        ([*argv, "-o", a, b], "missing after -o"),
+        ([*argv, "-o", a, a, b], "is one of the inputs"),
+        ([*argv, "--force", "-o", a, b], "missing after -o"),
+        ([*argv, "-o", memory, a], "add --force"),
+        ([*argv, "--force", "-o", memory, memory], "is one of the inputs"),
+    ]
+    for case, message in cases:
+        assert main(case) == 2
+        assert message in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert main([*argv, "--force", "-o", memory, a, b]) == 0
+    assert (tmp_path / "memory").read_bytes() != before["memory"]
+
+
+def test_binaries_and_empty_files_are_left_out(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Each is named and counted; the rest is learned."""
+    (tmp_path / "t.txt").write_text("Once upon a time there was a dog.")
+    (tmp_path / "picture").write_bytes(bytes(range(256)) * 4)
+    (tmp_path / "latin").write_bytes(bytes(range(128, 256)) * 4)
+    (tmp_path / "empty").write_text("\n")
+    inputs = [str(tmp_path / name) for name in ("t.txt", "picture", "latin", "empty")]
+    assert main(["corpus", "build", *BUNDLED, "-o", str(tmp_path / "memory"), *inputs]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split(" ", 2)[2] for line in err.splitlines()] == [
+        "is binary; it is left out.",
+        "is binary; it is left out.",
+        "is empty; it is left out.",
+    ]
+    assert "left out    3 files or rows" in out
 
 
 def test_a_tokenizer_without_a_model_is_told_apart(tmp_path: Path, capsys: CaptureFixture) -> None:
@@ -156,7 +193,7 @@ def test_a_suffix_array_is_built(tmp_path: Path, capsys: CaptureFixture) -> None
     """--kind suffix writes a datastore that rest drafts from, and leaves nothing else behind."""
     (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7, 8]}\n{"prompt_ids": [9], "output_ids": [6, 7, 10]}\n')
     out = tmp_path / "array"
-    assert main(["corpus", "build", "--kind", "suffix", "-o", str(out), str(tmp_path / "t.jsonl")]) == 0
+    assert main(["corpus", "build", *BUNDLED, "--kind", "suffix", "-o", str(out), str(tmp_path / "t.jsonl")]) == 0
     printed, err = capsys.readouterr()
     assert err == ""
     assert [line.split()[0] for line in printed.splitlines()] == ["tokens", "blocks", "bytes", "seconds"]
@@ -170,7 +207,7 @@ def test_a_suffix_array_is_built(tmp_path: Path, capsys: CaptureFixture) -> None
 def test_an_empty_suffix_array_is_refused(tmp_path: Path, capsys: CaptureFixture) -> None:
     """There would be nothing to draft from; no file and no folder is left."""
     (tmp_path / "empty").write_text("")
-    argv = ["corpus", "build", "--kind", "suffix", "-o", str(tmp_path / "array"), str(tmp_path / "empty")]
+    argv = ["corpus", "build", *BUNDLED, "--kind", "suffix", "-o", str(tmp_path / "array"), str(tmp_path / "empty")]
     assert main(argv) == 2
-    assert "more text" in capsys.readouterr().err
+    assert "none of the files holds text" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]

@@ -56,7 +56,7 @@ def test_every_built_corpus(kind: str, tmp_path: Path, capsys: CaptureFixture) -
     (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7, 8]}\n')
     argv = [str(tmp_path / "t.jsonl"), "--kind", kind, "--tokenizer", str(bundled_model())]
     for name in ("a", "b"):
-        assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / name), *argv]) == 0
+        assert main(["corpus", "build", "-o", str(tmp_path / name), *argv]) == 0
     assert sum(info(capsys, tmp_path / "a")["holds"].values()) > 0
     assert main(["memory", "merge", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "a")]) == 0
     assert main(["memory", "clear", str(tmp_path / "a"), "--yes"]) == 0

@@ -25,6 +25,20 @@ def test_the_table_is_aligned_and_holds_every_method(capsys: pytest.CaptureFixtu
     assert max(map(len, lines)) <= 120
 
 
+def test_one_method_with_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """What can be set, its default and what it means; a method without settings says so."""
+    assert main(["methods", "lookup"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("lookup: copies what followed")
+    assert "  copied=10" in out
+    assert "      tokens copied from a match." in out
+    assert main(["methods", "none"]) == 0
+    assert "It has no settings." in capsys.readouterr().out
+    assert main(["methods", "sad", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {setting["name"]: setting["default"] for setting in found["settings"]} == {"shortest": 1, "drafted": None}
+
+
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """Programs read the registry too."""
     assert main(["methods", "--json"]) == 0

@@ -1,49 +1,47 @@
-"""The options that commands share."""
+"""The options that commands share, and how a model is loaded by them."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
+import torch
 
-from speculant.cli.generate import add_parser
+from speculant.cli.loading import check_device, load_speculator, model_source, model_title
 from speculant.cli.main import main
-from speculant.cli.options import build_speculator, text_options
-
-
-def parsed(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    return parser.parse_args(["generate", "x", *argv])
+from speculant.cli.options import Drafting, Loading, Sampling
+from speculant.cli.threads import PARAMETERS_PER_THREAD, set_threads, threads_for
+from speculant.core.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    "argv",
+    ("argv", "message"),
     [
-        ["--nodes", "-1"],
-        ["--nodes", "many"],
-        ["--max-new-tokens", "0"],
-        ["--memory-limit", "0"],
-        ["--seed", str(2**64)],
-        ["--top-p", "0"],
-        ["--top-p", "5"],
-        ["--top-p", "nan"],
-        ["--temperature", "warm"],
+        (["--nodes", "-1"], "--nodes must be 0 or more, not -1."),
+        (["--nodes", "many"], "--nodes must be a whole number of 0 or more, or auto, not 'many'."),
+        (["--nodes", "100000"], "--nodes must be at most 1024, not 100000: a pass"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be 1 or more, not 0."),
+        (["--memory-limit", "0"], "--memory-limit must be 1 or more"),
+        (["--seed", str(2**64)], "--seed must be at most 9223372036854775807, not 18446744073709551616."),
+        (["--seed", "x"], "--seed must be a whole number of 0 or more, not 'x'."),
+        (["--top-p", "0"], "--top-p must be above 0 and at most 1, not 0."),
+        (["--top-p", "5"], "--top-p must be"),
+        (["--top-p", "nan"], "--top-p must be"),
+        (["--temperature", "warm"], "--temperature must be a number, not 'warm'."),
+        (["--threads", "0"], "--threads must be 1 or more"),
+        (["--memory", ""], "--memory is empty"),
     ],
 )
-def test_impossible_numbers_do_not_parse(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """They are refused with the option's name, before any model is loaded."""
-    with pytest.raises(SystemExit) as ended:
-        parsed(*argv)
-    assert ended.value.code == 2
-    assert f"argument {argv[0]}" in capsys.readouterr().err
+def test_impossible_values_do_not_parse(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are refused with the option's name and what it takes, before any model is loaded."""
+    assert main(["generate", "x", *argv]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_the_text_options_are_those_of_stream() -> None:
     """Nothing is lost between the command line and the library."""
-    args = parsed("--temperature", "0.5", "--top-k", "3", "--seed", "1", "--stop", "a", "--stop", "b")
-    assert text_options(args) == {
+    sampling = Sampling(temperature=0.5, top_k=3, seed=1, stop=("a", "b"))
+    assert sampling.options() == {
         "max_new_tokens": 256,
         "temperature": 0.5,
         "top_p": None,
@@ -51,24 +49,75 @@ def test_the_text_options_are_those_of_stream() -> None:
         "seed": 1,
         "stop": ["a", "b"],
     }
+    assert Sampling().options()["stop"] is None
+
+
+def test_options_of_sampling_need_sampling() -> None:
+    """Greedy decoding would ignore them."""
+    with pytest.raises(UsageError, match="--top-k and --seed would be ignored"):
+        Sampling(top_k=3, seed=0)
 
 
 def test_the_speculator_is_as_described(tiny_folder: Path) -> None:
-    """Model, dtype, attention, method and nodes all arrive."""
-    speculator = build_speculator(
-        parsed(
-            "--model", str(tiny_folder), "--dtype", "bfloat16", "--attn", "eager", "--nodes", "5", "--method", "none"
-        )
-    )
+    """Model, dtype, attention, method, settings and nodes all arrive."""
+    loading = Loading(model=str(tiny_folder), dtype="bfloat16", attention="eager", threads=1)
+    loaded = load_speculator(loading, Drafting(method="lookup", settings=("copied=3",), nodes=5))
+    speculator = loaded.speculator
     assert str(speculator.model.dtype) == "torch.bfloat16"
     assert speculator.abilities.additive
-    assert (speculator.nodes, speculator.method) == (5, "none")
+    assert (speculator.nodes, speculator.method) == (5, "lookup")
+    assert speculator.drafter.settings.copied == 3  # type: ignore[attr-defined]
+    assert loaded.threads == "1, as asked"
 
 
 def test_a_misspelled_method_fails_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Loading may take minutes."""
-    monkeypatch.setattr("speculant.api.speculator.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("speculant.api.loading.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert main(["generate", "x", "--method", "adde"]) == 2
     assert "Did you mean 'aded'?" in capsys.readouterr().err
+
+
+def test_the_bundled_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a folder is called so; titles hold no path."""
+    monkeypatch.chdir(tmp_path)
+    assert model_source("bundled") is None
+    assert model_title("bundled") == model_title(None) == "the bundled story model"
+    (tmp_path / "bundled").mkdir()
+    assert model_source("bundled") == "bundled"
+    assert model_title(str(tmp_path / "bundled")) == "bundled"
+    assert model_title("org/model") == "org/model"
+
+
+def test_devices_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelled device is no missing model, and a missing GPU is named as the cause."""
+    for device in (None, "cpu", "auto"):
+        check_device(device)
+    with pytest.raises(UsageError, match="no device 'foo'"):
+        check_device("foo")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"--device cuda: this PyTorch .* Use --device cpu"):
+        check_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UsageError, match="has 1 CUDA devices"):
+        check_device("cuda:1")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="no MPS"):
+        check_device("mps")
+
+
+def test_threads_fit_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for a tiny model, all for a large one; the environment and --threads decide if they say so."""
+    assert [threads_for(n * PARAMETERS_PER_THREAD // 2, 8) for n in (1, 5, 100)] == [1, 2, 8]
+    model = torch.nn.Linear(2, 2)
+    model.device = torch.device("cpu")  # type: ignore[assignment]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert set_threads(model, None).endswith("by OMP_NUM_THREADS")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert set_threads(model, None).startswith("1 of ")
+    assert torch.get_num_threads() == 1
+    assert set_threads(model, 2) == "2, as asked"
+    assert torch.get_num_threads() == 2

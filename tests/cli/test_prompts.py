@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from speculant.cli.prompts import given_prompt, read_prompts
+from speculant.cli.prompts import given_prompt, prompt_of, read_prompts
 from speculant.core.errors import FileError, UsageError
 
 
@@ -32,9 +33,9 @@ def test_every_form_gives_the_same_prompts(name: str, text: str, tmp_path: Path)
     [
         ("p.json", b'["a",\n 3', r"p\.json:2: this is not JSON"),
         ("p.json", b'{"prompt": "a"}', r"p\.json:1: a list"),
-        ("p.json", b'["a", 3]', "entry 2: a string or"),
+        ("p.json", b'["a", 3]', "entry 2: a string, chat"),
         ("p.json", b"[" * 100_000, "nested too deeply"),
-        ("p.jsonl", b'"a"\n\n{"text": "b"}', r"p\.jsonl:3: a string or"),
+        ("p.jsonl", b'"a"\n\n{"words": "b"}', r"p\.jsonl:3: a string, chat"),
         ("p.jsonl", b'"a"\n"b', r"p\.jsonl:2: this is not JSON"),
         ("p.jsonl", b'"a"\n""', r"p\.jsonl:2: the prompt is empty"),
         ("p.jsonl", b'"\\ud800"', r"p\.jsonl:1: .*surrogate"),
@@ -47,6 +48,46 @@ def test_malformed_files_are_named_with_the_line(name: str, text: bytes, message
     (tmp_path / name).write_bytes(text)
     with pytest.raises(FileError, match=message):
         read_prompts(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"question": "a"}, "a"),
+        ({"text": "a"}, "a"),
+        ({"prompt": "a", "text": "b"}, "a"),
+        ({"query": "a", "docs": ["b", "c"]}, "b\n\nc\n\na"),
+        ({"turns": ["a"]}, "a"),
+        ({"turns": ["a", "b"]}, ("a", "b")),
+        ([{"role": "user", "content": "a"}], [{"role": "user", "content": "a"}]),
+        (
+            {"messages": [{"role": "user", "content": "a", "id": 3}, {"role": "assistant", "content": "b"}]},
+            [{"role": "user", "content": "a"}],
+        ),
+    ],
+)
+def test_rows_of_benchmarks_and_chats(row: Any, expected: Any) -> None:
+    """What `bench --tasks` reads, and chats; a recorded answer at the end is not part of the question."""
+    assert prompt_of("here", row) == expected
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"turns": []}, {"turns": [3]}, {"turns": ["a", ""]}, {"messages": []}, {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "assistant", "content": "b"}]}, {"prompt": 3}, 3, None,
+    ],
+)  # fmt: skip
+def test_rows_without_a_prompt(row: Any) -> None:
+    """The place is named."""
+    with pytest.raises(FileError, match=r"^here: "):
+        prompt_of("here", row)
+
+
+def test_a_chat_in_a_json_file_is_one_prompt(tmp_path: Path) -> None:
+    """A list of messages is not a list of prompts."""
+    (tmp_path / "p.json").write_text('[{"role": "user", "content": "a"}]')
+    assert read_prompts(str(tmp_path / "p.json")) == [[{"role": "user", "content": "a"}]]
 
 
 def test_a_missing_file_is_an_error_of_the_file(tmp_path: Path) -> None:

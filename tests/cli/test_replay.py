@@ -68,10 +68,10 @@ def test_memory_can_be_forgotten(trace: str, capsys: CaptureFixture) -> None:
 def test_requests_can_be_chosen(tmp_path: Path, capsys: CaptureFixture) -> None:
     """The first so many, in the file's order or shuffled by a seed."""
     path = write(tmp_path / "t.jsonl", *({"prompt_ids": [1], "output_ids": [4] * (1 << i)} for i in range(10)))
-    orders = [("file", "0"), ("shuffled", "1"), ("shuffled", "1"), ("shuffled", "2")]
+    orders = [["file"], *(["shuffled", "--seed", seed] for seed in "112")]
     tokens = [
-        figures(capsys, path, "--method", "none", "--limit", "3", "--order", order, "--seed", seed)["rows"][0]["tokens"]
-        for order, seed in orders
+        figures(capsys, path, "--method", "none", "--limit", "3", "--order", *order)["rows"][0]["tokens"]
+        for order in orders
     ]
     assert tokens[0] == 7
     assert tokens[1] == tokens[2] != tokens[3]
@@ -136,6 +136,8 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
         (["--corpus", "nowhere"], "there is no memory file"),
         (["--json", "nowhere/o"], "cannot write nowhere/o"),
         (["--html", "nowhere/o"], "cannot write nowhere/o"),
+        (["--nodes", "100000"], "must be at most 1024, not 100000: a pass over that many tokens"),
+        (["--seed", "1"], "--seed would be ignored"),
     ],
 )
 def test_faults_come_before_the_work(
@@ -145,6 +147,24 @@ def test_faults_come_before_the_work(
     monkeypatch.setattr(NoDrafter, "open", None)
     assert main(["replay", trace, *argv]) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def test_no_other_file_is_overwritten(trace: str, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """A result replaces an earlier result, never an input or a file of another form."""
+    (tmp_path / "notes").write_text("do not lose me")
+    for option, path, message in (
+        ("--json", trace, "also another file of this command"),
+        ("--html", trace, "also another file of this command"),
+        ("--json", str(tmp_path / "notes"), "is not JSON"),
+        ("--html", str(tmp_path / "notes"), "is not an HTML page"),
+    ):
+        before = Path(path).read_text()
+        assert main(["replay", trace, "--method", "none", option, path]) == 2
+        assert message in capsys.readouterr().err
+        assert Path(path).read_text() == before
+    out = [str(tmp_path / "o.json"), str(tmp_path / "o.html")]
+    for _ in range(2):
+        assert main(["replay", trace, "--method", "none", "--jobs", "1", "--json", out[0], "--html", out[1]]) == 0
 
 
 def test_two_processes(trace: str, capsys: CaptureFixture) -> None:

@@ -1,77 +1,128 @@
-"""The same request without drafts: by the same loop, and by transformers' own `generate`."""
+"""The same request in other ways: without drafts, with drafts again, and by transformers' own `generate`."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speculant.cli.comparison import Comparison, Timed, pairs_for
+from speculant.registry import METHODS
+
 if TYPE_CHECKING:
-    from speculant.api.requests import Message
     from speculant.api.speculator import Speculator
+    from speculant.cli.loading import Loaded
+    from speculant.cli.prompts import Message
 
 WARM_UP = "one two one two one two"
 WARM_UP_TOKENS, WARM_UP_NODES = 8, 8  # so few tokens would end before sizes of their own choice have grown
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """New token ids and the seconds they took."""
-
-    ids: list[int]
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Speed, prompt included."""
-        return len(self.ids) / self.seconds if self.seconds else 0.0
+THREAD_TOKENS = 16
+SLOWER = 1.3  # times as fast on one thread, from which on it is said
 
 
 class Baselines:
-    """Decodes a speculator's requests without drafts."""
+    """Decodes a speculator's requests in turns with and without drafts; the speculator itself learns nothing of it."""
 
-    def __init__(self, speculator: Speculator, options: dict[str, Any]) -> None:
-        """Prepare both, with the options of `Speculator.stream`."""
-        self._speculator, self._options = speculator, options
-        self._plain = type(speculator).from_transformers(
-            speculator.model, speculator.tokenizer, method="none", fast=speculator.fast
-        )
-
-    def warm_up(self, memory: str | None = None) -> None:
-        """Decode a few tokens each way, the method with a memory of its own, so that nothing is learned.
+    def __init__(self, loaded: Loaded, options: dict[str, Any], *, memory_limit: int, prompts: int) -> None:
+        """Prepare.
 
         Args:
-            memory: the file that the speculator began with; what a loaded table needs compiled is compiled here.
+            loaded: the speculator to compare.
+            options: of `Speculator.stream`.
+            memory_limit: bytes its memory may take.
+            prompts: how many are compared in all.
         """
-        speculator, short = self._speculator, self._options | {"max_new_tokens": WARM_UP_TOKENS}
-        same = type(speculator).from_transformers(
-            speculator.model,
-            speculator.tokenizer,
-            method=speculator.method,
-            nodes=WARM_UP_NODES,
-            memory=memory,
-            memory_limit=sys.maxsize,
-            fast=speculator.fast,
-        )
-        warm = Baselines(speculator, short)
-        warm.plain(WARM_UP)
-        same.generate(WARM_UP, **short)
-        warm.reference(WARM_UP)
+        self._loaded, self._options, self._limit, self._prompts = loaded, options, memory_limit, prompts
+        self._speculator = loaded.speculator
+        self._plain = self._other("none")
+        self._folder = tempfile.TemporaryDirectory(prefix="speculant-")
+        self._learned: str | None = None
 
-    def plain(self, prompt: str | Sequence[Message]) -> Timed:
-        """Decode by the same loop, one token a pass."""
+    def warm_up(self) -> list[str]:
+        """Decode a few tokens each way, with a memory apart, so that nothing is learned.
+
+        Returns:
+            What the user should know before the runs.
+        """
+        short = self._options | {"max_new_tokens": WARM_UP_TOKENS}
+        memory = self._loaded.memory
+        same = self._other(self._speculator.method, nodes=WARM_UP_NODES, memory=memory, memory_limit=sys.maxsize)
+        self._plain.generate(WARM_UP, **short)
+        same.generate(WARM_UP, **short)
+        self._reference(WARM_UP, short)
+        return self._thread_notes()
+
+    def before(self, prompt: str | Sequence[Message]) -> Comparison:
+        """Decode plainly and keep a copy of what the speculator knows, before it decodes the prompt itself."""
+        if METHODS[self._speculator.method].memory:
+            self._learned = str(Path(self._folder.name) / "memory")
+            self._speculator.save(self._learned)
+        return Comparison(plain=[self._plainly(prompt)])
+
+    def after(self, prompt: str | Sequence[Message], comparison: Comparison) -> None:
+        """Repeat plain and drafted runs in turns, each drafted one from the same memory, and run the reference."""
+        first = comparison.plain[0].seconds + comparison.drafted[0].seconds
+        for _ in range(1, pairs_for(first, self._prompts)):
+            comparison.plain.append(self._plainly(prompt))
+            limit = {} if self._learned is None else {"memory": self._learned}
+            again = self._other(
+                self._speculator.method, nodes=self._speculator.nodes, memory_limit=self._limit, **limit
+            )
+            result = again.generate(prompt, **self._options)
+            comparison.drafted.append(Timed(result.ids, result.stats.seconds))
+        comparison.reference = self._reference(prompt, self._options)
+
+    def close(self) -> None:
+        """Remove what was kept aside."""
+        self._folder.cleanup()
+
+    def _other(self, method: str, **options: Any) -> Speculator:
+        """Return another speculator on the same prepared model."""
+        speculator = self._speculator
+        if method != "none" and self._loaded.settings is not None:
+            options["settings"] = self._loaded.settings
+        return type(speculator).from_transformers(
+            speculator.model, speculator.tokenizer, method=method, fast=speculator.fast, **options
+        )
+
+    def _plainly(self, prompt: str | Sequence[Message]) -> Timed:
         result = self._plain.generate(prompt, **self._options)
         return Timed(result.ids, result.stats.seconds)
 
-    def reference(self, prompt: str | Sequence[Message]) -> Timed:
+    def _thread_notes(self) -> list[str]:
+        """Return a note if plain decoding is clearly faster on one thread than on as many as are set."""
+        import torch
+
+        threads = torch.get_num_threads()
+        if threads == 1 or self._speculator.model.device.type != "cpu":
+            return []
+        short = self._options | {"max_new_tokens": THREAD_TOKENS, "stop": None}
+        speeds: dict[int, float] = {}
+        try:
+            for number in (threads, 1, threads, 1):
+                torch.set_num_threads(number)
+                speed = self._plain.generate(WARM_UP, **short).stats.tokens_per_second
+                speeds[number] = max(speed, speeds.get(number, 0.0))
+        finally:
+            torch.set_num_threads(threads)
+        if speeds[1] < SLOWER * speeds[threads]:
+            return []
+        note = (
+            f"one thread decodes faster than {threads} here, {speeds[1]:.0f} against {speeds[threads]:.0f} tokens/s; "
+            "another program may be running. Try --threads 1."
+        )
+        return [note]
+
+    def _reference(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Timed:
         """Decode by `model.generate`, with the random stream that the seed gives."""
         import torch
 
         from speculant.engines.hf.generate_capture import sampling_options
 
-        speculator, options = self._speculator, self._options
+        speculator = self._speculator
         model, tokenizer = speculator.model, speculator.tokenizer
         read = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else speculator.encode_chat(prompt)
         ids = torch.tensor([read], device=model.device)

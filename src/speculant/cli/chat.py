@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import sys
@@ -10,72 +9,146 @@ from contextlib import ExitStack
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from speculant.cli.commands import Command
 from speculant.cli.options import (
-    Subparsers,
-    add_drafting_options,
-    add_model_options,
-    add_sampling_options,
-    build_speculator,
-    text_options,
+    AttentionOption,
+    DeviceOption,
+    Drafting,
+    DtypeOption,
+    FastOption,
+    Loading,
+    MaxNewTokensOption,
+    MemoryLimitOption,
+    MemoryOption,
+    MethodOption,
+    ModelOption,
+    NodesOption,
+    Sampling,
+    SeedOption,
+    SetOption,
+    StopOption,
+    TemperatureOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
 )
-from speculant.cli.output import check_writable, say, write_stream
-from speculant.core.errors import PromptError
+from speculant.cli.painting import write_stream
+from speculant.cli.signals import Terminated
+from speculant.cli.terminal import say
+from speculant.core.errors import PromptError, TokenizerError
 
 if TYPE_CHECKING:
     from speculant.api.requests import Message
     from speculant.api.speculator import Speculator
 
 HELP = """\
+Talk with a model, one line a turn, from the terminal or a pipe.
+
+/help lists what else there is."""
+
+EXAMPLES = """
+speculant chat --model your/model --memory chat.speculant
+speculant chat --temperature 0.8 --seed 1
+printf 'Hello\\nAnd then?\\n' | speculant chat
+"""
+
+COMMANDS = """\
 /reset  forget the conversation and begin a new one
-/stats  say how the last answer was decoded
+/stats  show how the last answer was decoded
 /help   list these commands
-/quit   end; so does Ctrl-D
+/exit   end; so do /quit and Ctrl-D
 Ctrl-C ends an answer early, or the chat if none is being given."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def register(app: typer.Typer) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk with a model in several turns",
-        description="Talk with a model, one line a turn, from the terminal or a pipe. /help lists what else there is.",
-    )
-    add_sampling_options(parser)
-    add_drafting_options(parser)
-    add_model_options(parser)
-    parser.set_defaults(run=run)
+    app.command("chat", cls=Command, help=HELP, epilog=EXAMPLES)(chat)
 
 
-def run(args: argparse.Namespace) -> int:
+def chat(
+    max_new_tokens: MaxNewTokensOption = 256,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    method: MethodOption = "mix",
+    settings: SetOption = None,
+    nodes: NodesOption = None,
+    memory: MemoryOption = None,
+    memory_limit: MemoryLimitOption = 256,
+    model: ModelOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = None,
+    fast: FastOption = None,
+    threads: ThreadsOption = None,
+) -> int:
     """Talk until the input ends; save the memory however it ends."""
-    if args.memory is not None:
-        check_writable(args.memory)
-    speculator = build_speculator(args)
-    # A model without a chat template should say so before the first question.
-    speculator.encode_chat([{"role": "user", "content": "Hello"}])
+    from speculant.cli.files import check_writable
+    from speculant.cli.loading import load_speculator, model_title
+
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    if memory is not None:
+        check_writable(memory)
+    drafting = Drafting(
+        method=method, settings=tuple(settings or ()), nodes=nodes, memory=memory, memory_limit=memory_limit
+    )
+    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    loaded, title = load_speculator(loading, drafting), model_title(model)
+    check_template(loaded.speculator, title)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     with ExitStack() as ending:
-        if args.memory is not None:
-            ending.callback(speculator.save, args.memory)
-        talk(Conversation(speculator, text_options(args)))
+        if loaded.memory is not None:
+            ending.callback(loaded.speculator.save, loaded.memory)
+        talk(Conversation(loaded.speculator, sampling.options()), title=title, method=method)
     return 0
 
 
-def talk(conversation: Conversation) -> None:
-    """Read lines and answer them, until the input ends or /quit."""
+def check_template(speculator: Speculator, title: str) -> None:
+    """Check before the first question that the model can chat.
+
+    Raises:
+        TokenizerError: it has no tokenizer or no chat template.
+    """
+    try:
+        speculator.encode_chat([{"role": "user", "content": "Hello"}])
+    except TokenizerError:
+        raise TokenizerError(
+            f"{title} has no chat template, so it cannot be talked to in turns. Name a model that was tuned to chat "
+            "(often called -Instruct or -Chat) by --model, or continue a text: speculant generate PROMPT."
+        ) from None
+
+
+def talk(conversation: Conversation, *, title: str, method: str) -> None:
+    """Read lines and answer them, until the input ends or /exit.
+
+    Args:
+        conversation: that goes on.
+        title, method: of the model and of drafting, for the banner on a terminal.
+    """
     marker = ""
     if sys.stdin.isatty() and sys.stdout.isatty():
         marker = "> "
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (gives input() line editing and a history)
-        say("/help lists the commands, /quit ends.")
+        say(f"Chat with {title}, drafts by {method}. /help lists the commands, /exit ends.")
     while True:
         try:
             line = input(marker).strip()
         except EOFError:
             return
-        if line == "/quit":
+        if line in ("/exit", "/quit"):
             return
         if line == "/reset":
             conversation.reset()
@@ -83,7 +156,7 @@ def talk(conversation: Conversation) -> None:
         elif line == "/stats":
             say(conversation.stats())
         elif line == "/help":
-            say(HELP)
+            say(COMMANDS)
         elif line.startswith("/"):
             say(f"there is no command {line.split()[0]}. /help lists them.")
         elif line:
@@ -91,6 +164,8 @@ def talk(conversation: Conversation) -> None:
                 conversation.ask(line)
             except PromptError as error:
                 say(f"this no longer fits: {error} /reset begins a new conversation.")
+            except Terminated:
+                raise
             except KeyboardInterrupt:
                 if not marker:
                     raise
@@ -104,13 +179,13 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was said; the drafter's memory stays."""
+        """Forget the messages; the drafter's memory stays."""
         self._messages: list[Message] = []
         self._cache: Any = None
         self._held: list[int] = []  # the tokens that the cache holds
 
     def ask(self, question: str) -> None:
-        """Print the answer as it comes; what there was of it counts as said even if it is interrupted.
+        """Print the answer while it is generated; an interrupted one stays in the conversation as far as it got.
 
         Raises:
             PromptError: the conversation does not fit the model; it stands as it was before the question.
@@ -129,7 +204,7 @@ class Conversation:
     def stats(self) -> str:
         """Return the report of the last answer."""
         stats = self._speculator.last_stats
-        return "nothing was decoded yet." if stats is None else stats.report()
+        return "nothing was generated yet." if stats is None else stats.report()
 
     def _shared_cache(self, ids: list[int]) -> Any:
         """Return the cache, cut to what it shares with the new prompt but its last token; None if that is nothing.

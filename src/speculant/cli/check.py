@@ -1,19 +1,45 @@
-"""`speculant check`: proves token by token that a method says what the model says."""
+"""`speculant check`: proves token by token that drafts do not change a model's output."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from typing import TYPE_CHECKING, Annotated
 
-from speculant.cli.env import environment
-from speculant.cli.options import Subparsers, add_loading_options, build_speculator, whole
-from speculant.cli.output import say
-from speculant.cli.prompts import read_prompts
+import typer
 
-DESCRIPTION = """\
+from speculant.cli.commands import Command
+from speculant.cli.options import (
+    AttentionOption,
+    DeviceOption,
+    Drafting,
+    DtypeOption,
+    FastOption,
+    Loading,
+    MemoryLimitOption,
+    MethodOption,
+    ModelArgument,
+    NodesOption,
+    SetOption,
+    ThreadsOption,
+)
+from speculant.cli.values import whole
+from speculant.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+    from speculant.cli.prompts import Prompt
+
+HELP = """\
 Decode greedily with drafts, then force every emitted token through the plain model, one pass a token, and report its
-margin: the best token's logit minus its own. In float32 every token is the best; in bfloat16 passes of different
-sizes round differently, so some are near-ties, and they are counted. Ends with 1 if a token is neither."""
+margin: the highest logit minus the token's own.
+
+In float32 every token has the highest logit; in bfloat16 passes of different sizes round differently, so some are
+near-ties, and they are counted. Ends with 1 if a token is neither."""
+
+EXAMPLES = """
+speculant check your/model --method mix
+speculant check your/model --dtype bfloat16 --json > proof.json
+"""
 
 PROMPTS = (
     "Once upon a time there was a little dog who",
@@ -23,49 +49,62 @@ PROMPTS = (
 MARKS = {True: "near-tie", False: "WRONG"}
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def register(app: typer.Typer) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("check", help="prove that drafts change nothing", description=DESCRIPTION)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id; default: the bundled model")
-    parser.add_argument("--method", metavar="NAME", default="mix", help="see `speculant methods`; default: mix")
-    parser.add_argument(
-        "--prompts", metavar="FILE", help="as for generate --prompts; default: three short ones that come with it"
-    )
-    parser.add_argument("--max-new-tokens", metavar="N", type=whole(1), default=128, help="default: 128")
-    parser.add_argument("--nodes", metavar="N", type=whole(0), help="most tokens per draft; default: as many as pay")
-    parser.add_argument(
-        "--memory-limit", metavar="MB", type=whole(1), default=256, help="most the memory may take; default: 256"
-    )
-    add_loading_options(parser.add_argument_group("model"))
-    parser.add_argument("--json", action="store_true", help="as JSON, without any text")
-    parser.set_defaults(run=run, memory=None)
+    app.command("check", cls=Command, help=HELP, epilog=EXAMPLES)(check)
 
 
-def run(args: argparse.Namespace) -> int:
+def check(
+    model: ModelArgument = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option("--prompts", metavar="FILE", help="as for generate --prompts; default: three short ones"),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", parser=whole(1), help="for each prompt; default: 128")
+    ] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, without any text")] = False,
+    method: MethodOption = "mix",
+    settings: SetOption = None,
+    nodes: NodesOption = None,
+    memory_limit: MemoryLimitOption = 256,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = None,
+    fast: FastOption = None,
+    threads: ThreadsOption = None,
+) -> int:
     """Decode, force, count."""
-    prompts = list(PROMPTS) if args.prompts is None else read_prompts(args.prompts)
-    speculator = build_speculator(args)
+    from speculant.cli.env import environment
+    from speculant.cli.loading import load_speculator
+    from speculant.cli.prompts import read_prompts
+    from speculant.cli.terminal import say
+
+    given = list(PROMPTS) if prompts is None else read_prompts(prompts)
+    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    drafting = Drafting(method=method, settings=tuple(settings or ()), nodes=nodes, memory_limit=memory_limit)
+    speculator = load_speculator(loading, drafting).speculator
     import numpy as np
 
-    from speculant.bench.suite.margin_summary import MarginSummary
     from speculant.bench.suite.margins import margins
+    from speculant.bench.suite.proof import Proof
     from speculant.core.errors import PromptError, TokenizerError
 
     if speculator.tokenizer is None:
         raise TokenizerError("the prompts are text, and this model has no tokenizer.")
     plain = type(speculator).from_transformers(speculator.model, method="none", fast=False)
     proofs = []
-    for number, prompt in enumerate(prompts, start=1):
-        ids = speculator.tokenizer(prompt)["input_ids"]
+    for number, prompt in enumerate(given, start=1):
+        ids = encoded(speculator, number, prompt)
         try:
-            result = speculator.generate(ids, max_new_tokens=args.max_new_tokens, temperature=0)
+            result = speculator.generate(ids, max_new_tokens=max_new_tokens, temperature=0)
         except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from None
-        proofs.append(MarginSummary(margins(plain, np.array(ids, np.int32), result.ids)))
-        say(f"{number} of {len(prompts)}: {proofs[-1].line()}")
-    whole_proof = MarginSummary([margin for proof in proofs for margin in proof.margins])
-    if args.json:
-        found = {"method": args.method, "environment": environment(speculator.model)} | whole_proof.to_json()
+        proofs.append(Proof(margins(plain, np.array(ids, np.int32), result.ids)))
+        say(f"{number} of {len(given)}: {proofs[-1].line()}")
+    whole_proof = Proof([margin for proof in proofs for margin in proof.margins])
+    if as_json:
+        found = {"method": method, "environment": environment(speculator.model)} | whole_proof.to_json()
         found["places"] = [
             {"prompt": i} | each for i, p in enumerate(proofs, start=1) for each in p.to_json()["places"]
         ]
@@ -77,5 +116,19 @@ def run(args: argparse.Namespace) -> int:
                     f"prompt {number}, token {place['position']}: margin {place['margin']:.3g} "
                     f"(rounding explains {place['tolerance']:.3g}): {MARKS[place['near_tie']]}"
                 )
-        print(f"{args.method}: {whole_proof.line()}")
+        print(f"{method}: {whole_proof.line()}")
     return 1 if whole_proof.wrong else 0
+
+
+def encoded(speculator: Speculator, number: int, prompt: Prompt) -> list[int]:
+    """Return a prompt's token ids.
+
+    Raises:
+        UsageError: it has several turns.
+    """
+    if isinstance(prompt, tuple):
+        raise UsageError(f"prompt {number} has several turns; checking takes single prompts and chats.")
+    if isinstance(prompt, list):
+        return speculator.encode_chat(prompt)
+    ids: list[int] = speculator.tokenizer(prompt)["input_ids"]
+    return ids

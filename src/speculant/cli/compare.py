@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
+from typing import Annotated
 
-from speculant.cli.options import Subparsers
+import typer
 
-DESCRIPTION = """\
-Print what B is to A, per task and method that both have. Each is a result.json of `speculant bench`, or its folder.
-tokens/s of two runs can be compared only where machine and settings are the same; speed-ups are each over plain
-decoding of their own run."""
+from speculant.cli.commands import Command
+from speculant.cli.options import JsonFlag
+
+HELP = """\
+Print the ratios of B to A, per task and method that both have.
+
+Each is a result.json of `speculant bench`, or its folder. tokens/s of two runs can be compared only where machine and
+settings are the same; speed-ups are each over plain decoding of their own run."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def register(app: typer.Typer) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("compare", help="compare two benchmark results", description=DESCRIPTION)
-    parser.add_argument("before", metavar="A.json", help="the first result")
-    parser.add_argument("after", metavar="B.json", help="the second result")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=run)
+    examples = "speculant compare before/ after/result.json"
+    app.command("compare", cls=Command, help=HELP, epilog=examples)(ratios)
 
 
-def run(args: argparse.Namespace) -> int:
+def ratios(
+    first: Annotated[str, typer.Argument(metavar="A.json", help="the first result")],
+    second: Annotated[str, typer.Argument(metavar="B.json", help="the second result")],
+    as_json: JsonFlag = False,
+) -> int:
     """Print the ratios."""
-    from speculant.bench.report.comparison import compare, comparison_table, differences
-    from speculant.bench.report.replay_table import aligned
-    from speculant.bench.report.result_files import read_result
+    from speculant.bench.report.comparison import compare, differing, lines
+    from speculant.bench.suite.records import read_result
+    from speculant.cli.terminal import print_table
 
-    before, after = read_result(Path(args.before)), read_result(Path(args.after))
-    rows, different = compare(before, after), differences(before, after)
-    if args.json:
+    before, after = read_result(Path(first)), read_result(Path(second))
+    rows, different = compare(before, after), differing(before, after)
+    if as_json:
         print(json.dumps({"rows": rows, "different": different}, indent=2))
         return 0
-    print(aligned(comparison_table(rows)))
+    print_table(lines(rows), names=2)
     for name in different:
         print(f"different: {name}")
     return 0

@@ -1,4 +1,4 @@
-"""Says that kernels are being compiled, since a first start takes long for no reason that shows."""
+"""Says that kernels are being compiled: a first start takes long, and nothing else would show why."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from speculant.cli.output import say
+from speculant.cli.terminal import say
 
-NOTICE = "compiling the drafter's kernels; the first start takes about 20 seconds longer."
+NOTICE = "compiling the drafter's kernels: once, up to a minute; later starts load them from the cache."
 
 
 @contextmanager
-def compiling_said() -> Iterator[None]:
-    """Tell whoever sits at a terminal, once, if kernels have to be compiled in here.
+def compilation_announced() -> Iterator[None]:
+    """Print a notice on a terminal, once, if kernels have to be compiled in here.
 
     numba announces what it compiles and not what it finds in its cache, so a start that is fast stays silent.
     """
@@ -24,11 +24,11 @@ def compiling_said() -> Iterator[None]:
     from numba.core import event
 
     class Notice(event.Listener):  # type: ignore[misc]  # numba has no types
-        said = False
+        printed = False
 
         def on_start(self, event: Any) -> None:
-            if not self.said:
-                self.said = True
+            if not self.printed:
+                self.printed = True
                 say(NOTICE)
 
         def on_end(self, event: Any) -> None:

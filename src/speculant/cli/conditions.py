@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speculant.cli.loading import model_source
+from speculant.cli.options import BUNDLED
+
 if TYPE_CHECKING:
-    from speculant.bench.suite.runner import Runner
+    from speculant.bench.suite.runner import Contest
+    from speculant.cli.bench import Bench
 
 LABELS = ("forced", "random weights", "inflated")
 
 
-def model_name(args: argparse.Namespace) -> str:
-    """Return what the results call the model: a hub id, or a folder without the path to it."""
-    if args.config is not None:
-        config = Path(args.config).resolve()
+def model_name(asked: Bench) -> str:
+    """Return the model's name in the results: a hub id, or a folder without the path to it."""
+    if asked.config is not None:
+        config = Path(asked.config).resolve()
         return config.parent.name if config.name == "config.json" else config.stem
-    if args.model is None:
-        return "bundled"
-    return Path(args.model).resolve().name if Path(args.model).exists() else str(args.model)
+    name = model_source(asked.loading.model)
+    if name is None:
+        return BUNDLED
+    return Path(name).resolve().name if Path(name).exists() else name
 
 
-def conditions(args: argparse.Namespace, runner: Runner) -> dict[str, Any]:
+def conditions(asked: Bench, contest: Contest) -> dict[str, Any]:
     """Return how it is run: what must be the same for a run to go on."""
     import torch
 
-    from speculant.bench.systems.system import SpeculantSystem
+    from speculant.bench.systems.system import Own
 
     return {
-        "model": model_name(args),
-        "tasks": {task.name: len(task.items) for task in runner.tasks},
-        "forced": args.forced is not None,
-        "random_weights": args.config is not None,
-        "inflated": args.inflate,
-        "methods": [system.name for system in runner.systems],
-        "assistant": args.assistant and Path(args.assistant).name,
-        "nodes": args.nodes,
-        "memory_limit_mb": args.memory_limit,
-        "temperatures": [sampling.temperature for sampling in runner.samplings],
-        "seed": args.seed,
-        "batches": list(runner.batches),
-        "trials": runner.trials,
-        "limit": args.limit,
-        "max_new_tokens": args.max_new_tokens,
-        "dtype": str(runner.plain.model.dtype).removeprefix("torch."),
-        "device": str(runner.plain.model.device),
-        "attention": runner.plain.model.config._attn_implementation,
-        "fast": any(isinstance(each, SpeculantSystem) and each.fast for each in runner.systems),
+        "model": model_name(asked),
+        "tasks": {task.name: len(task.items) for task in contest.tasks},
+        "forced": bool(asked.forced),
+        "random_weights": asked.config is not None,
+        "inflated": asked.inflate,
+        "methods": [contestant.name for contestant in contest.contestants],
+        "assistant": asked.assistant and Path(asked.assistant).name,
+        "nodes": asked.nodes,
+        "memory_limit_mb": asked.memory_limit,
+        "temperatures": [sampling.temperature for sampling in contest.samplings],
+        "seed": asked.seed,
+        "batches": list(contest.batches),
+        "trials": contest.trials,
+        "limit": asked.limit,
+        "max_new_tokens": asked.max_new_tokens,
+        "dtype": str(contest.plain.model.dtype).removeprefix("torch."),
+        "device": str(contest.plain.model.device),
+        "attention": contest.plain.model.config._attn_implementation,
+        "fast": any(isinstance(each, Own) and each.fast for each in contest.contestants),
         "threads": torch.get_num_threads(),
     }
 

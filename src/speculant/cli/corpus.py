@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from speculant.cli.documents import Document, read_documents
-from speculant.cli.options import Subparsers, quieten
-from speculant.cli.output import check_writable
+import typer
+
+from speculant.cli.commands import Command, Group
+from speculant.cli.documents import Document, read_documents, why_no_text
+from speculant.cli.options import ModelOption
+from speculant.cli.terminal import progress, say
 from speculant.core.errors import FileError, ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from speculant.core.drafter import Drafter
 
-DESCRIPTION = """\
-Learn texts as prompts (for the method mix), count their tri-grams (for aded), or sort their suffixes (for rest), and
-write what comes of it as a memory file for --memory. Text files may hold several documents, divided by
-lines that hold only <|endoftext|>. Rows of .jsonl files are {"text": ...}, {"messages": [{"content": ...}]}, or token
-ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids": [...]}."""
+HELP = """\
+Build a memory file from texts, for --memory and --corpus.
+
+Texts are learned as prompts (for the method mix), their tri-grams counted (for aded), or their suffixes sorted (for
+rest). Text files may hold several documents, divided by lines that hold only <|endoftext|>. Rows of .jsonl files are
+{"text": ...}, {"messages": [{"content": ...}]}, or token ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids":
+[...]}. Binary and empty files are left out with a warning."""
+
+EXAMPLES = """
+speculant corpus build --model your/model -o code.speculant src/*.py
+speculant corpus build --model your/model --kind suffix -o log.mem *.jsonl
+speculant generate "def main" --model your/model --memory code.speculant
+"""
 
 BATCH = 1 << 20
 SHOWN = 20
@@ -37,54 +47,78 @@ class Builder(Protocol):
         """Take a document of ids, Int[T]."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+class Kind(str, Enum):
+    """What is built."""
+
+    MIX = "mix"
+    TRIGRAM = "trigram"
+    SUFFIX = "suffix"
+
+
+def register(app: typer.Typer) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("corpus", help="build a memory from texts", description="Work on corpora.")
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    build = actions.add_parser("build", help="build a memory from texts", description=DESCRIPTION)
-    build.add_argument("inputs", nargs="+", metavar="FILE", help="text files and .jsonl files")
-    build.add_argument("-o", "--output", required=True, metavar="FILE", help="the memory file to write")
-    build.add_argument(
-        "--kind",
-        choices=["mix", "trigram", "suffix"],
-        default="mix",
-        help="mix, for the method of that name, is the default; trigram and suffix, for aded and rest",
-    )
-    tokenizer = build.add_mutually_exclusive_group()
-    tokenizer.add_argument(
-        "--model", metavar="PATH|ID", help="the model it is for; only its config and tokenizer are read"
-    )
-    tokenizer.add_argument("--tokenizer", metavar="PATH|ID", help="the tokenizer, where there is no model")
-    build.set_defaults(run=run)
+    group = typer.Typer(cls=Group, help="Build memories from texts.", epilog=EXAMPLES, rich_markup_mode=None)
+    group.callback()(lambda: None)  # keeps `build` a command of its own
+    group.command("build", cls=Command, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(build)
+    app.add_typer(group, name="corpus")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Read, write, and say what came of it."""
+def build(
+    inputs: Annotated[list[str], typer.Argument(metavar="FILE", help="text files and .jsonl files")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="the memory file to write")],
+    kind: Annotated[
+        Kind,
+        typer.Option("--kind", metavar="mix|trigram|suffix", help="for the methods mix (default), aded and rest"),
+    ] = Kind.MIX,
+    model: ModelOption = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="the tokenizer, where there is no model")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing memory file")] = False,
+) -> int:
+    """Read, write, and report what was built."""
+    from speculant.cli.files import check_memory_output
+
     start = time.perf_counter()
-    check_writable(args.output)
-    paths = [Path(path) for path in args.inputs]
-    size = sum(file_size(path) for path in paths)
-    quieten()
-    tokenizer, vocabulary = load_vocabulary(args)
-
-    from tqdm import tqdm
-
+    if (model is None) == (tokenizer is None):
+        raise UsageError(
+            "name the model that the memory is for by --model, or its tokenizer by --tokenizer: a memory fits one "
+            "tokenizer only. --model bundled is the story model that comes with the package."
+        )
+    paths = [Path(path) for path in inputs]
+    sizes = {path: file_size(path) for path in paths}
+    check_memory_output(output, inputs, force=force)
     rejected = Rejected()
-    with tqdm(total=size, unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False) as bar:
+    paths = [path for path in paths if not skipped(path, rejected)]
+    if not paths:
+        raise UsageError("none of the files holds text. Name text files or .jsonl files.")
+    from speculant.cli.loading import quieten
+
+    quieten()
+    loaded, vocabulary = load_vocabulary(model, tokenizer)
+    with progress("reading", sum(sizes[path] for path in paths), "bytes") as advance:
 
         def read(builder: Builder) -> None:
             for path in paths:
-                documents = read_documents(path, vocabulary=vocabulary, advance=bar.update, reject=rejected)
-                feed(builder, documents, tokenizer)
+                documents = read_documents(path, vocabulary=vocabulary, advance=advance, reject=rejected)
+                feed(builder, documents, loaded)
 
-        builders = {"trigram": build_table, "mix": build_contexts, "suffix": build_suffixes}
-        facts = builders[args.kind](read, Path(args.output), tokenizer, vocabulary)
+        builders = {Kind.TRIGRAM: build_table, Kind.MIX: build_contexts, Kind.SUFFIX: build_suffixes}
+        facts = builders[kind](read, Path(output), loaded, vocabulary)
     for fact in facts:
         print(fact)
     print(f"seconds     {time.perf_counter() - start:.1f}")
     if rejected.count:
-        print(f"left out    {rejected.count} rows that could not be used")
+        print(f"left out    {rejected.count} files or rows that could not be used")
     return 0
+
+
+def skipped(path: Path, reject: Callable[[str], object]) -> bool:
+    """Return whether a file is left out, since it is empty or binary; `reject` is given the reason."""
+    reason = why_no_text(path)
+    if reason:
+        reject(f"{path} {reason}; it is left out.")
+    return bool(reason)
 
 
 def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
@@ -180,44 +214,47 @@ def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
 
 
 class Rejected:
-    """Prints the first rows that could not be used and counts them all."""
+    """Prints what the first files and rows cannot be used for, and counts them all."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, message: str) -> None:
-        """Take a row's message."""
-        from tqdm import tqdm
-
+        """Take a message."""
         self.count += 1
         if self.count <= SHOWN:
-            tqdm.write(f"warning: {message}", file=sys.stderr)
+            say(f"warning: {message}")
         elif self.count == SHOWN + 1:
-            tqdm.write("warning: there are more such rows; they are counted only.", file=sys.stderr)
+            say("warning: there are more of these; they are counted only.")
 
 
-def load_vocabulary(args: argparse.Namespace) -> tuple[Any, int]:
-    """Return the tokenizer and the number of token ids that the table must have room for.
+def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]:
+    """Return the tokenizer and the number of token ids that the memory must have room for.
+
+    Args:
+        model: only its config and tokenizer are read.
+        tokenizer: where there is no model.
 
     Raises:
         ModelNotFoundError, TokenizerError: there is no such model or tokenizer.
     """
     from speculant.api.loading import bundled_model, load_tokenizer
+    from speculant.cli.loading import model_source
 
-    if args.tokenizer is not None:
-        tokenizer = load_tokenizer(args.tokenizer)
-        return tokenizer, len(tokenizer)
+    if tokenizer is not None:
+        found = load_tokenizer(tokenizer)
+        return found, len(found)
     from transformers import AutoConfig
 
-    source = args.model or str(bundled_model())
-    tokenizer = load_tokenizer(source)
+    source = model_source(model) or str(bundled_model())
+    found = load_tokenizer(source)
     try:
         vocabulary: int = AutoConfig.from_pretrained(source).get_text_config(decoder=True).vocab_size
     except (OSError, ValueError, AttributeError) as error:
         raise ModelNotFoundError(
             f"{source} has a tokenizer, but no config that names a vocabulary. Name it by --tokenizer instead."
         ) from error
-    return tokenizer, vocabulary
+    return found, vocabulary
 
 
 def feed(builder: Builder, documents: Iterable[Document], tokenizer: Any) -> None:

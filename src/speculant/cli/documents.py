@@ -14,7 +14,26 @@ Document = str | list[int]
 
 SEPARATOR = b"<|endoftext|>"
 LONGEST = 4 << 20
+SNIFFED = 1 << 16
+MOST_FOREIGN = 0.1  # share of characters that are no UTF-8, up to which a file counts as text
 FORMS = 'a row is {"text"}, {"messages": [{"content"}]}, {"ids"} or {"prompt_ids", "output_ids"}'
+
+
+def why_no_text(path: Path) -> str:
+    """Return why a file holds no text: "is empty" or "is binary"; empty if it may hold some.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(SNIFFED)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.") from error
+    if not start.strip():
+        return "is empty"
+    text = start.decode("utf-8", "replace")
+    return "is binary" if b"\0" in start or text.count("\ufffd") > MOST_FOREIGN * len(text) + 1 else ""
 
 
 def read_documents(
@@ -26,8 +45,8 @@ def read_documents(
         path: .jsonl holds a row per line; every other file is text, cut into documents by lines that hold only
             <|endoftext|>, and after 4 MB in any case, so that it need not fit into memory.
         vocabulary: ids must be below.
-        advance: is told how many bytes were read.
-        reject: is told file, line and reason of each row that cannot be used.
+        advance: is given how many bytes were read.
+        reject: is given file, line and reason of each row that cannot be used.
 
     Raises:
         FileError: the file cannot be read.

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from speculant import __version__
-from speculant.cli.options import Subparsers
+from speculant.cli.commands import Command
+from speculant.cli.options import JsonFlag
 
 PACKAGES = ("transformers", "numba", "numpy")
+HELP = "Describe this machine and the versions in use, for bug reports. Names nobody and no folder."
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def register(app: typer.Typer) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "env",
-        help="describe this machine and the versions in use",
-        description="Describe this machine and the versions in use, for bug reports. Names nobody and no folder.",
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=run)
+    app.command("env", cls=Command, help=HELP, epilog="speculant env --json")(env)
 
 
-def run(args: argparse.Namespace) -> int:
+def env(as_json: JsonFlag = False) -> int:
     """Print the environment."""
     found = environment()
-    if args.json:
+    if as_json:
         print(json.dumps(found, indent=2))
         return 0
     width = max(map(len, found))
@@ -85,6 +81,8 @@ def usable_cores() -> int:
 
 
 def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,25 +1,85 @@
 """`speculant`: parses the command, runs it, and turns expected faults into one line and an exit code.
 
 Nothing heavy is imported before a command runs, so that `--help` answers at once. Exit codes: 0 done,
-1 something failed, 2 the request itself is wrong, 130 interrupted.
+1 something failed, 2 the request itself is wrong, 130 interrupted, 141 the reader of the output went away,
+143 ended by SIGTERM.
 """
 
 from __future__ import annotations
 
-import argparse
+import difflib
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
 
 from speculant import __version__
-from speculant.cli import bench, chat, check, compare, corpus, env, generate, memory, methods, replay, tune
+from speculant.cli.commands import Group
+from speculant.cli.signals import Terminated, terminable
 from speculant.core.errors import SpeculantError
 
-COMMANDS = (generate, chat, methods, bench, compare, check, corpus, memory, replay, tune, env)
-INTERRUPTED = 130
-PIPE_CLOSED = 141
+NAME = "speculant"
+USAGE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 2, 130, 141, 143
+COMMANDS = {  # each registered by the module of that name
+    "generate": "continue a prompt",
+    "chat": "talk with a model in several turns",
+    "methods": "list the drafting methods and their settings",
+    "bench": "time methods on a model",
+    "compare": "compare two benchmark results",
+    "check": "prove that drafts change nothing",
+    "replay": "measure methods on recorded answers, without a model",
+    "tune": "measure what a target pass costs here",
+    "corpus": "build a memory from texts",
+    "memory": "inspect, merge and clear memory files",
+    "env": "describe this machine and the versions in use",
+}
+OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
+EXAMPLES = """
+speculant generate "Once upon a time" --compare   # is drafting faster here?
+speculant chat --model your/model
+speculant COMMAND --help                          # options and examples
+"""
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class Root(Group):
+    """All commands; a module is imported when its command is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        app = typer.Typer(rich_markup_mode=None)
+        import_module(f"speculant.cli.{cmd_name}").register(app)
+        return typer.main.get_group(app).get_command(ctx, cmd_name)
+
+    def summaries(self, ctx: Any) -> dict[str, str]:
+        """Return what each command does, in a line."""
+        return COMMANDS
+
+
+def build_app() -> typer.Typer:
+    """Return the application of all commands."""
+    app = typer.Typer(
+        name=NAME,
+        cls=Root,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        epilog=EXAMPLES,
+        help="Faster decoding of large language models, without changing their output.",
+    )
+    app.callback()(_options)
+    return app
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,24 +87,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: the arguments; None for the process's own.
-
-    Raises:
-        SystemExit: the arguments do not parse (2), or only --help or --version was asked for (0).
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 must not end a generation
-    args = build_parser().parse_args(argv)
+    if not _prepare_streams():
+        return _fail("standard output is closed. Redirect it to a file, or to /dev/null if it is not wanted.")
+    command: Any = typer.main.get_command(build_app())
+    if f"_{NAME.upper()}_COMPLETE" in os.environ:  # a shell asks for completions
+        command.main(prog_name=NAME)
     try:
-        code: int = args.run(args)
-        sys.stdout.flush()
+        with terminable():
+            arguments = sys.argv[1:] if argv is None else list(argv)
+            with command.make_context(NAME, arguments) as context:
+                code: int = command.invoke(context)
+            sys.stdout.flush()
+    except typer.Exit as done:  # --help, --version
+        return _flushed(done.exit_code)
+    except _UsageError as error:
+        return _fail(worded(error), USAGE)
     except SpeculantError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
+    except Terminated:
+        return TERMINATED
+    except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # What is still buffered has nowhere to go; without this the interpreter complains while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+    except OSError as error:
+        return _output_fault(error)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(phrase in str(error) for phrase in _NO_MEMORY):
             raise
@@ -52,16 +118,72 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="speculant", description="Faster decoding of large language models, without changing what they say."
-    )
-    parser.add_argument("--version", action="version", version=f"speculant {__version__}")
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(subparsers)
-    return parser
+def worded(error: Any) -> str:
+    """Return the message of a usage error of the parser, with the option's name first and the way to the help."""
+    param, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    if type(error) is typer.BadParameter and param is not None:
+        dashed = [name for name in param.opts if name.startswith("-")]
+        message = f"{max(dashed, key=len) if dashed else param.metavar or param.name} {error.message}"
+    elif type(error).__name__ == "NoSuchOption":
+        near = difflib.get_close_matches(error.option_name, error.possibilities or [], n=1)
+        message = f"there is no option {error.option_name}." + (f" Did you mean {near[0]}?" if near else "")
+    elif context is not None and isinstance(context.command, Group) and "Missing command" in error.format_message():
+        message = f"name a command: {', '.join(context.command.list_commands(context))}."
+    else:
+        message = str(error.format_message())
+    message = message if message.endswith((".", "?", "!")) else f"{message}."
+    return f"{message} See `{context.command_path if context is not None else NAME} --help`."
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"{NAME} {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and exit", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    del version  # its callback has answered
+
+
+def _prepare_streams() -> bool:
+    """Make the standard streams fit to use; return whether there is a standard output."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (the process's own, open until it ends)
+    if sys.stderr is None:  # otherwise messages would be printed among the results
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        return False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 must not end a generation
+    return True
+
+
+def _flushed(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return _output_fault(error)
+    return code
+
+
+def _output_fault(error: OSError) -> int:
+    """Return the exit code of a fault of standard output.
+
+    Raises:
+        OSError: it is a fault of something else.
+    """
+    closed = isinstance(error, BrokenPipeError)
+    if not closed and (error.filename is not None or error.errno not in OUTPUT_FAULTS):
+        raise error
+    # What is still buffered has nowhere to go; without this the interpreter complains while it exits.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+    return PIPE_CLOSED if closed else _fail(f"cannot write to standard output: {error.strerror}.")
 
 
 def _fail(message: str, code: int = 1) -> int:

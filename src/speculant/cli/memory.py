@@ -1,69 +1,66 @@
-"""`speculant memory`: says what a memory file holds, makes one of several, and empties one."""
+"""`speculant memory`: describes what a memory file holds, merges several, and empties one."""
 
 from __future__ import annotations
 
-import argparse
 import glob
 import json
 import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from speculant.cli.options import Subparsers, whole
-from speculant.cli.output import check_writable, say
+import typer
+
+from speculant.cli.commands import Command, Group
+from speculant.cli.files import check_writable
+from speculant.cli.options import JsonFlag, MemoryLimitOption
+from speculant.cli.terminal import say
 from speculant.core.errors import FileError, ForeignMemoryError, UsageError
-from speculant.registry import find_memory_kind, methods_reading
+from speculant.registry import METHODS
 
 if TYPE_CHECKING:
     from speculant.memory.file import Memory
 
 MERGE = """\
-Make one memory of several of one kind and tokenizer. Name the latest last: where two cannot stay, later files and what
-was used more win. A file that began as a copy of another holds it already; what both hold counts twice."""
+Make one memory of several of one kind and tokenizer.
+
+Name the latest last: where two cannot stay, later files and what was used more win. A file that began as a copy of
+another holds it already; what both hold counts twice."""
 CLEAR = """\
-Replace a memory by an empty one of the same kind and tokenizer, all or nothing. A process that has loaded the file
-still knows what it held and writes it again when it saves: end it first. Copies and backups stay."""
+Replace a memory by an empty one of the same kind and tokenizer, all or nothing.
+
+A process that has loaded the file still knows what it held and writes it again when it saves: end it first. Copies and
+backups stay."""
+EXAMPLES = """
+speculant memory info chat.speculant
+speculant memory merge mon.speculant tue.speculant -o week.speculant
+speculant memory clear chat.speculant
+"""
 SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
-
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "memory", help="inspect, merge and clear memory files", description="Work on memory files."
-    )
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    inspect = actions.add_parser(
-        "info", help="say what a file holds", description="Verify a memory file's checksums and say what it holds."
-    )
-    inspect.add_argument("file", metavar="FILE")
-    inspect.add_argument("--json", action="store_true", help="as JSON")
-    inspect.set_defaults(run=info)
-    join = actions.add_parser("merge", help="make one file of several", description=MERGE)
-    join.add_argument("files", nargs="+", metavar="FILE", help="two or more, the latest last")
-    join.add_argument("-o", "--output", required=True, metavar="FILE", help="a new file, or one of those merged")
-    join.add_argument(
-        "--memory-limit",
-        metavar="MB",
-        type=whole(1),
-        default=256,
-        help="the limit under which it will be loaded; default: 256",
-    )
-    join.set_defaults(run=merge)
-    empty = actions.add_parser("clear", help="empty a file", description=CLEAR)
-    empty.add_argument("file", metavar="FILE")
-    empty.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
-    empty.set_defaults(run=clear)
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="a memory file")]
 
 
-def info(args: argparse.Namespace) -> int:
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(
+        cls=Group, help="Inspect, merge and clear memory files.", epilog=EXAMPLES, rich_markup_mode=None
+    )
+    verify = "Verify a memory file's checksums and describe what it holds."
+    group.command("info", cls=Command, help=verify, short_help="describe what a file holds")(info)
+    group.command("merge", cls=Command, help=MERGE, short_help="make one file of several", epilog=EXAMPLES)(merge)
+    group.command("clear", cls=Command, help=CLEAR, short_help="empty a file")(clear)
+    app.add_typer(group, name="memory")
+
+
+def info(file: FileArgument, as_json: JsonFlag = False) -> int:
     """Print what a file holds."""
     from speculant.memory.file import read_any_memory
 
-    path = Path(args.file)
+    path = Path(file)
     found = described(path, read_any_memory(path))
-    if args.json:
+    if as_json:
         holds = {name.replace(" ", "_").replace("-", "_"): n for name, n in found["holds"].items()}
         print(json.dumps(found | {"holds": holds}, indent=2))
         return 0
@@ -78,7 +75,11 @@ def info(args: argparse.Namespace) -> int:
     return 0
 
 
-def merge(args: argparse.Namespace) -> int:
+def merge(
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="two or more, the latest last")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="a new file, or one of those merged")],
+    memory_limit: MemoryLimitOption = 256,
+) -> int:
     """Write one memory that holds what several hold, as far as the limit lets it.
 
     Raises:
@@ -86,42 +87,47 @@ def merge(args: argparse.Namespace) -> int:
         ForeignMemoryError: the files are of different kinds or tokenizers.
     """
     from speculant.memory.file import read_any_memory, write_memory
+    from speculant.memory.kinds import kind_of
 
-    paths, output = [Path(file) for file in args.files], Path(args.output)
-    check_writable(args.output)
+    paths, target = [Path(file) for file in files], Path(output)
+    check_writable(output)
     if len(paths) < 2:
         raise UsageError("merging takes two files or more. Name another, or copy the one.")
     memories = [read_any_memory(path) for path in paths]
     places = [path.resolve() for path in paths]
     if len(set(places)) < len(places):
         raise UsageError("a file is named twice; what it holds would count twice. Name each once.")
-    if output.exists() and output.resolve() not in places:
-        raise UsageError(f"{output} exists and is none of the files to merge; name it among them, or a new file.")
+    if target.exists() and target.resolve() not in places:
+        raise UsageError(f"{target} exists and is none of the files to merge; name it among them, or a new file.")
     check_alike(paths, memories)
-    kind, first = find_memory_kind(memories[0].kind), memories[0]
-    arrays, facts = kind.merge(memories, args.memory_limit << 20)
-    write_memory(output.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
-    merged = read_any_memory(output)
-    for path, memory in zip([*paths, output], [*memories, merged], strict=True):
-        print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.describe(memory))}")
-    print(f"bytes       {output.stat().st_size}")
+    kind, first = kind_of(memories[0]), memories[0]
+    arrays, facts = kind.merge(memories, memory_limit << 20)
+    write_memory(target.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
+    merged = read_any_memory(target)
+    for path, memory in zip([*paths, target], [*memories, merged], strict=True):
+        print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.holdings(memory))}")
+    print(f"bytes       {target.stat().st_size}")
     return 0
 
 
-def clear(args: argparse.Namespace) -> int:
+def clear(
+    file: FileArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask; needed where there is no terminal")] = False,
+) -> int:
     """Replace a memory by an empty one.
 
     Raises:
         UsageError: nobody can be asked, and --yes was not given.
     """
     from speculant.memory.file import read_any_memory, write_memory
+    from speculant.memory.kinds import kind_of
 
-    path = Path(args.file).resolve()  # a link's own file is what holds the text
+    path = Path(file).resolve()  # a link's own file is what holds the text
     memory = read_any_memory(path)
-    kind = find_memory_kind(memory.kind)
+    kind = kind_of(memory)
     check_writable(str(path))
-    held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.describe(memory))}"
-    if not args.yes and not agreed(held):
+    held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.holdings(memory))}"
+    if not yes and not agreed(held):
         say("nothing was changed.")
         return 1
     arrays, facts = kind.empty(memory)
@@ -174,8 +180,9 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
         FileError: the file is gone.
     """
     from speculant.memory.file import VERSION
+    from speculant.memory.kinds import kind_of
 
-    kind = find_memory_kind(memory.kind)
+    kind = kind_of(memory)
     try:
         status = path.stat()
     except OSError as error:
@@ -184,10 +191,14 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
     return {
         "file": str(path),
         "kind": memory.kind,
-        "methods": [method.name for method in methods_reading(memory.kind)],
+        "methods": [
+            method.name
+            for method in METHODS.values()
+            if method.drafter.startswith(f"{kind.module}:") and (method.memory or method.corpus)
+        ],
         "tokenizer": memory.tokenizer,
         "vocabulary": memory.facts.get("vocabulary"),
-        "holds": kind.describe(memory),
+        "holds": kind.holdings(memory),
         "bytes": status.st_size,
         "checksums": "verified",
         "version": VERSION,

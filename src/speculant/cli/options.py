@@ -1,153 +1,252 @@
-"""The options that several commands share, and the speculator they describe."""
+"""The options that several commands share: how they are typed, and the values they come to."""
 
 from __future__ import annotations
 
-import argparse
-import logging
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from speculant.cli.compiling import compiling_said
-from speculant.cli.output import say
-from speculant.core.errors import FileError, MemoryFileError, UnsupportedError
-from speculant.registry import find_method
+import typer
 
-if TYPE_CHECKING:
-    from speculant.api.speculator import Speculator
+from speculant.cli.values import node_count, nonempty, share, temperature, whole
+from speculant.core.errors import UsageError
+from speculant.registry import METHODS
 
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+BUNDLED = "bundled"
+MODEL_HELP = "a folder or a hub id; default: bundled, the story model that comes with the package"
 
-_LARGEST = 2**63 - 1
+_model = nonempty(f"name a folder or a hub id, or leave the option out for the {BUNDLED} model")
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return an argument type: a whole number of at least `least`."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if not least <= value <= _LARGEST:
-            raise argparse.ArgumentTypeError(f"must be {least} or more, not {text}")
-        return value
-
-    return number
+def _methods(incomplete: str) -> list[str]:
+    return [name for name in METHODS if name.startswith(incomplete)]
 
 
-def node_count(text: str) -> int | str:
-    """Read how many nodes a draft may have."""
-    return text if text == "auto" else whole(0)(text)
-
-
-def share(text: str) -> float:
-    """Read a number above 0 and up to 1; transformers takes larger ones without a word and ignores them."""
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, not {text}")
-    return value
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add --model, --dtype, --device, --attn and --fast."""
-    group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="PATH|ID", help="a folder or a hub id; default: the bundled story model")
-    add_loading_options(group)
-
-
-def add_loading_options(group: argparse._ArgumentGroup) -> None:
-    """Add --dtype, --device, --attn and --fast, which say how a model is loaded and run."""
-    group.add_argument("--dtype", help="float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto")
-    group.add_argument("--device", help="cpu, cuda, cuda:1, mps, or auto to spread the model; default: what there is")
-    group.add_argument("--attn", metavar="NAME", help="attention: sdpa or eager verify trees; default: the model's")
-    group.add_argument(
-        "--fast",
-        action=argparse.BooleanOptionalAction,
-        help="run passes with code of our own, on CPUs, as graphs on CUDA; default: on CPUs, where it pays",
-    )
-
-
-def add_drafting_options(parser: argparse.ArgumentParser) -> None:
-    """Add --method, --nodes, --memory and --memory-limit."""
-    group = parser.add_argument_group("drafting")
-    group.add_argument("--method", metavar="NAME", default="mix", help="see `speculant methods`; default: mix")
-    group.add_argument(
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="PATH|ID", parser=_model, help=MODEL_HELP, rich_help_panel="Model"),
+]
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", parser=_model, help=MODEL_HELP)]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        help="float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto",
+        rich_help_panel="Model",
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1, mps, or auto to spread the model; default: an accelerator if there is one",
+        rich_help_panel="Model",
+    ),
+]
+AttentionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--attn",
+        metavar="NAME",
+        help="attention implementation: sdpa and eager verify trees; default: the model's",
+        rich_help_panel="Model",
+    ),
+]
+FastOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--fast/--no-fast",
+        help="run passes with Speculant's own kernels on CPUs, as CUDA graphs on GPUs; default: on CPUs, where faster",
+        rich_help_panel="Model",
+    ),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        parser=whole(1, 4096),
+        help="CPU threads; default: by the model's size, or OMP_NUM_THREADS",
+        rich_help_panel="Model",
+    ),
+]
+MethodOption = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="see `speculant methods`; default: mix",
+        rich_help_panel="Drafting",
+        autocompletion=_methods,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="a setting of the method, see `speculant methods NAME`; may be repeated",
+        rich_help_panel="Drafting",
+    ),
+]
+NodesOption = Annotated[
+    Any,
+    typer.Option(
         "--nodes",
         metavar="N|auto",
-        type=node_count,
-        help="most tokens per draft; default: auto, as many as pay in each round",
-    )
-    group.add_argument("--memory", metavar="FILE", help="begin with this memory if it exists, and save it there")
-    group.add_argument(
-        "--memory-limit", metavar="MB", type=whole(1), default=256, help="most the memory may take; default: 256"
-    )
+        parser=node_count,
+        help="most tokens per draft; default: auto, chosen each round by what pays",
+        rich_help_panel="Drafting",
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="FILE",
+        parser=nonempty("name a memory file, or leave the option out"),
+        help="begin with this memory if it exists, and save it there",
+        rich_help_panel="Drafting",
+    ),
+]
+MemoryLimitOption = Annotated[
+    int,
+    typer.Option(
+        "--memory-limit",
+        metavar="MB",
+        parser=whole(1, 2**43),
+        help="most the memory may take; default: 256",
+        rich_help_panel="Drafting",
+    ),
+]
+MaxNewTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--max-new-tokens",
+        metavar="N",
+        parser=whole(1),
+        help="most tokens to generate; default: 256",
+        rich_help_panel="Text",
+    ),
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option(
+        "--temperature",
+        metavar="T",
+        parser=temperature,
+        help="0 for greedy decoding, the default; above 0 to sample",
+        rich_help_panel="Text",
+    ),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p",
+        metavar="P",
+        parser=share,
+        help="sample from the most likely tokens that together have probability P",
+        rich_help_panel="Text",
+    ),
+]
+TopKOption = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k",
+        metavar="K",
+        parser=whole(0),
+        help="sample from the K most likely tokens",
+        rich_help_panel="Text",
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", parser=whole(0), help="makes sampling repeatable", rich_help_panel="Text"),
+]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        parser=nonempty("every text contains the empty one, so generation would end after one token"),
+        help="end after this text; may be repeated",
+        rich_help_panel="Text",
+    ),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what text is wanted."""
-    group = parser.add_argument_group("text")
-    group.add_argument("--max-new-tokens", metavar="N", type=whole(1), default=256, help="default: 256")
-    group.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="0 for greedy (the default), above 0 to sample"
-    )
-    group.add_argument("--top-p", metavar="P", type=share, help="sample from the likeliest tokens that make up P")
-    group.add_argument("--top-k", metavar="K", type=whole(0), help="sample from the K likeliest tokens")
-    group.add_argument("--seed", metavar="N", type=whole(0), help="makes sampling repeatable")
-    group.add_argument("--stop", metavar="TEXT", action="append", help="end the text after this; may be repeated")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How a model is loaded and run.
+
+    Attributes:
+        model: a folder or a hub id; None for the bundled model.
+        dtype, device, attention, fast: as in `Speculator.from_pretrained`.
+        threads: CPU threads; None for a number that fits the model.
+    """
+
+    model: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    attention: str | None = None
+    fast: bool | None = None
+    threads: int | None = None
 
 
-def text_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_sampling_options` read as the options of `Speculator.stream`."""
-    return {name: getattr(args, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop")}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """How drafts are made.
+
+    Attributes:
+        method: of the registry.
+        settings: each "name=value".
+        nodes: most nodes per draft, "auto", or None for the method's default.
+        memory: the file to begin with and to save to.
+        memory_limit: megabytes that the memory may take.
+    """
+
+    method: str = "mix"
+    settings: tuple[str, ...] = ()
+    nodes: int | str | None = None
+    memory: str | None = None
+    memory_limit: int = 256
 
 
-def build_speculator(args: argparse.Namespace) -> Speculator:
-    """Load the model and wrap it; `args.memory` becomes None if that file cannot be used.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen and when the text ends, as in `Speculator.stream`.
 
     Raises:
-        SpeculantError: the method or the model cannot be used.
+        UsageError: an option would have no effect.
     """
-    method = find_method(args.method)  # a misspelled name should not cost the loading of a model
-    if args.memory is not None and not method.memory:
-        raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
-    quieten()
-    if args.model is not None and not Path(args.model).exists():
-        say(f"there is no folder {args.model} here; the hub is asked for it, which may take a while.")
-    from speculant.api.speculator import Speculator
 
-    with compiling_said():
-        speculator = Speculator.from_pretrained(
-            args.model,
-            dtype=args.dtype,
-            device=args.device,
-            attention=args.attn,
-            method=args.method,
-            nodes=args.nodes,
-            memory_limit=args.memory_limit << 20,
-            fast=args.fast,
-        )
-        if args.memory is not None and not recall(speculator, args.memory):
-            args.memory = None
-    return speculator
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.temperature:
+            return
+        given = {"--top-p": self.top_p, "--top-k": self.top_k, "--seed": self.seed}
+        ignored = [name for name, value in given.items() if value is not None]
+        if ignored:
+            names = " and ".join(ignored)
+            raise UsageError(
+                f"{names} would be ignored: decoding is greedy. Add --temperature 1 to sample, or leave {names} out."
+            )
 
-def recall(speculator: Speculator, memory: str) -> bool:
-    """Begin with a memory file if it exists; say so and go on without if it cannot be used, since text needs none.
-
-    Returns:
-        Whether what is learned may be saved there: a file that was not understood is not to be overwritten.
-    """
-    try:
-        if Path(memory).exists():
-            speculator.load(memory)
-    except (MemoryFileError, FileError, UnsupportedError) as error:
-        say(f"warning: {error} Drafting begins with an empty memory; the file is left as it is, nothing is saved.")
-        return False
-    return True
-
-
-def quieten() -> None:
-    """Keep the progress bars and the advice of transformers and the hub's client out of the output."""
-    from transformers.utils import logging as transformers_logging
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    def options(self) -> dict[str, Any]:
+        """Return the options of `Speculator.stream`."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "stop": list(self.stop) or None,
+        }

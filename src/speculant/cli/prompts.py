@@ -9,6 +9,10 @@ from typing import Any
 
 from speculant.core.errors import FileError, UsageError
 
+Message = dict[str, str]
+Prompt = str | list[Message] | tuple[str, ...]
+SINGLE = ("prompt", "question", "query", "text")
+
 
 def given_prompt(text: str) -> str:
     """Return the PROMPT argument; "-" stands for standard input, without its last line end.
@@ -26,12 +30,12 @@ def given_prompt(text: str) -> str:
     return text
 
 
-def read_prompts(path: str) -> list[str]:
+def read_prompts(path: str) -> list[Prompt]:
     """Return the prompts of a file.
 
     Args:
-        path: .json holds a list, .jsonl a row per line, each a string or an object with "prompt"; in any other
-            file every line is a prompt. Blank lines are passed over.
+        path: .json holds a list, .jsonl a row per line, see `prompt_of`; in any other file every line is a prompt.
+            Blank lines are passed over.
 
     Raises:
         FileError: it cannot be read, holds no prompts or something else; the message names file and line.
@@ -44,15 +48,64 @@ def read_prompts(path: str) -> list[str]:
         line = error.object[: error.start].count(b"\n") + 1
         raise FileError(f"{path}:{line}: this is not UTF-8 text. Convert the file to UTF-8.") from error
     suffix = Path(path).suffix
+    prompts: list[Prompt]
     if suffix == ".json":
         prompts = _from_list(path, text)
     elif suffix == ".jsonl":
-        prompts = [_from_item(f"{path}:{i}", _parse(path, line, i)) for i, line in _lines(text)]
+        prompts = [prompt_of(f"{path}:{i}", _parse(path, line, i)) for i, line in _lines(text)]
     else:
         prompts = [line for _, line in _lines(text)]
     if not prompts:
         raise FileError(f"{path} holds no prompts.")
     return prompts
+
+
+def prompt_of(place: str, item: Any) -> Prompt:
+    """Return the prompt that a row stands for.
+
+    These are understood, the first that fits:
+
+        "text"                                           one prompt
+        [{"role", "content"}, ...], {"messages": [...]}  a chat; an answer at its end is left out
+        {"turns": ["...", ...]}                          what a user writes, turn by turn
+        {"query", "docs": [...]}                         a question about documents
+        {"prompt"}, {"question"}, {"query"}, {"text"}    one prompt
+
+    Args:
+        place: file and line, for messages.
+        item: the row.
+
+    Raises:
+        FileError: it is none of these, or empty.
+    """
+    prompt: Prompt | None = None
+    match item:
+        case str():
+            prompt = item
+        case [*messages] | {"messages": [*messages]} if messages and all(map(_is_message, messages)):
+            chat = [{"role": each["role"], "content": each["content"]} for each in messages]
+            prompt = chat[:-1] if chat[-1]["role"] == "assistant" else chat
+        case {"turns": [str(), *_] as turns} if all(isinstance(turn, str) for turn in turns):
+            prompt = turns[0] if len(turns) == 1 else tuple(turns)
+        case {"query": str(query), "docs": [*docs]}:
+            prompt = "\n\n".join([*map(str, docs), query])
+        case dict():
+            prompt = next((item[name] for name in SINGLE if isinstance(item.get(name), str)), None)
+    if prompt is None:
+        raise FileError(
+            f'{place}: a string, chat messages, or an object with "prompt", "question", "turns", "messages", "query" '
+            'or "text" was expected.'
+        )
+    texts = [prompt] if isinstance(prompt, str) else [_content(each) for each in prompt]
+    if not texts or not all(texts):
+        raise FileError(f"{place}: the prompt is empty.")
+    if not all(map(is_text, texts)):
+        raise FileError(f"{place}: the prompt is not text: it holds half of a surrogate pair.")
+    return prompt
+
+
+def _content(part: str | Message) -> str:
+    return part if isinstance(part, str) else part["content"]
 
 
 def is_text(text: str) -> bool:
@@ -70,22 +123,17 @@ def _lines(text: str) -> list[tuple[int, str]]:
     return [(number, line.removesuffix("\r")) for number, line in numbered if line.strip()]
 
 
-def _from_list(path: str, text: str) -> list[str]:
+def _from_list(path: str, text: str) -> list[Prompt]:
     items = _parse(path, text, 1)
     if not isinstance(items, list):
         raise FileError(f"{path}:1: a list of prompts was expected. Name the file .jsonl if every line is a row.")
-    return [_from_item(f"{path}: entry {i}", item) for i, item in enumerate(items, start=1)]
+    if items and all(_is_message(item) for item in items):  # one conversation
+        return [prompt_of(f"{path}:1", items)]
+    return [prompt_of(f"{path}: entry {i}", item) for i, item in enumerate(items, start=1)]
 
 
-def _from_item(place: str, item: Any) -> str:
-    prompt = item.get("prompt") if isinstance(item, dict) else item
-    if not isinstance(prompt, str):
-        raise FileError(f'{place}: a string or an object with a string "prompt" was expected.')
-    if not prompt:
-        raise FileError(f"{place}: the prompt is empty.")
-    if not is_text(prompt):
-        raise FileError(f"{place}: the prompt is not text: it holds half of a surrogate pair.")
-    return prompt
+def _is_message(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
 
 
 def _parse(path: str, text: str, line: int) -> Any:

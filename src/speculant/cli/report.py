@@ -1,4 +1,4 @@
-"""What `generate` says about its runs: a block for people, a record for programs."""
+"""The end of a `generate` run: a report for people, a record for programs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.baselines import Timed
+from speculant.cli.comparison import Comparison, overall
 
 if TYPE_CHECKING:
     from speculant.api.result import Result
+    from speculant.cli.prompts import Message
+    from speculant.core.stats import Stats
+
+INTERRUPTED = "note        interrupted: this is what was generated until then"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One prompt, what came of it, and what came of it without drafts if that was asked for."""
+    """One prompt, its result, and the runs it was compared with, if any."""
 
-    prompt: str
+    prompt: str | list[Message]
     result: Result
-    plain: Timed | None = None
-    reference: Timed | None = None
+    comparison: Comparison | None = None
 
     @property
     def complete(self) -> bool:
@@ -27,19 +30,20 @@ class Outcome:
         return self.result.finish_reason not in ("unfinished", "error")
 
     @property
-    def speedup(self) -> float | None:
-        """Tokens per second over those of plain decoding by the same loop."""
-        if self.plain is None or not self.complete or not self.plain.tokens_per_second:
-            return None
-        return self.result.stats.tokens_per_second / self.plain.tokens_per_second
+    def compared(self) -> Comparison | None:
+        """The comparison, if the runs it needs are complete."""
+        return self.comparison if self.complete and self.comparison is not None and self.comparison.drafted else None
 
-    def same_as(self, other: Timed | None) -> bool | None:
-        """Say whether the tokens are those of a baseline; None if that cannot be said."""
-        return None if other is None or not self.complete else self.result.ids == other.ids
+    @property
+    def speedup(self) -> float | None:
+        """Tokens per second over those of plain decoding by the same loop, the median of the pairs."""
+        return None if self.compared is None else self.compared.speedup
 
     def to_json(self, environment: dict[str, Any]) -> dict[str, Any]:
         """Return the record of one prompt."""
-        result, stats = self.result, self.result.stats
+        result, stats, compared = self.result, self.result.stats, self.compared
+        reference = compared and compared.reference
+        ratios = compared.ratios if compared is not None else []
         return {
             "prompt": self.prompt,
             "text": result.text,
@@ -50,11 +54,14 @@ class Outcome:
             "rounds": stats.rounds,
             "mat": stats.mat,
             "tokens_per_second": stats.tokens_per_second,
-            "baseline_tokens_per_second": self.plain and self.plain.tokens_per_second,
+            "baseline_tokens_per_second": compared and compared.baseline,
             "speedup": self.speedup,
-            "identical": self.same_as(self.plain),
-            "hf_tokens_per_second": self.reference and self.reference.tokens_per_second,
-            "identical_to_hf": self.same_as(self.reference),
+            "speedup_range": [min(ratios), max(ratios)] if ratios else None,
+            "pairs": len(ratios) or None,
+            "noisy": bool(compared.noisy) if compared is not None else None,
+            "identical": compared and compared.identical,
+            "hf_tokens_per_second": reference and reference.tokens_per_second,
+            "identical_to_hf": compared and compared.matches_reference,
             "time_share": stats.time_share,
             "acceptance_by_depth": stats.acceptance_by_depth,
             "prompt_tokens": stats.prompt_tokens,
@@ -64,83 +71,115 @@ class Outcome:
             "environment": environment,
         }
 
-    def block(self) -> str:
-        """Return the end-of-run block."""
-        lines = [self.result.stats.report()]
+    def block(self, *, verbose: bool = False) -> str:
+        """Return the report, most important first."""
+        stats = self.result.stats
+        lines = [speed(stats.tokens, stats.seconds)]
+        if self.compared is not None:
+            lines += compared_lines(self.compared)
+        lines.append(f"drafting    {stats.method}: {stats.mat:.2f} tokens per target pass, {accepted([stats])}")
+        if verbose:
+            lines += details(stats)
         if not self.complete:
-            lines.append("note        interrupted: this is what there was so far")
-        if self.plain is not None:
-            lines.append(f"baseline    {self.plain.tokens_per_second:.1f} tokens/s: the same loop without drafts")
-        if self.reference is not None:
-            lines.append(f"reference   {self.reference.tokens_per_second:.1f} tokens/s: transformers' model.generate")
-        if self.speedup is not None:
-            lines.append(f"speed-up    {self.speedup:.2f}x over the baseline")
-            lines.append(f"identical   {self._identity()}")
-        return "\n".join(lines)
+            lines.append(INTERRUPTED)
+        return "\n".join(lines + [f"note        {note}" for note in stats.notes])
 
     def line(self) -> str:
         """Return the same in a line, for one of many prompts."""
         stats = self.result.stats
-        parts = [f"{stats.tokens} tokens", f"MAT {stats.mat:.2f}", f"{stats.tokens_per_second:.1f} tokens/s"]
+        parts = [f"{stats.tokens_per_second:.1f} tokens/s"]
+        if self.compared is not None:
+            parts += [f"speed-up {self.speedup:.2f}x", f"identical: {identity(self.compared)}"]
+        parts += [f"{stats.tokens} tokens", f"MAT {stats.mat:.2f}"]
         if not self.complete:
             parts.append("failed" if self.result.finish_reason == "error" else "interrupted")
-        if self.speedup is not None:
-            parts += [f"speed-up {self.speedup:.2f}x", f"identical: {self._identity()}"]
         return ", ".join(parts)
 
-    def _identity(self) -> str:
-        baselines = {"baseline": self.plain, "reference": self.reference}
-        given = {name: timed for name, timed in baselines.items() if timed is not None}
-        different = {name: timed for name, timed in given.items() if not self.same_as(timed)}
-        if not different:
-            return f"yes, to {' and '.join(given)}"
-        places = [f"{name} at token {_first_difference(self.result.ids, t.ids)}" for name, t in different.items()]
-        return f"NO, differs from {' and '.join(places)}"
+
+def compared_lines(compared: Comparison) -> list[str]:
+    """Return speed-up and identity."""
+    ratios, plain = compared.ratios, f"plain decoding at {compared.baseline:.1f} tokens/s"
+    spread = f" (median of {len(ratios)} pairs, {min(ratios):.2f}x to {max(ratios):.2f}x)" if len(ratios) > 1 else ""
+    lines = [f"speed-up    {compared.speedup:.2f}x over {plain}{spread}"]
+    if compared.noisy:
+        lines.append(f"            {compared.noisy}.")
+    elif len(ratios) == 1:
+        lines.append("            one pair only, since it takes long; timings of single runs vary.")
+    lines.append(f"identical   {identity(compared)}")
+    if compared.reference is not None:
+        lines.append(f"reference   {compared.reference.tokens_per_second:.1f} tokens/s by transformers' model.generate")
+    return lines
+
+
+def identity(compared: Comparison) -> str:
+    """Return whether the tokens are those of the other ways of decoding."""
+    different = compared.differences()
+    if different:
+        return f"NO, differs from {different}"
+    return "yes, to plain decoding" + (" and to model.generate" if compared.reference is not None else "")
+
+
+def details(stats: Stats) -> list[str]:
+    """Return where time and drafts went, for --verbose."""
+    share = stats.time_share
+    depths = "  ".join(f"{rate:.0%}" for rate in stats.acceptance_by_depth[:12]) or "nothing drafted"
+    return [
+        f"prompt      {stats.prompt_tokens} tokens in {stats.prefill_seconds:.3f} s",
+        f"rounds      {stats.rounds}; accepted by depth: {depths}",
+        f"time        draft {share['draft']:.1%}, target {share['target']:.1%}, rest {share['rest']:.1%}",
+        *([f"sizes       {stats.sizes}"] if stats.sizes else []),
+    ]
 
 
 def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
-    """Return the block over many prompts; speeds are of all tokens over all seconds, which a batch's overlap."""
+    """Return the report over many prompts; speeds are of all tokens over all seconds, which a batch's overlap."""
     stats = [outcome.result.stats for outcome in outcomes]
     tokens, rounds = sum(each.tokens for each in stats), sum(each.rounds for each in stats)
-    seconds = sum(each.seconds for each in stats) if seconds is None else seconds
     of_prefills = sum(each.tokens > 0 for each in stats)  # each begun text has one token that belongs to no round
     mat = (tokens - of_prefills) / rounds if rounds else 0.0
     lines = [
-        f"method      {stats[0].method}",
+        speed(tokens, sum(each.seconds for each in stats) if seconds is None else seconds),
+        *compared_totals([outcome.compared for outcome in outcomes if outcome.compared is not None]),
+        f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {accepted(stats)}",
         f"prompts     {len(outcomes)}",
-        f"tokens      {tokens} in {seconds:.2f} s: {_speed(tokens, seconds):.1f} tokens/s",
-        f"rounds      {rounds}, MAT {mat:.2f} tokens per target pass",
-        *_compared_totals([outcome for outcome in outcomes if outcome.speedup is not None]),
     ]
     notes = dict.fromkeys(note for each in stats for note in each.notes)
     return "\n".join(lines + [f"note        {note}" for note in notes])
 
 
-def _compared_totals(outcomes: Sequence[Outcome]) -> list[str]:
-    plain = [outcome.plain for outcome in outcomes if outcome.plain is not None]
-    reference = [outcome.reference for outcome in outcomes if outcome.reference is not None]
-    if not plain:
+def compared_totals(compared: Sequence[Comparison]) -> list[str]:
+    """Return speed-up and identity over many prompts, each by its runs of median speed."""
+    if not compared:
         return []
-    ours = [Timed(outcome.result.ids, outcome.result.stats.seconds) for outcome in outcomes]
-    same = sum(outcome.same_as(outcome.plain) is True for outcome in outcomes)
-    alike = sum(outcome.same_as(outcome.reference) is True for outcome in outcomes)
+    tokens, plain = overall([each.plain for each in compared])
+    _, drafted = overall([each.drafted for each in compared])
+    same = sum(each.identical for each in compared)
+    alike = [each.matches_reference for each in compared if each.matches_reference is not None]
+    noisy = sum(bool(each.noisy) for each in compared)
+    ratio = plain / drafted if drafted else 0.0
     return [
-        f"baseline    {_overall(plain):.1f} tokens/s: the same loop without drafts",
-        *([f"reference   {_overall(reference):.1f} tokens/s: transformers' model.generate"] if reference else []),
-        f"speed-up    {_overall(ours) / _overall(plain):.2f}x over the baseline",
-        f"identical   {same} of {len(plain)} to the baseline, {alike} of {len(reference)} to the reference",
+        f"speed-up    {ratio:.2f}x over plain decoding at {_rate(tokens, plain):.1f} tokens/s",
+        *(
+            [f"            for {noisy} of {len(compared)} prompts the pairs do not tell what is faster."]
+            if noisy
+            else []
+        ),
+        f"identical   {same} of {len(compared)} to plain decoding, {sum(alike)} of {len(alike)} to model.generate",
     ]
 
 
-def _overall(timed: Sequence[Timed]) -> float:
-    return _speed(sum(len(each.ids) for each in timed), sum(each.seconds for each in timed))
+def speed(tokens: int, seconds: float) -> str:
+    """Return the first line of a report."""
+    return f"speed       {_rate(tokens, seconds):.1f} tokens/s: {tokens} tokens in {seconds:.2f} s"
 
 
-def _speed(tokens: int, seconds: float) -> float:
+def accepted(stats: Sequence[Stats]) -> str:
+    """Return how many drafted tokens were accepted."""
+    drafted = sum(each.drafted for each in stats)
+    if not drafted:
+        return "nothing drafted"
+    return f"{sum(each.accepted for each in stats)} of {drafted} drafted tokens accepted"
+
+
+def _rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if seconds else 0.0
-
-
-def _first_difference(ids: list[int], others: list[int]) -> int:
-    """Return the place, counted from 1, of the first token that differs or is missing in one of two texts."""
-    pairs = zip(ids, others, strict=False)
-    return next((i for i, (one, other) in enumerate(pairs, start=1) if one != other), min(len(ids), len(others)) + 1)

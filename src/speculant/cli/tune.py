@@ -2,55 +2,82 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import Annotated, Any
 
-from speculant.cli.env import environment
-from speculant.cli.options import Subparsers, add_loading_options, quieten, whole
-from speculant.cli.output import check_writable, say, write_json
+import typer
+
+from speculant.cli.commands import Command
+from speculant.cli.options import (
+    AttentionOption,
+    DeviceOption,
+    DtypeOption,
+    FastOption,
+    Loading,
+    ModelArgument,
+    ThreadsOption,
+)
+from speculant.cli.values import node_limit, whole
 from speculant.core.errors import FileError
 
-DESCRIPTION = """\
-Measure what a pass of the model over 0 to N drafted tokens costs on this machine, at a few lengths of text, and keep
-it: decoding then knows from the first round how many tokens to draft. Without it the first rounds find out."""
+HELP = """\
+Measure what a pass of the model over 0 to N drafted tokens costs on this machine, at a few lengths of text.
+
+The result is kept: decoding then knows from the first round how many tokens to draft, which the first rounds find out
+otherwise."""
+
+EXAMPLES = """
+speculant tune your/model
+speculant tune your/model --json curve.json   # for replay --step-cost
+"""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def register(app: typer.Typer) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("tune", help="measure what a target pass costs here", description=DESCRIPTION)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id; default: the bundled model")
-    group = parser.add_argument_group("model")
-    add_loading_options(group)
-    group = parser.add_argument_group("measuring")
-    group.add_argument("--nodes", metavar="N", type=whole(1), default=64, help="of the largest draft; default: 64")
-    group.add_argument(
-        "--seconds", metavar="S", type=whole(1), default=15, help="to spend at each length of text; default: 15"
-    )
-    group.add_argument("--json", metavar="FILE", help="write the curve here too, as `replay --step-cost` reads it")
-    parser.set_defaults(run=run)
+    app.command("tune", cls=Command, help=HELP, epilog=EXAMPLES)(tune)
 
 
-def run(args: argparse.Namespace) -> int:
+def tune(
+    model: ModelArgument = None,
+    nodes: Annotated[
+        int,
+        typer.Option("--nodes", metavar="N", parser=node_limit(1), help="of the largest draft; default: 64"),
+    ] = 64,
+    seconds: Annotated[
+        int,
+        typer.Option("--seconds", metavar="S", parser=whole(1), help="at each length of text; default: 15"),
+    ] = 15,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="write the curve here too, as `replay --step-cost` reads it"),
+    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = None,
+    fast: FastOption = None,
+    threads: ThreadsOption = None,
+) -> int:
     """Measure, print, keep."""
-    if args.json:
-        check_writable(args.json)
-    quieten()
-    from tqdm import tqdm
+    from speculant.cli.env import environment
+    from speculant.cli.files import JSON, check_result, write_json
+    from speculant.cli.loading import load
+    from speculant.cli.terminal import progress, say
 
+    check_result("--json", json, JSON)
+    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    loaded, tokenizer, used = load(loading)
     from speculant.api.speculator import Speculator
-    from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
+    from speculant.sizing.tuning import PREFIXES, measure_step_cost, step_cost_file
 
-    speculator = Speculator.from_pretrained(
-        args.model, dtype=args.dtype, device=args.device, attention=args.attn, fast=args.fast, method="none"
-    )
-    with tqdm(total=len(PREFIXES), desc="measuring", unit="length", leave=False, disable=None) as bar:
-        curve = measure_step_cost(speculator.engine, most=args.nodes, seconds=args.seconds, advance=bar.update)
+    speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=fast)
+    say(f"measuring at {len(PREFIXES)} lengths of text, up to {seconds} seconds each; threads: {used}.")
+    with progress("measuring", len(PREFIXES), "lengths") as advance:
+        curve = measure_step_cost(speculator, most=nodes, seconds=seconds, advance=advance)
     print(table(curve))
     found = {"environment": environment(speculator.model), **curve}
-    if args.json:
-        write_json(args.json, found)
+    if json is not None:
+        write_json(json, found)
     try:
-        path = step_cost_file(speculator.engine, speculator.fast)
+        path = step_cost_file(speculator.model, speculator.fast)
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"the curve cannot be kept: {error}. Set XDG_CACHE_HOME to a folder of yours.") from error

@@ -1,0 +1,187 @@
+"""One call of `speculant bench`: loads, decodes, writes the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.cli.bench import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
+from speculant.cli.bench_checks import batches, task_names, temperatures
+from speculant.cli.bench_progress import short_trial, shown
+from speculant.cli.conditions import conditions, labels, sentences
+from speculant.cli.env import environment
+from speculant.cli.loading import check_device, load, model_source, quick_imports, quieten, set_threads_for
+from speculant.cli.terminal import print_table, progress, say, waiting
+from speculant.core.errors import FileError, UsageError
+
+if TYPE_CHECKING:
+    from speculant.bench.suite.tasks import Task
+
+
+def run(asked: Bench) -> int:
+    """Load, decode, write.
+
+    Raises:
+        SpeculantError: something cannot be loaded, decoded or written.
+    """
+    with waiting("loading PyTorch and transformers"), quick_imports():
+        check_device(asked.loading.device)
+        quieten()
+        from speculant.api.loading import load_model
+    from speculant.api.speculator import Speculator
+    from speculant.bench.report.summary import summary
+    from speculant.bench.scaling.measure import lengths_of
+    from speculant.bench.scaling.report import growth_table, verdict
+    from speculant.bench.suite.records import write_records
+    from speculant.bench.suite.rows import RowFile
+    from speculant.bench.suite.runner import Contest
+    from speculant.bench.suite.scores import scores
+    from speculant.bench.suite.tasks import Sampling
+    from speculant.bench.systems.llamacpp import LLAMACPP
+    from speculant.bench.systems.select import line_up, named_methods
+    from speculant.bench.systems.system import PLAIN
+
+    methods = named_methods(
+        asked.methods,
+        forced=bool(asked.forced),
+        assisted=asked.assistant is not None,
+        sampled=any(temperatures(asked.temperature)),
+    )
+    model, tokenizer = target(asked)
+    lengths = lengths_of(positions_of(model)) if asked.growth else []
+    assistant = None
+    if asked.assistant is not None:
+        assistant, _ = load_model(model_source(asked.assistant), **placement(asked))
+    if asked.forced:
+        tasks, mapped = forced_tasks(asked, model)
+    elif asked.tasks is None:
+        tasks, mapped = [], False
+    else:
+        tasks, mapped = asked_tasks(asked, model, tokenizer), False
+    options: dict[str, Any] = {
+        "nodes": asked.nodes,
+        "memory_limit": asked.memory_limit << 20,
+        "fast": asked.loading.fast,
+    }
+    contest = Contest(
+        tasks=tasks,
+        contestants=line_up(methods, model, assistant=assistant, **options),
+        plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
+        samplings=[Sampling(temperature, asked.seed) for temperature in temperatures(asked.temperature)],
+        trials=asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
+        batches=batches(asked.batch),
+    )
+    settings = conditions(asked, contest)
+    file = RowFile(Path(asked.out), settings, restart=asked.restart)
+    if file.rows:
+        say(f"going on with the run in {asked.out}.")
+    if left := contest.left(file):
+        with waiting("warming up"):
+            contest.warm_up()
+    with shown(contest.plays, found=contest.plays - left) as advance:
+        contest.play(file, advance)
+    growth = measured_growth(asked, model, methods, len(lengths)) if asked.growth else None
+    figures = summary(file.rows)
+    notes = sentences(settings, mapped)
+    notes += [note for task in tasks for note in task.notes]
+    notes += [f"{note[0].upper()}{note[1:]}" for note in contest.contestants[0].notes]
+    notes += [note for each in contest.contestants if each.name == LLAMACPP for note in each.notes]
+    if contest.trials == 1 and (warning := short_trial(file.rows)):
+        notes.append(warning)
+    write_records(
+        Path(asked.out),
+        figures,
+        labels=labels(settings),
+        notes=notes,
+        settings=settings,
+        environment=environment(model),
+        growth=growth,
+    )
+    if figures:
+        print_table(scores(figures), names=2)
+    if growth is not None:
+        print_table(growth_table(growth), names=2)
+        print("\n".join(verdict(growth)))
+    print("\n".join(notes), flush=True)
+    return 0
+
+
+def measured_growth(asked: Bench, model: Any, methods: Sequence[str], lengths: int) -> dict[str, Any]:
+    """Measure how cost grows, with the first of our own methods that drafts, or `mix`."""
+    from speculant.api.speculator import Speculator
+    from speculant.bench.scaling.measure import measure_growth
+    from speculant.registry import METHODS
+
+    drafting = next((name for name in methods if name in METHODS and name != "none"), "mix")
+    options: dict[str, Any] = {"method": drafting, "memory_limit": asked.memory_limit << 20, "fast": asked.loading.fast}
+    with progress("growth", lengths, "lengths") as advance:
+        return measure_growth(lambda: Speculator.from_transformers(model, **options), advance=advance)
+
+
+def placement(asked: Bench) -> dict[str, Any]:
+    """Return how models are loaded."""
+    loading = asked.loading
+    return {"dtype": loading.dtype, "device": loading.device, "attention": loading.attention}
+
+
+def target(asked: Bench) -> tuple[Any, Any]:
+    """Load or make the model that is asked for, and its tokenizer or None; set the threads that fit it."""
+    from speculant.bench.systems.inflate import inflate
+    from speculant.bench.systems.shapes import random_model
+
+    if asked.config is not None:
+        model, tokenizer = random_model(Path(asked.config), **placement(asked)), None
+    else:
+        model, tokenizer, _ = load(asked.loading)
+    if asked.inflate is not None:
+        layers, _, mlp = asked.inflate.partition("x")
+        if not layers.isdigit() or (mlp and not mlp.isdigit()):
+            raise UsageError(f"--inflate takes LAYERS or LAYERSxMLP, such as 24 or 24x8192, not '{asked.inflate}'.")
+        model = inflate(model, layers=int(layers), mlp=int(mlp) if mlp else None)
+    set_threads_for(model, asked.loading.threads)
+    return model, tokenizer
+
+
+def positions_of(model: Any) -> int | None:
+    """Return how many positions a model has."""
+    found: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return found
+
+
+def forced_tasks(asked: Bench, model: Any) -> tuple[list[Task], bool]:
+    """Return a task per file of recorded outputs, and whether ids were mapped."""
+    from speculant.bench.replay.traces import read_recordings
+    from speculant.bench.suite.tasks import recorded_task
+    from speculant.bench.systems.forced import fit_vocabulary
+
+    paths = [Path(path) for path in dict.fromkeys(asked.forced)]
+    files = [list(read_recordings(path))[: asked.limit] for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        if not file:
+            raise FileError(f"{path} holds no recorded output.")
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    fitted, mapped = fit_vocabulary([each for file in files for each in file], vocabulary)
+    tasks, begin = [], 0
+    for path, file in zip(paths, files, strict=True):
+        tasks.append(recorded_task(path.stem, fitted[begin : begin + len(file)], positions_of(model)))
+        begin += len(file)
+    return tasks, mapped
+
+
+def asked_tasks(asked: Bench, model: Any, tokenizer: Any) -> list[Task]:
+    """Return a task per suite."""
+    from speculant.bench.suite.suites import read_suite
+    from speculant.bench.suite.tasks import asked_task
+
+    folder = None if asked.data is None else Path(asked.data)
+    return [
+        asked_task(
+            Path(name).stem if name.endswith(".jsonl") else name,
+            read_suite(name, folder)[: asked.limit],
+            tokenizer,
+            positions=positions_of(model),
+            most=asked.max_new_tokens or NEW_TOKENS,
+        )
+        for name in task_names(asked)
+    ]

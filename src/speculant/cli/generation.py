@@ -1,0 +1,231 @@
+"""The prompts of one `generate` command, on one speculator whose memory lasts over all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from speculant.cli.baselines import Baselines
+from speculant.cli.comparison import Timed
+from speculant.cli.env import environment
+from speculant.cli.files import write_json
+from speculant.cli.painting import legend, write_stream
+from speculant.cli.report import Outcome, totals
+from speculant.cli.terminal import say, waiting
+from speculant.core.errors import PromptError, SpeculantError, UsageError
+
+if TYPE_CHECKING:
+    from speculant.api.batch import Batch, Ticket
+    from speculant.cli.loading import Loaded
+    from speculant.cli.prompts import Message, Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What is shown.
+
+    Attributes:
+        many: whether the prompts came from a file.
+        json: where the record goes; "-" for standard output, in place of the texts.
+        color: whether texts are painted.
+        verbose: whether the report says more.
+        chat: whether prompts are sent as messages of a user.
+    """
+
+    many: bool = False
+    json: str | None = None
+    color: bool = False
+    verbose: bool = False
+    chat: bool = False
+
+
+class Generation:
+    """Decodes prompts and keeps what came of each."""
+
+    def __init__(self, loaded: Loaded, options: dict[str, Any], output: Output) -> None:
+        """Prepare.
+
+        Args:
+            loaded: the speculator.
+            options: of `Speculator.stream`.
+            output: what is shown.
+        """
+        self._loaded, self._options, self._output = loaded, options, output
+        self._speculator = loaded.speculator
+        self._outcomes: list[Outcome] = []
+        self._batch: Batch | None = None
+        self._notes: list[str] = []
+
+    def decode(self, prompts: Sequence[Prompt]) -> None:
+        """Decode one prompt after the other."""
+        for number in range(1, 1 + len(prompts)):
+            self._numbered(number, prompts, None)
+
+    def compare(self, prompts: Sequence[Prompt], *, memory_limit: int) -> None:
+        """Decode each prompt with and without drafts, in turns.
+
+        Args:
+            prompts: to decode.
+            memory_limit: bytes that the drafter's memory may take.
+        """
+        baselines = Baselines(self._loaded, self._options, memory_limit=memory_limit, prompts=len(prompts))
+        with closing(baselines):
+            with waiting("warming up"):
+                self._notes += baselines.warm_up()
+            for number in range(1, 1 + len(prompts)):
+                self._numbered(number, prompts, baselines)
+
+    def decode_together(self, prompts: Sequence[Prompt], size: int) -> None:
+        """Decode up to `size` prompts at a time; print each text when it and those before it are complete.
+
+        Raises:
+            PromptError: a prompt cannot be decoded; none was.
+            SpeculantError: some failed; what there is of their texts and all others are printed.
+        """
+        options = dict(self._options)
+        seed = options.pop("seed")
+        self._batch = batch = self._speculator.batch(size)
+        tickets = []
+        for place, prompt in enumerate(prompts):
+            if isinstance(prompt, tuple):
+                raise UsageError(f"prompt {place + 1} has several turns, which follow each other. Leave out --batch.")
+            try:
+                ticket = batch.add(self._asked(prompt), seed=None if seed is None else seed + place, **options)
+            except PromptError as error:
+                raise PromptError(f"prompt {place + 1}: {error}") from None
+            tickets.append(ticket)
+            self._outcomes.append(Outcome(prompt, ticket.result))
+        left = deque(range(len(tickets)))
+        try:
+            for _ in batch:
+                while left and tickets[left[0]].done:
+                    self._show(left.popleft(), tickets)
+        finally:
+            batch.close()
+            for place in left:
+                if tickets[place].result.ids:
+                    self._show(place, tickets)
+        failed = {place + 1: ticket.error for place, ticket in enumerate(tickets) if ticket.error is not None}
+        if failed:
+            place, cause = next(iter(failed.items()))
+            raise SpeculantError(
+                f"{len(failed)} of {len(tickets)} prompts failed: {', '.join(map(str, failed))}. "
+                f"The cause for prompt {place} is {type(cause).__name__}: {cause}"
+            ) from cause
+
+    def report(self) -> None:
+        """Print the report."""
+        if not self._outcomes:
+            return
+        if self._batch is not None:
+            stats = self._batch.stats
+            say("\n" + totals(self._outcomes, stats.seconds))
+            say(f"batch       {stats.seats / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
+            self._notes += stats.notes
+        elif self._output.many:
+            say("\n" + totals(self._outcomes))
+        else:
+            say("\n" + self._outcomes[0].block(verbose=self._output.verbose))
+        if self._output.verbose:
+            say(f"threads     {self._loaded.threads}")
+        for note in self._notes:
+            say(f"note        {note}")
+        if self._output.color:
+            say(legend())
+
+    def record(self) -> None:
+        """Write the JSON."""
+        machine = environment(self._speculator.model)
+        records = [outcome.to_json(machine) for outcome in self._outcomes]
+        if self._output.many or records:
+            write_json(str(self._output.json), records if self._output.many else records[0])
+
+    def remember(self) -> None:
+        """Save what was learned."""
+        self._speculator.save(str(self._loaded.memory))
+
+    def _numbered(self, number: int, prompts: Sequence[Prompt], baselines: Baselines | None) -> None:
+        prompt, many, answers = prompts[number - 1], self._output.many, list[str]()
+        for turn in range(len(prompt) if isinstance(prompt, tuple) else 1):
+            asked = self._turn(prompt[: turn + 1], answers) if isinstance(prompt, tuple) else prompt
+            if many:
+                say(f"--- {number} of {len(prompts)}: {shortened(asked)}")
+            try:
+                self._decode(asked, baselines)
+            except PromptError as error:
+                raise PromptError(f"prompt {number}: {error}") if many else error from None
+            answers.append(self._outcomes[-1].result.text)
+            if many:
+                say(f"    {self._outcomes[-1].line()}")
+
+    def _turn(self, turns: Sequence[str], answers: Sequence[str]) -> str | list[Message]:
+        """Return the last turn with what came before it: as a chat, or as text where there is no chat template."""
+        if getattr(self._speculator.tokenizer, "chat_template", None):
+            parts = [part for pair in zip(turns, answers, strict=False) for part in pair] + [turns[-1]]
+            return [{"role": ("user", "assistant")[i % 2], "content": part} for i, part in enumerate(parts)]
+        text = turns[0]
+        for answer, turn in zip(answers, turns[1:], strict=True):
+            text += f"{answer}\n\n{turn}\n\n"
+        return text
+
+    def _decode(self, asked: str | list[Message], baselines: Baselines | None) -> None:
+        prompt = self._asked(asked)
+        comparison = None
+        if baselines is not None:
+            with waiting("decoding without drafts"):
+                comparison = baselines.before(prompt)
+        stream = self._speculator.stream(prompt, **self._options)
+        outcome = Outcome(asked, stream.result, comparison)
+        self._outcomes.append(outcome)
+        try:
+            if self._output.json == "-" or self._as_lines:
+                for _ in stream:
+                    pass
+            else:
+                write_stream(stream, color=self._output.color)
+        finally:
+            if self._output.json != "-" and self._as_lines:
+                self._print_line(outcome)
+        if baselines is not None and comparison is not None:
+            comparison.drafted.append(Timed(outcome.result.ids, outcome.result.stats.seconds))
+            with waiting("repeating both in turns"):
+                baselines.after(prompt, comparison)
+
+    def _show(self, place: int, tickets: Sequence[Ticket]) -> None:
+        outcome = self._outcomes[place]
+        say(f"--- {place + 1} of {len(tickets)}: {shortened(outcome.prompt)}")
+        if self._output.json != "-":
+            if self._as_lines:
+                self._print_line(outcome)
+            else:
+                print(tickets[place].result.text, flush=True)
+        say(f"    {outcome.line()}")
+
+    @property
+    def _as_lines(self) -> bool:
+        """Whether texts are lines of JSON, since line ends in them would hide where one ends."""
+        return self._output.many and not sys.stdout.isatty()
+
+    def _print_line(self, outcome: Outcome) -> None:
+        result = outcome.result
+        row = {"prompt": outcome.prompt, "text": result.text, "finish_reason": result.finish_reason}
+        print(json.dumps(row, ensure_ascii=False), flush=True)
+
+    def _asked(self, prompt: str | list[Message]) -> str | list[Message]:
+        return (
+            [{"role": "user", "content": prompt}]
+            if self._output.chat and isinstance(prompt, str) and prompt
+            else prompt
+        )
+
+
+def shortened(prompt: str | list[Message], width: int = 60) -> str:
+    """Return the beginning of a prompt on one line; of messages, of the last."""
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    line = " ".join(text[: 4 * width].split())
+    return line if len(line) <= width and len(text) <= 4 * width else line[: width - 3] + "..."

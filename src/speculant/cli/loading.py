@@ -1,0 +1,169 @@
+"""From options to a loaded model and a speculator, with messages about what cannot work before the long waits."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.cli.compiling import compilation_announced
+from speculant.cli.options import BUNDLED, Drafting, Loading
+from speculant.cli.settings import build_settings
+from speculant.cli.terminal import say, waiting
+from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
+from speculant.registry import find_method
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A speculator ready to decode.
+
+    Attributes:
+        speculator: with its memory loaded.
+        memory: the file to save to; None if there is none, or if it was not understood and is left alone.
+        settings: the drafter's, or None for the defaults.
+        threads: how many there are and why.
+    """
+
+    speculator: Speculator
+    memory: str | None
+    settings: Any
+    threads: str
+
+
+def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
+    """Load a model and wrap it.
+
+    Raises:
+        SpeculantError: the method, its settings or the model cannot be used.
+    """
+    method = find_method(drafting.method)  # a misspelled name should not cost the loading of a model
+    if drafting.memory is not None and not method.memory:
+        raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
+    settings = build_settings(method, drafting.settings)
+    model, tokenizer, threads = load(loading)
+    from speculant.api.speculator import Speculator
+
+    options = {} if settings is None else {"settings": settings}
+    with compilation_announced():
+        speculator = Speculator.from_transformers(
+            model,
+            tokenizer,
+            method=drafting.method,
+            nodes=drafting.nodes,
+            memory_limit=drafting.memory_limit << 20,
+            fast=loading.fast,
+            **options,
+        )
+        memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
+    return Loaded(speculator, memory, settings, threads)
+
+
+def load(loading: Loading) -> tuple[Any, Any, str]:
+    """Load a model; return it, its tokenizer or None, and how many threads there are and why.
+
+    Raises:
+        ModelError: it cannot be loaded.
+        UsageError: there is no such device or dtype.
+    """
+    name = model_source(loading.model)
+    if name is not None and not Path(name).exists():
+        say(f"there is no folder {name} here; asking the hub, which may take a while.")
+    with waiting("loading PyTorch and transformers"), quick_imports():
+        check_device(loading.device)
+        quieten()
+        from speculant.api.loading import load_model
+        from speculant.api.speculator import Speculator  # noqa: F401  (imported here, where the user sees a reason)
+    with waiting(f"loading {loading.model or 'the bundled model'}"):
+        model, tokenizer = load_model(name, dtype=loading.dtype, device=loading.device, attention=loading.attention)
+    return model, tokenizer, set_threads_for(model, loading.threads)
+
+
+def set_threads_for(model: Any, asked: int | None) -> str:
+    """Set the number of threads; see `cli.threads`."""
+    from speculant.cli.threads import set_threads
+
+    return set_threads(model, asked)
+
+
+def model_source(name: str | None) -> str | None:
+    """Return a folder or hub id; None for the bundled model, which "bundled" names unless a folder is called so."""
+    return None if name == BUNDLED and not Path(name).exists() else name
+
+
+def model_title(name: str | None) -> str:
+    """Return what people call a model: a hub id, or a folder without the path to it."""
+    if name is None or model_source(name) is None:
+        return "the bundled story model"
+    return Path(name).resolve().name if Path(name).exists() else name
+
+
+def check_device(device: str | None) -> None:
+    """Check that PyTorch knows a device and that this machine has it.
+
+    Raises:
+        UsageError: it does not, or has not.
+    """
+    if device in (None, "auto", "cpu"):
+        return
+    import torch
+
+    try:
+        found = torch.device(str(device))
+    except RuntimeError:
+        raise UsageError(f"--device: there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
+    if found.type == "cuda":
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available():
+            cause = "finds no GPU" if torch.version.cuda or torch.version.hip else "was built without CUDA"
+            raise UsageError(f"--device {device}: this PyTorch ({torch.__version__}) {cause}. Use --device cpu.")
+        if found.index is not None and found.index >= count:
+            raise UsageError(f"--device {device}: this machine has {count} CUDA devices, numbered from 0.")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError(f"--device {device}: this machine or this PyTorch has no MPS. Use --device cpu.")
+
+
+def recall(speculator: Speculator, memory: str) -> bool:
+    """Load a memory file if it exists; a file that cannot be used is a warning, since text needs no memory.
+
+    Returns:
+        Whether what is learned may be saved there: a file that was not understood is not overwritten.
+    """
+    try:
+        if Path(memory).exists():
+            speculator.load(memory)
+    except (MemoryFileError, FileError, UnsupportedError) as error:
+        say(f"warning: {error} Drafting begins with an empty memory; the file is left as it is, nothing is saved.")
+        return False
+    return True
+
+
+def quieten() -> None:
+    """Keep the progress bars and the advice of transformers and the hub's client out of the output."""
+    from transformers.utils import logging as transformers_logging
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import large packages without collecting garbage, a tenth of the time; what is imported is never garbage."""
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

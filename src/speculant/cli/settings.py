@@ -1,0 +1,160 @@
+"""The settings of a method: fields of its drafter's settings dataclass, described, listed and parsed."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from speculant.cli.values import shortened
+from speculant.core.errors import UsageError
+from speculant.registry import Method
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: what users type.
+        kind: its type.
+        default: its value if it is not set.
+        description: from the dataclass's docstring; empty if it has none there.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    description: str
+
+
+def settings_class(method: Method) -> type | None:
+    """Return the dataclass that a method's drafter takes as `settings`; None for a method without settings.
+
+    Importing the drafter takes numba, and with it half a second.
+    """
+    module_name, _, name = method.drafter.partition(":")
+    module = import_module(module_name)
+    parameter = inspect.signature(getattr(module, name)).parameters.get("settings")
+    if parameter is None:
+        return None
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = vars(module)[annotation.partition("|")[0].strip()]
+    found: type = next((each for each in get_args(annotation) if each is not type(None)), annotation)
+    return found
+
+
+def settings_of(method: Method) -> list[Setting]:
+    """Return the settings of a method, in the order of its dataclass."""
+    cls = settings_class(method)
+    if cls is None:
+        return []
+    hints, told = get_type_hints(cls), described(inspect.getdoc(cls) or "")
+    return [Setting(each.name, hints[each.name], each.default, told.get(each.name, "")) for each in fields(cls)]
+
+
+def build_settings(method: Method, given: Sequence[str]) -> Any:
+    """Return a method's settings with the given "name=value" changed; None if none are given.
+
+    Raises:
+        UsageError: there is no such setting, or the value is of another type or out of bounds.
+    """
+    if not given:
+        return None
+    cls, known = settings_class(method), {setting.name: setting for setting in settings_of(method)}
+    values: dict[str, Any] = {}
+    for each in given:
+        name, mark, text = each.partition("=")
+        name = name.strip().replace("-", "_")
+        if not mark:
+            raise UsageError(f"--set takes NAME=VALUE, not '{shortened(each)}'.")
+        if name not in known:
+            raise UsageError(unknown(method, name, list(known)))
+        if name in values:
+            raise UsageError(f"--set {name} is given twice.")
+        values[name] = parse(known[name], text.strip())
+    assert cls is not None  # it has settings
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise UsageError(f"--set: {error}") from error
+
+
+def unknown(method: Method, name: str, known: Sequence[str]) -> str:
+    """Return the message about a setting that a method does not have."""
+    if not known:
+        return f"the method '{method.name}' has no settings; leave out --set."
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    return f"the method '{method.name}' has no setting '{name}'. {hint}It has {', '.join(known)}."
+
+
+def parse(setting: Setting, text: str) -> Any:
+    """Return the value that a text stands for.
+
+    Raises:
+        UsageError: it is none of the setting's type.
+    """
+    choices = alternatives(setting.kind)
+    if type(None) in choices and text.lower() == "none":
+        return None
+    kind = next(each for each in choices if each is not type(None))
+    try:
+        return _parse(kind, text)
+    except (ValueError, SyntaxError):
+        raise UsageError(f"--set {setting.name} takes {worded(setting.kind)}, not '{shortened(text)}'.") from None
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def worded(kind: Any) -> str:
+    """Return what values of a type are."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+    return " or ".join(words.get(each, "a tuple such as its default") for each in alternatives(kind))
+
+
+def described(docstring: str) -> dict[str, str]:
+    """Return the entries of a Google docstring's Attributes section."""
+    section = re.search(r"^Attributes:\n(.*?)(?:\n\n|\Z)", docstring, re.MULTILINE | re.DOTALL)
+    entries = re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", section[1], re.MULTILINE) if section else []
+    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
+
+
+def _parse(kind: Any, text: str) -> Any:
+    if kind is bool:
+        if text.lower() not in _WORDS:
+            raise ValueError(text)
+        return _WORDS[text.lower()]
+    if kind is float and not math.isfinite(float(text)):
+        raise ValueError(text)
+    if kind in (int, float, str):
+        return kind(text)
+    value = ast.literal_eval(text)
+    if not _fits(kind, value):
+        raise ValueError(text)
+    return value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Return whether a literal is of a type made of tuples and plain types."""
+    if get_origin(kind) is not tuple:
+        return isinstance(kind, type) and type(value) is kind
+    if not isinstance(value, tuple):
+        return False
+    args = get_args(kind)
+    if len(args) == 2 and args[1] is Ellipsis:
+        return all(_fits(args[0], each) for each in value)
+    return len(args) == len(value) and all(_fits(*pair) for pair in zip(args, value, strict=True))

@@ -1,0 +1,41 @@
+"""The number of CPU threads: passes of small models take microseconds, which waking threads would multiply."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+PARAMETERS_PER_THREAD = 10_000_000
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def set_threads(model: Any, asked: int | None) -> str:
+    """Set the number of threads that a model's passes use.
+
+    Args:
+        model: a loaded transformers model.
+        asked: the number; None for one that fits the model, unless the environment names one.
+
+    Returns:
+        How many there are and why.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if asked is not None:
+        torch.set_num_threads(asked)
+        return f"{asked}, as asked"
+    if model.device.type != "cpu":
+        return f"{before}; the model is on {model.device.type}"
+    named = next((name for name in VARIABLES if os.environ.get(name)), None)
+    if named is not None:
+        return f"{before}, by {named}"
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    fitting = threads_for(parameters, before)
+    torch.set_num_threads(fitting)
+    return f"{fitting} of {before} for {parameters / 1e6:.0f} million parameters; --threads sets another number"
+
+
+def threads_for(parameters: int, most: int) -> int:
+    """Return how many threads a model of so many parameters uses."""
+    return min(most, max(1, parameters // PARAMETERS_PER_THREAD))

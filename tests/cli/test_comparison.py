@@ -1,0 +1,51 @@
+"""Runs in turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculant.cli.comparison import PAIRS, Comparison, Timed, overall, pairs_for
+
+
+def timed(*seconds: float) -> list[Timed]:
+    return [Timed([1, 2, 3], each) for each in seconds]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "prompts", "pairs"), [(0.1, 1, PAIRS), (8.0, 1, 5), (13.0, 1, 3), (100.0, 1, 1), (1.0, 20, 2)]
+)
+def test_long_runs_are_repeated_less(seconds: float, prompts: int, pairs: int) -> None:
+    """A short text needs several, a long one would keep the user waiting."""
+    assert pairs_for(seconds, prompts) == pairs
+
+
+def test_one_outlier_decides_nothing() -> None:
+    """The median of the pairs, not the mean of the times."""
+    compared = Comparison(plain=timed(2.0, 2.0, 2.2), drafted=timed(1.0, 9.0, 1.0))
+    assert compared.speedup == pytest.approx(2.0)
+    assert compared.baseline == pytest.approx(1.5)
+    assert overall([compared.drafted]) == (3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("plain", "drafted", "reason"),
+    [
+        (timed(1.0, 1.1, 1.0), timed(0.5, 0.5, 0.6), ""),
+        (timed(1.0, 2.0, 1.0), timed(0.5, 0.5, 0.5), "plain decoding alone ran at 2 to 3 tokens/s"),
+        (timed(1.0, 1.0), timed(0.8, 1.2), "the pairs disagree"),
+        (timed(1.0, 1.0), timed(0.98, 1.02), ""),
+        (timed(1.0), timed(0.9), ""),
+    ],
+)
+def test_noise_is_named(plain: list[Timed], drafted: list[Timed], reason: str) -> None:
+    """A claim needs a machine that is steady, or a difference that every pair shows."""
+    assert Comparison(plain=plain, drafted=drafted).noisy.find(reason) >= 0
+    assert bool(Comparison(plain=plain, drafted=drafted).noisy) is bool(reason)
+
+
+def test_every_run_must_agree() -> None:
+    """A repeated run that differs is a fault as well."""
+    compared = Comparison(plain=timed(1.0, 1.0), drafted=[*timed(1.0), Timed([1, 2], 1.0)])
+    assert not compared.identical
+    assert compared.matches_reference is None
+    assert compared.differences() == "plain decoding at token 3"

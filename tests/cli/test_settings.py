@@ -1,0 +1,93 @@
+"""Settings of a method from the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from speculant.cli.main import main
+from speculant.cli.settings import Setting, build_settings, described, parse, settings_of
+from speculant.core.errors import UsageError
+from speculant.drafters.copying.lookup import LookupSettings
+from speculant.registry import METHODS
+
+
+@dataclass(frozen=True)
+class Example:
+    """What is parsed.
+
+    Attributes:
+        whole: a number
+            on two lines.
+        one, other: share a description.
+
+    Raises:
+        ValueError: never.
+    """
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_describes_its_settings(name: str) -> None:
+    """Each has a default and a description, so `speculant methods NAME` leaves nothing to guess."""
+    for setting in settings_of(METHODS[name]):
+        assert setting.description, setting.name
+        assert parse(setting, str(setting.default)) == setting.default
+
+
+def test_settings_are_built() -> None:
+    """Values have the dataclass's types; the rest stays as it is."""
+    built = build_settings(METHODS["lookup"], ["copied=20", " branches = 2"])
+    assert built == LookupSettings(copied=20, branches=2)
+    assert build_settings(METHODS["lookup"], []) is None
+    assert build_settings(METHODS["logitspec"], ["lengths=((4, 2),)"]).lengths == ((4, 2),)
+    assert build_settings(METHODS["mix"], ["row-memory=3"]).row_memory == 3.0
+    assert build_settings(METHODS["sad"], ["drafted=none"]).drafted is None
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("lookup", ["copid=20"], "no setting 'copid'. Did you mean 'copied'? It has longest, shortest"),
+        ("lookup", ["copied=many"], "--set copied takes a whole number, not 'many'"),
+        ("lookup", ["copied=2.5"], "takes a whole number"),
+        ("mix", ["cut=nan"], "--set cut takes a number"),
+        ("sad", ["drafted=x"], "takes a whole number or none"),
+        ("logitspec", ["lengths=(1, 2)"], "a tuple such as its default"),
+        ("lookup", ["copied"], "--set takes NAME=VALUE"),
+        ("lookup", ["copied=1", "copied=2"], "given twice"),
+        ("lookup", ["copied=0"], "1 or more"),
+        ("none", ["x=1"], "has no settings"),
+    ],
+)
+def test_what_cannot_be_set(method: str, given: list[str], message: str) -> None:
+    """Unknown names are suggested for, values checked before a model is loaded."""
+    with pytest.raises(UsageError) as caught:
+        build_settings(METHODS[method], given)
+    assert message in str(caught.value)
+
+
+def test_docstrings_are_read() -> None:
+    """Lines are joined, names that share an entry each get it."""
+    assert described(str(Example.__doc__).replace("\n    ", "\n")) == {
+        "whole": "a number on two lines.",
+        "one": "share a description.",
+        "other": "share a description.",
+    }
+
+
+def test_texts_and_switches() -> None:
+    """Types that no drafter has yet."""
+    assert parse(Setting("s", bool, False, ""), "on") is True
+    assert parse(Setting("s", str, "", ""), "a=b") == "a=b"
+    with pytest.raises(UsageError, match="true or false"):
+        parse(Setting("s", bool, False, ""), "maybe")
+
+
+def test_the_command_line_passes_them_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """From --set to the drafter, whose error is a line as well."""
+    assert main(["generate", "Tom", "--method", "lookup", "--set", "copied=x"]) == 2
+    assert "--set copied takes a whole number" in capsys.readouterr().err
+    argv = ["generate", "one two one two one two", "--max-new-tokens", "8", "--nodes", "8", "--method", "lookup"]
+    assert main([*argv, "--set", "copied=1"]) == 0
+    assert "lookup" in capsys.readouterr().err
