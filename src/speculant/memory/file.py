@@ -111,7 +111,10 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
         size = dtype.itemsize * int(np.prod(shape))
         start = body + entry["offset"]
         if start + size > path.stat().st_size:
-            raise CorruptMemoryError(f"{path} is cut short: {name} is not all there. Restore a copy, or delete it.")
+            raise CorruptMemoryError(
+                f"{path} is cut short: the file ends before its contents do (within '{name}'), as after a copy that was "
+                "interrupted. Copy it again, or delete it."
+            )
         mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)
         mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one kind of array
         if zlib.crc32(mapped.data) != entry["crc32"]:
