@@ -273,21 +273,15 @@ VERIFIERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def memory_kind(method: Method) -> MemoryKind | None:
-    """Return the kind of memory files that a method writes, or None if it keeps no memory."""
-    kind: MemoryKind | None = None if method.memory is None else _load(method.memory)
-    return kind
-
-
 def find_memory_kind(kind: str) -> MemoryKind:
     """Return the memory kind of that name, which is the `kind` in memory files.
 
     Raises:
         ForeignMemoryError: no method reads it.
     """
-    for method in METHODS.values():
-        found = memory_kind(method)
-        if found is not None and found.name == kind:
+    for reference in dict.fromkeys(method.memory for method in METHODS.values() if method.memory is not None):
+        found: MemoryKind = _load(reference)
+        if found.name == kind:
             return found
     raise ForeignMemoryError(
         f"this version of Speculant has no method that reads memories of kind '{kind}'. "

@@ -77,7 +77,7 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
     if sizes:
         how += (
             f" Batches of {' and '.join(sizes)}: items go through them in groups, {GROUP} per request of a batch, "
-            "methods one after the other on each group; speed-ups compare with plain decoding in batches of the same size."
+            "methods one after the other on each group; speed-ups compare with plain decoding in batches of that size."
         )
     if not settings["tasks"]:
         how = f"{where}."

@@ -17,7 +17,6 @@ from speculant.cli.files import check_writable
 from speculant.cli.options import JsonFlag, MemoryLimitOption
 from speculant.cli.terminal import say
 from speculant.core.errors import FileError, ForeignMemoryError, UsageError
-from speculant.registry import METHODS
 
 if TYPE_CHECKING:
     from speculant.memory.file import Memory
@@ -180,7 +179,7 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
         FileError: the file is gone.
     """
     from speculant.memory.file import VERSION
-    from speculant.registry import find_memory_kind, memory_kind
+    from speculant.registry import find_memory_kind, methods_reading
 
     kind = find_memory_kind(memory.kind)
     try:
@@ -191,7 +190,7 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
     return {
         "file": str(path),
         "kind": memory.kind,
-        "methods": [method.name for method in METHODS.values() if memory_kind(method) is kind],
+        "methods": [method.name for method in methods_reading(memory.kind)],
         "tokenizer": memory.tokenizer,
         "vocabulary": memory.facts.get("vocabulary"),
         "holds": kind.describe(memory),
