@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speculant import Speculator
-from speculant.engines.hf.cpu.accelerate import Fast
-from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, CapturedPasses
+from speculant.engines.hf.acceleration import PlainPasses
+from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, GraphRunner
+from speculant.engines.hf.engine import HFEngine
 
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
 
@@ -72,15 +71,14 @@ class Tapes:
         return replay
 
 
-def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LENGTH, **options: Any) -> Speculator:
-    """Return a speculator whose passes are replayed."""
+def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LENGTH) -> HFEngine:
+    """Return an engine whose passes are replayed."""
     tapes = tapes or Tapes()
-    with pytest.MonkeyPatch.context() as patch:
-        passes = CapturedPasses(model, lambda: tapes, capacity=capacity)
-        patch.setattr("speculant.api.speculator.prepare_model", lambda *_: Fast(captured=passes))
-        return Speculator.from_transformers(model, **options)
+    return HFEngine(model, acceleration=PlainPasses(graphs=GraphRunner(model, lambda: tapes, capacity=capacity)))
 
 
-def passes_of(speculator: Speculator) -> CapturedPasses:
-    assert speculator.fast.captured is not None
-    return speculator.fast.captured
+def graphs_of(engine: HFEngine) -> GraphRunner:
+    """Return what replays an engine's passes."""
+    graphs = engine.acceleration.graphs
+    assert isinstance(graphs, GraphRunner)
+    return graphs

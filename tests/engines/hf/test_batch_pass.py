@@ -1,22 +1,25 @@
-"""Passes over several sequences, on models whose layers or positions do not make that easy."""
+"""Passes over several sequences, on models whose layers or positions do not make that easy, and beside other threads."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from speculant.engines.hf.target import TransformersTarget
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from guesses import LENGTHS, alone, guessing, prompts
 from models import SHAPE, tiny_model
-from speculant import Speculator
+from passes import greedy_texts, opened, plain_text
+from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.batch_pass import RaggedPass
-from speculant.engines.hf.capabilities import check_model
+from speculant.engines.hf.batch_attention import NAME
+from speculant.engines.hf.cpu.accelerate import prepare_model
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.target_cache import HFTargetCache
+from trees import random_draft
 
-GREEDY: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,
@@ -25,38 +28,61 @@ LONGROPE = {
     "rope_theta": 1e4,
     "factor": 8.0,
 }
+SOURCE = np.random.default_rng(3)
+PROMPTS = [torch.from_numpy(SOURCE.integers(3, 61, (1, length))) for length in (9, 1, 30, 4, 17, 9)]
+MODELS = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "gpt2", "phi3", "gpt_neox"]
 
 
-def opened(model: Any, tokens: int) -> TransformersTarget:
-    target = TransformersTarget(model, check_model(model), torch.tensor([(prompts()[2] * 2)[:tokens]]))
-    with torch.no_grad():
-        target.prefill()
-    return target
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_of_a_batch_are_those_of_plain_decoding(name: str, fast: bool) -> None:
+    """Guards sequences of different lengths and drafts, which attend to their own caches alone."""
+    model = tiny_model(name)
+    texts = [plain_text(model, ids, 30) for ids in PROMPTS]
+    engine = HFEngine(model, acceleration=prepare_model(model, fast))
+    assert greedy_texts(engine, PROMPTS, texts) == texts
+    assert not engine.batch_note
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_passes_of_a_batch_are_those_of_each_alone(name: str, attention: str) -> None:
+    """Guards logits and best tokens of branching drafts, with padding."""
+    engine = HFEngine(tiny_model(name, attention))
+    padding = torch.tensor([[0] * 5 + [1] * 25])
+    caches = [opened(engine, ids, padding=padding if ids.shape[1] == 30 else None) for ids in PROMPTS]
+    random, needs = np.random.default_rng(4), Needs(top_k=2)
+    requests = [(cache, 5 + place, random_draft(random, place * 3, 61)) for place, cache in enumerate(caches)]
+    together = engine.forward(requests, needs)
+    for cache in caches:
+        cache.rollback()
+    for request, joint in zip(requests, together, strict=True):
+        [alone] = engine.forward([request], needs)
+        torch.testing.assert_close(joint.logits, alone.logits, atol=1e-4, rtol=1e-4)
+        assert joint.top_ids.tolist() == alone.top_ids.tolist()
+    assert not engine.batch_note
 
 
 def test_longrope_texts_are_those_of_requests_alone() -> None:
     """Guards sequences on either side of the length from which a pass rotates all of its rows by other factors."""
     model = tiny_model("llama", rope_parameters=LONGROPE)
-    texts = alone(model, [GREEDY] * len(LENGTHS))
-    speculator = guessing(model, texts)
-    batch = speculator.batch(6)
-    tickets = [batch.add(prompt, **GREEDY) for prompt in prompts()]
-    for _ in batch:
-        pass
-    assert [ticket.result.ids for ticket in tickets] == texts
-    assert not batch.stats.notes
+    texts = [plain_text(model, ids, 40) for ids in PROMPTS]
+    engine = HFEngine(model)
+    assert greedy_texts(engine, PROMPTS, texts) == texts
+    assert not engine.batch_note
 
 
 def test_longrope_drafts_end_before_the_limit() -> None:
     """Guards the root's row from nodes beyond that length; behind it drafts are whole again."""
-    model = tiny_model("llama", rope_parameters=LONGROPE)
-    draft = DraftTree.from_paths([[6, 7, 8, 9], [5]])
-    for tokens, depth in ((20, 4), (29, 2), (31, 0), (32, 4), (40, 4)):
-        shaped = opened(model, tokens).shape(draft)
-        assert max(shaped.depths(), default=0) == depth
-        with torch.no_grad():
-            alone = opened(model, tokens).verify(5, DraftTree.empty())
-            torch.testing.assert_close(opened(model, tokens).verify(5, shaped)[:1], alone, atol=1e-4, rtol=1e-4)
+    engine, text = HFEngine(tiny_model("llama", rope_parameters=LONGROPE)), PROMPTS[2].repeat(1, 2)
+    for tokens, depth in ((20, 11), (29, 2), (31, 0), (32, 256 - 33), (40, 256 - 41)):
+        cache = opened(engine, text[:, :tokens])
+        assert cache.depth == depth
+        [alone] = engine.forward([(cache, 5, DraftTree.empty())])
+        cache.rollback()
+        chain = DraftTree.from_paths([[6, 7, 8, 9][: min(depth, 4)]]) if depth else DraftTree.empty()
+        [drafted] = engine.forward([(cache, 5, chain)])
+        torch.testing.assert_close(drafted.logits[:1], alone.logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -74,56 +100,97 @@ def test_keys_made_after_the_cache_are_not_left_out(attention: str) -> None:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
-    texts = alone(model, [GREEDY] * len(LENGTHS))
-    batch = guessing(model, texts).batch(6)
-    tickets = [batch.add(prompt, **GREEDY) for prompt in prompts()]
-    for _ in batch:
-        pass
-    assert [ticket.result.ids for ticket in tickets] == texts
+    texts = [plain_text(model, ids, 30) for ids in PROMPTS]
+    engine = HFEngine(model)
+    assert greedy_texts(engine, PROMPTS, texts) == texts
     # The first transformers 5 caches what was made of the latents, so that nothing is left out there.
-    assert all("a way of their own" in note for note in batch.stats.notes)
+    assert engine.batch_note == "" or "behind the cache" in engine.batch_note
 
 
-def verify(ragged: RaggedPass, targets: list[TransformersTarget]) -> None:
-    with torch.no_grad():
-        ragged.verify(targets, [5] * len(targets), [DraftTree.empty()] * len(targets))
-    for target in targets:
-        target.commit([])
+def verify(engine: HFEngine, caches: list[HFTargetCache]) -> None:
+    engine.forward([(cache, 5, DraftTree.empty()) for cache in caches])
+    for cache in caches:
+        cache.keep([0])
 
 
-def test_a_hiccup_in_the_first_pass_is_none_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passing_error_in_the_first_pass_is_none_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards joint passes from an error that passes, and one that single passes have too, from being a verdict."""
     model = tiny_model("llama")
-    ragged, targets = RaggedPass(model, check_model(model)), [opened(model, 9), opened(model, 4)]
-    layer = model.model.layers[1].mlp
+    engine = HFEngine(model)
+    caches = [opened(engine, PROMPTS[0]), opened(engine, PROMPTS[3])]
+    layer = model.model.layers[1].mlp.up_proj
     own, left = layer.forward, [3]
 
     def failing(states: torch.Tensor) -> torch.Tensor:
         left[0] -= 1
         if left[0] >= 0:
-            raise ValueError("a hiccup")
+            raise ValueError("for once")
         return own(states)
 
     monkeypatch.setattr(layer, "forward", failing)
-    with pytest.raises(ValueError, match="hiccup"):
-        verify(ragged, targets)  # the joint pass, then the first sequence's own
-    for target in targets:
-        target.rollback()
-    verify(ragged, targets)  # the joint pass
-    assert not ragged.note
+    with pytest.raises(ValueError, match="for once"):
+        verify(engine, caches)  # the joint pass, then the first sequence's own
+    for cache in caches:
+        cache.rollback()
+    verify(engine, caches)  # the joint pass
+    assert not engine.batch_note
     left[0] = 0
-    verify(ragged, targets)
+    verify(engine, caches)
     left[0] = 1
-    with pytest.raises(ValueError, match="hiccup"):  # now that it is known to work, an error is an error
-        verify(ragged, targets)
+    with pytest.raises(ValueError, match="for once"):  # now that it is known to work, an error is an error
+        verify(engine, caches)
 
 
-def test_requests_of_a_batch_say_how_they_were_run() -> None:
+def test_models_without_trees_say_how_they_were_run() -> None:
     """Guards the note of a batch on a model that verifies chains only."""
-    speculator = Speculator.from_transformers(tiny_model("bloom"), method="none")
-    with speculator.batch(2) as batch:
-        for prompt in prompts()[:2]:
-            batch.add(prompt, max_new_tokens=3)
-        for _ in batch:
-            pass
-    assert "one after the other" in batch.stats.notes[0]
+    model = tiny_model("bloom")
+    texts = [plain_text(model, ids, 10) for ids in PROMPTS[:2]]
+    engine = HFEngine(model)
+    assert greedy_texts(engine, PROMPTS[:2], texts) == texts
+    assert "one after the other" in engine.notes[-1]
+
+
+def test_patched_attention_is_run_one_by_one() -> None:
+    """Guards modules whose forward somebody has exchanged: a view of them would run the original's attention."""
+    model = tiny_model("llama")
+    for layer in model.model.layers:
+        layer.self_attn.forward = layer.self_attn.forward
+    texts = [plain_text(model, ids, 10) for ids in PROMPTS]
+    engine = HFEngine(model)
+    assert greedy_texts(engine, PROMPTS, texts) == texts
+    assert "exchanged or compiled" in engine.batch_note
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_other_threads_use_the_model_meanwhile(attention: str, fast: bool) -> None:
+    """Guards plain `generate` and another engine's batches beside a batch: each text is what it is alone."""
+    model = tiny_model("llama", attention)
+    texts = [plain_text(model, ids, 40) for ids in PROMPTS]
+    acceleration, wrong, stop = prepare_model(model, fast), list[Any](), threading.Event()
+    before = dict(vars(model.config))
+
+    def generate(place: int) -> None:
+        while not stop.is_set():
+            if plain_text(model, PROMPTS[place], 40) != texts[place]:
+                wrong.append(("generate", place))
+
+    def batch() -> None:
+        engine = HFEngine(model, acceleration=acceleration)
+        while not stop.is_set():
+            if greedy_texts(engine, PROMPTS[:3], texts[:3]) != texts[:3] or engine.batch_note:
+                wrong.append(("batch", engine.batch_note))
+
+    threads = [threading.Thread(target=generate, args=(2,)), threading.Thread(target=batch)]
+    for thread in threads:
+        thread.start()
+    engine = HFEngine(model, acceleration=acceleration)
+    for _ in range(3):
+        if greedy_texts(engine, PROMPTS, texts) != texts:
+            wrong.append(("main", engine.batch_note))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert vars(model.config) == before
+    assert model.config._attn_implementation == attention != NAME

@@ -1,0 +1,129 @@
+"""Ctrl-C at any line of a pass: the sequence, the model's own `generate` and other threads go on as if nothing was."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import speculant
+from models import tiny_model
+from passes import IDS, opened, plain_text
+from speculant.core.engine import Needs
+from speculant.engines.hf.cpu.accelerate import prepare_model
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.target_cache import HFTargetCache
+from trees import make_tree
+
+SOURCES = str(Path(speculant.__file__).parent)
+TREE = make_tree([7, 8, 9, 10], [-1, 0, -1, 2])
+PROMPTS = [IDS, IDS[:, :5]]
+
+
+def interrupted(work: Callable[[], Any], line: int) -> bool:
+    """Do some work, with a Ctrl-C at so many lines of Speculant's files into it; return whether it got there."""
+    left = line
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(SOURCES):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def everything_works(model: Any, config: dict[str, Any], text: list[int]) -> None:
+    """Check that the model is as it was, for this thread and another."""
+    assert vars(model.config) == config
+    assert not any("forward" in module.__dict__ or module._forward_hooks for module in model.modules())
+    found: list[list[int]] = []
+    thread = threading.Thread(target=lambda: found.append(plain_text(model, IDS, 4)))
+    thread.start()
+    found.append(plain_text(model, IDS, 4))
+    thread.join()
+    assert found == [text, text]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("attention", "sequences"), [("sdpa", 1), ("sdpa", 2), ("eager", 2)])
+def test_an_interrupted_pass_leaves_nothing_behind(attention: str, sequences: int, fast: bool) -> None:
+    """Guards a round's pass and what is kept of it, single and in a batch, with hidden states."""
+    model = tiny_model("llama", attention)
+    engine = HFEngine(model, acceleration=prepare_model(model, fast))
+    needs, text, config = Needs(top_k=2, hidden_layers=(0, -1)), plain_text(model, IDS, 4), dict(vars(model.config))
+    caches = [opened(engine, ids) for ids in PROMPTS[:sequences]]
+    lengths = [cache.length for cache in caches]
+
+    def forward() -> list[Any]:
+        return engine.forward([(cache, 4, TREE) for cache in caches], needs)
+
+    expected = [result.logits for result in forward()]
+    for cache in caches:
+        cache.rollback()
+
+    def work() -> None:
+        forward()
+        for cache in caches:
+            cache.keep([0, 1, 2])
+
+    line, reached = 1, True
+    while reached:
+        reached = interrupted(work, line)
+        for cache, length in zip(caches, lengths, strict=True):
+            cache.rollback()
+            assert cache.length in (length, length + 3)
+            crop(cache, length)
+        for result, logits in zip(forward(), expected, strict=True):
+            torch.testing.assert_close(result.logits, logits, atol=1e-4, rtol=1e-4)
+        for cache in caches:
+            cache.rollback()
+        if line % 40 == 1:
+            everything_works(model, config, text)
+        line += 1 if line < 40 else 3  # every line of what comes first, then a third: passes repeat their lines
+    assert line > 100
+    assert not engine.batch_note
+    everything_works(model, config, text)
+
+
+def crop(cache: HFTargetCache, length: int) -> None:
+    """Go back to a length that was committed before."""
+    cache._length = length
+    cache.rollback()
+
+
+def test_an_interrupted_prefill_may_be_repeated() -> None:
+    """Guards prompts: what was read by earlier calls stays, and the call may be repeated."""
+    model = tiny_model("llama")
+    engine = HFEngine(model)
+    with torch.no_grad():
+        expected = model(IDS).logits[0, -1:]
+    line, reached = 1, True
+    while reached:
+        cache = engine.open(IDS)
+        cache.prefill(5)
+        reached = interrupted(lambda: cache.prefill(needs=Needs(hidden_layers=(1,), prompt=True)), line)  # noqa: B023
+        if cache.unread:
+            cache.rollback()
+            result = cache.prefill()
+            assert result is not None
+            torch.testing.assert_close(result.logits, expected, atol=1e-4, rtol=1e-4)
+        line += 1
+    assert line > 30
