@@ -60,7 +60,7 @@ $(VENV)/.llamacpp: $(VENV)/.ready
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp
-	$(BIN)/pytest -m peers tests/bench/test_llamacpp.py tests/bench/test_gguf_file.py
+	$(BIN)/pytest -m peers tests/bench/systems/test_llamacpp.py tests/bench/systems/test_gguf_file.py
 
 clean:
 	rm -rf $(VENV) .venv-oldest build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
