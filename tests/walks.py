@@ -28,9 +28,7 @@ def curve(per_node: float, *, most: int = 64) -> StepCost:
     return StepCost(np.array([0.0, most]), np.array([1.0, 1.0 + most * per_node]))
 
 
-def adaptive(
-    known: StepCost | None, *, most: int = 64, exploration: ExplorationBonus | None = None
-) -> AdaptiveSizing:
+def adaptive(known: StepCost | None, *, most: int = 64, exploration: ExplorationBonus | None = None) -> AdaptiveSizing:
     """Return the policy of a first stream or batch."""
     return AdaptiveSizing(LatencyModel(most=most, known=known), AcceptanceModel(), Throughput(), exploration)
 

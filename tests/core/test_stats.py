@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from samplers import ScriptedSampler
 from speculant.core.stats import Stats
 from speculant.core.tree import ROOT, DraftTree
 from speculant.verifiers.sample_then_follow import SampleThenFollow
-from samplers import ScriptedSampler
 from trees import make_tree, random_draft
 
 

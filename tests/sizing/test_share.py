@@ -43,9 +43,7 @@ def test_a_fixed_budget_goes_where_it_gains_most() -> None:
     cut = sizing.trim(states, drafts)
     assert sum(map(len, cut)) == 10
     assert len(cut[3]) == 0
-    assert all(
-        one.tokens.tolist() == draft.tokens[: len(one)].tolist() for one, draft in zip(cut, drafts, strict=True)
-    )
+    assert all(one.tokens.tolist() == draft.tokens[: len(one)].tolist() for one, draft in zip(cut, drafts, strict=True))
     assert sizes(FixedSizing(99), states, drafts) == [len(draft) for draft in drafts]
     assert FixedSizing(3).trim([], []) == []
 

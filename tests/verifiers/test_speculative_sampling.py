@@ -102,7 +102,9 @@ def check(found: dict[Text, float], p: Table) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("case", ["random", "zeros in q", "zeros in p", "zeros in both", "equal", "disjoint", "one-hot"])
+@pytest.mark.parametrize(
+    "case", ["random", "zeros in q", "zeros in p", "zeros in both", "equal", "disjoint", "one-hot"]
+)
 def test_exact(case: str, seed: int, length: int) -> None:
     """Whatever q is, each text comes out with exactly the target's probability."""
     p = model(seed, sparse if case in ("zeros in p", "zeros in both", "disjoint") else dense)
@@ -136,9 +138,7 @@ def test_one_hot_drafts_are_not_treated_as_sampled() -> None:
     def accepted(branches: Branches) -> bool:
         sampler = EnumeratingSampler(p.__getitem__, branches, length=9)
         sampler.load(rows_of(tree, ()))
-        marked = DraftTree(
-            tree.tokens, tree.parents, tree.weights, Proposal(q[()][None], chosen=np.array([True]))
-        )
+        marked = DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(q[()][None], chosen=np.array([True])))
         return bool(SpeculativeSampling().walk(marked, None, sampler).path)
 
     rate = sum(probability for taken, probability in enumerate_outcomes(accepted) if taken)
