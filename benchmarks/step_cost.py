@@ -28,7 +28,7 @@ from speculant.cli.env import environment
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.target import TransformersTarget
 
 READ_BYTES = 1 << 29
@@ -41,7 +41,7 @@ def binary_tree(nodes: int) -> DraftTree:
     return DraftTree(np.arange(nodes, dtype=np.int32), np.maximum(parents, -1), np.full(nodes, 0.5, np.float32))
 
 
-def our_pass(model: Any, prompt: torch.Tensor, fast: Fast | None) -> Callable[[int], None]:
+def our_pass(model: Any, prompt: torch.Tensor, fast: Acceleration | None) -> Callable[[int], None]:
     """Return our pass over so many tokens, with or without the fast linear layers."""
     target = TransformersTarget(model, check_model(model), prompt, fast=fast)
     target.prefill()

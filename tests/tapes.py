@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from speculant import Speculator
-from speculant.engines.hf.cpu.accelerate import Fast
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, CapturedPasses
 
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
@@ -77,7 +77,7 @@ def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LE
     tapes = tapes or Tapes()
     with pytest.MonkeyPatch.context() as patch:
         passes = CapturedPasses(model, lambda: tapes, capacity=capacity)
-        patch.setattr("speculant.api.speculator.prepare_model", lambda *_: Fast(captured=passes))
+        patch.setattr("speculant.api.speculator.prepare_model", lambda *_: Acceleration(captured=passes))
         return Speculator.from_transformers(model, **options)
 
 

@@ -17,7 +17,7 @@ from speculant.core.drafter import Drafter
 from speculant.core.errors import PromptError, TokenizerError, UsageError
 from speculant.core.stats import Stats
 from speculant.engines.hf.capabilities import Abilities
-from speculant.engines.hf.cpu.accelerate import Fast
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.generate_capture import Call, prepare, sampling_options
 from speculant.engines.hf.sampler import Request
 from speculant.engines.hf.target import TransformersTarget
@@ -36,7 +36,7 @@ Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 class Requests:
     """Prepares requests to one model."""
 
-    def __init__(self, model: Any, tokenizer: Any, abilities: Abilities, fast: Fast, *, method: str) -> None:
+    def __init__(self, model: Any, tokenizer: Any, abilities: Abilities, fast: Acceleration, *, method: str) -> None:
         """Take the parts that all requests share.
 
         Args:

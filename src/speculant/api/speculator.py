@@ -22,7 +22,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.engines.hf.batch_pass import RaggedPass
 from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.generate_capture import Call
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import find_method
@@ -48,7 +48,7 @@ class Speculator:
         *,
         method: str,
         nodes: int | str | None = None,
-        fast: bool | Fast | None = None,
+        fast: bool | Acceleration | None = None,
     ) -> None:
         """Put the parts together; `from_transformers` and `from_pretrained` are the usual ways in.
 
@@ -82,7 +82,7 @@ class Speculator:
         nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int = MEMORY_LIMIT,
-        fast: bool | Fast | None = None,
+        fast: bool | Acceleration | None = None,
         **options: Any,
     ) -> Speculator:
         """Wrap a loaded model.

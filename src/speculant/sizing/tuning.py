@@ -21,7 +21,7 @@ import torch
 from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.cpu.accelerate import Fast
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.cpu.build import processor
 from speculant.engines.hf.target import TransformersTarget
 from speculant.sizing.latency import SIZES
@@ -36,7 +36,7 @@ _LEAST_ROUNDS = 3
 _DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
 
 
-def step_cost_file(model: Any, fast: Fast) -> Path:
+def step_cost_file(model: Any, fast: Acceleration) -> Path:
     """Return where the cost of a model's passes on its device is kept."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
     device = model.device
@@ -48,15 +48,14 @@ def step_cost_file(model: Any, fast: Fast) -> Path:
         str(model.dtype),
         name,
         torch.get_num_threads(),
-        bool(fast.forwards),
-        len(fast.layers),
+        *fast.settings(),
         torch.__version__,
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(model: Any, fast: Fast, *, most: int) -> StepCost | None:
+def stored_step_cost(model: Any, fast: Acceleration, *, most: int) -> StepCost | None:
     """Return what `speculant tune` found for this model and device for up to `most` nodes, or None."""
     try:
         found = read_step_cost(step_cost_file(model, fast))

@@ -104,7 +104,7 @@ class Own:
     @property
     def fast(self) -> bool:
         """Whether passes run the library's own code."""
-        return bool(self._speculator.fast.forwards)
+        return bool(self._speculator.fast.linears)
 
     @property
     def learns(self) -> bool:

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.capabilities import Abilities, decode_mode
-from speculant.engines.hf.cpu.accelerate import Fast
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.target import Rows, TransformersTarget, out_of_memory
 
 _OWN_WAY = "its layers attend in a way of their own."
@@ -37,7 +37,7 @@ _Request = tuple[TransformersTarget, int, DraftTree]  # a sequence, its root and
 class RaggedPass:
     """Passes over any sequences of one model. Not for several threads at once."""
 
-    def __init__(self, model: Any, abilities: Abilities, *, fast: Fast | None = None) -> None:
+    def __init__(self, model: Any, abilities: Abilities, *, fast: Acceleration | None = None) -> None:
         """Prepare for a model.
 
         Args:
@@ -46,7 +46,7 @@ class RaggedPass:
             fast: the model's preparation, or None for its plain passes.
         """
         self._model, self._abilities = model, abilities
-        self._fast = Fast() if fast is None else fast
+        self._fast = Acceleration() if fast is None else fast
         self._proven, self._refused = False, False
         self.note = ""  # why sequences are run one after the other; empty if they are not
         if not abilities.trees:
@@ -110,11 +110,10 @@ class RaggedPass:
         attention = _Attention(caches, rows)
         with (
             decode_mode(self._model),
-            self._fast.active(sum(counts)),
-            _attending(self._model, attention),
+            _attending(self._model, attention, self._fast),
             out_of_memory(f"{len(rows)} sequences"),
         ):
-            output = self._model(
+            output = self._fast.model_for(self._model, sum(counts))(
                 input_ids=ids,
                 attention_mask=self._stand_in(),
                 position_ids=positions,
@@ -190,11 +189,11 @@ class _Attention:
 
 
 @contextlib.contextmanager
-def _attending(model: Any, attention: _Attention) -> Iterator[None]:
+def _attending(model: Any, attention: _Attention, fast: Acceleration) -> Iterator[None]:
     """Let a model's layers attend through this for a while."""
     config = model.config
     before = config._attn_implementation
-    attention.own = ALL_ATTENTION_FUNCTIONS.get(before)
+    attention.own = ALL_ATTENTION_FUNCTIONS.get(fast.attention_for(before))
     name = f"speculant-{id(attention)}"  # several models may run at once
     ALL_ATTENTION_FUNCTIONS[name] = attention
     config._attn_implementation = name

@@ -21,7 +21,7 @@ from speculant.core.errors import OutOfMemoryError, UsageError
 from speculant.core.tree import Bool, DraftTree, Float32, Int32, Int64
 from speculant.engines.hf.cache import keep_rows, usable_cache
 from speculant.engines.hf.capabilities import Abilities, decode_mode
-from speculant.engines.hf.cpu.accelerate import Fast
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.topk import best_tokens
 
 
@@ -47,7 +47,7 @@ class TransformersTarget:
         padding: Tensor | None = None,
         positions: Tensor | None = None,
         chunk: int | None = None,
-        fast: Fast | None = None,
+        fast: Acceleration | None = None,
     ) -> None:
         """Prepare a sequence.
 
@@ -69,7 +69,7 @@ class TransformersTarget:
         self._length = self._given = int(self.cache.get_seq_length())
         self._padding = None if padding is None or bool(padding.all()) else padding
         self._positions, self._chunk = positions, chunk
-        self._fast = Fast() if fast is None else fast
+        self._fast = Acceleration() if fast is None else fast
         self._seen: Bool | None = None
         shift = 0
         if self._padding is not None:
@@ -92,6 +92,7 @@ class TransformersTarget:
     def prefill(self) -> Tensor:
         """Read what is not cached of the prompt; return Logits[1, V]. Where it fails the cache is as it was given."""
         self._check_cache()
+        self._fast.check_weights()
         try:
             return self._read_prompt()
         except BaseException:
@@ -201,8 +202,9 @@ class TransformersTarget:
     def _forward(self, ids: Tensor, mask: Any, positions: Tensor, **options: Any) -> Tensor:
         if self.abilities.takes_positions:
             options["position_ids"] = positions
-        with self._fast.active(ids.shape[1]), out_of_memory(f"{self._length + ids.shape[1]} cached tokens"):
-            output = self.model(
+        model = self._fast.model_for(self.model, ids.shape[1])
+        with out_of_memory(f"{self._length + ids.shape[1]} cached tokens"):
+            output = model(
                 input_ids=ids.to(self.model.device),
                 attention_mask=mask,
                 past_key_values=self.cache,

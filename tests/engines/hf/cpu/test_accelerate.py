@@ -1,4 +1,4 @@
-"""Fast passes: the code for linear layers, the models that it serves, and those that it does not."""
+"""Acceleration passes: the code for linear layers, the models that it serves, and those that it does not."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import tiny_model
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 
 pytestmark = pytest.mark.usefixtures("compiled")
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
@@ -33,7 +33,7 @@ def model_of(name: str, **changes: Any) -> Any:
 
 @torch.inference_mode()
 def said(
-    model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True, prepared: Fast | None = None, own: bool = True
+    model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True, prepared: Acceleration | None = None, own: bool = True
 ) -> Tensor:
     """Return what the last layer says of so many rows behind four cached ones, normed; in our cache or theirs."""
     cache = usable_cache(None) if own else DynamicCache()
@@ -139,12 +139,12 @@ def test_large_numbers_stay_what_they_are() -> None:
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
 
-def fused(prepared: Fast) -> int:
+def fused(prepared: Acceleration) -> int:
     """Return how many layers a pass fuses."""
     return sum(layer.ready() is not None for layer in prepared.layers)
 
 
-def agreed(model: Any, prepared: Fast) -> None:
+def agreed(model: Any, prepared: Acceleration) -> None:
     """Check that a prepared model says what it says itself."""
     torch.testing.assert_close(said(model, prepared=prepared), said(model, fast=False), atol=2e-5, rtol=2e-5)
 

@@ -17,7 +17,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, CapturedPasses, CaptureError, length_bucket
 from speculant.engines.hf.target import TransformersTarget
 from tapes import Tapes, passes_of, recorded
@@ -77,7 +77,7 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
     passes = CapturedPasses(model, Tapes, capacity=LEAST_LENGTH)
     targets = [
         TransformersTarget(model, check_model(model), IDS, padding=padding, fast=fast)
-        for fast in (Fast(), Fast(captured=passes))
+        for fast in (Acceleration(), Acceleration(captured=passes))
     ]
     with torch.no_grad():
         for target in targets:
@@ -115,7 +115,7 @@ def test_buffers_stay_where_they_are() -> None:
 def test_logits_outlive_the_next_pass() -> None:
     """Guards scores that a request keeps, since every pass writes its logits to the same place."""
     model = tiny_model("llama")
-    target = TransformersTarget(model, check_model(model), IDS, fast=Fast(captured=CapturedPasses(model, Tapes)))
+    target = TransformersTarget(model, check_model(model), IDS, fast=Acceleration(captured=CapturedPasses(model, Tapes)))
     with torch.no_grad():
         target.prefill()
         first = target.verify(7, DraftTree.empty())
@@ -128,7 +128,7 @@ def test_logits_outlive_the_next_pass() -> None:
 def test_a_round_that_fails_leaves_nothing() -> None:
     """Guards rollback: the text goes on as if the pass had not been."""
     model, tapes = tiny_model("llama"), Tapes()
-    fast = Fast(captured=CapturedPasses(model, lambda: tapes))
+    fast = Acceleration(captured=CapturedPasses(model, lambda: tapes))
     target = TransformersTarget(model, check_model(model), IDS, fast=fast)
     tree = random_draft(np.random.default_rng(2), 12, 61)
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_larger_drafts_and_gradients_run_plain_passes() -> None:
     model, tapes = tiny_model("llama"), Tapes()
     passes = CapturedPasses(model, lambda: tapes)
     plain, target = (
-        TransformersTarget(model, check_model(model), IDS, fast=fast) for fast in (Fast(), Fast(captured=passes))
+        TransformersTarget(model, check_model(model), IDS, fast=fast) for fast in (Acceleration(), Acceleration(captured=passes))
     )
     random = np.random.default_rng(4)
     with torch.no_grad():
@@ -340,7 +340,7 @@ def test_a_device_that_cannot_record_is_a_note(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.CapturedPasses", refusing)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert prepare_model(model, True).notes == ("not prepared for fast passes: the device is full.",)
-    assert prepare_model(model, None) == prepare_model(model, False) == Fast()
+    assert prepare_model(model, None) == prepare_model(model, False) == Acceleration()
 
 
 def failing() -> Tapes:
