@@ -115,7 +115,9 @@ def test_buffers_stay_where_they_are() -> None:
 def test_logits_outlive_the_next_pass() -> None:
     """Guards scores that a request keeps, since every pass writes its logits to the same place."""
     model = tiny_model("llama")
-    target = TransformersTarget(model, check_model(model), IDS, fast=Acceleration(captured=CapturedPasses(model, Tapes)))
+    target = TransformersTarget(
+        model, check_model(model), IDS, fast=Acceleration(captured=CapturedPasses(model, Tapes))
+    )
     with torch.no_grad():
         target.prefill()
         first = target.verify(7, DraftTree.empty())
@@ -148,7 +150,8 @@ def test_larger_drafts_and_gradients_run_plain_passes() -> None:
     model, tapes = tiny_model("llama"), Tapes()
     passes = CapturedPasses(model, lambda: tapes)
     plain, target = (
-        TransformersTarget(model, check_model(model), IDS, fast=fast) for fast in (Acceleration(), Acceleration(captured=passes))
+        TransformersTarget(model, check_model(model), IDS, fast=fast)
+        for fast in (Acceleration(), Acceleration(captured=passes))
     )
     random = np.random.default_rng(4)
     with torch.no_grad():

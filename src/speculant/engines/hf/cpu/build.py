@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tqdm import tqdm
@@ -123,9 +124,13 @@ def _compile(compiler: list[str], library: Path, bar: tqdm) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         # Compiled and linked separately: linking with -fopenmp would bind the file to a second OpenMP runtime.
         objects, linked = [str(Path(folder, f"{source.stem}.o")) for source in SOURCES], str(Path(folder, "layers.so"))
-        for source, compiled in zip(SOURCES, objects, strict=True):
-            _run([*compiler, *flags(source), "-c", str(source), "-o", compiled])
-            bar.update()
+        commands = [
+            [*compiler, *flags(source), "-c", str(source), "-o", compiled]
+            for source, compiled in zip(SOURCES, objects, strict=True)
+        ]
+        with ThreadPoolExecutor() as pool:  # the compiler runs in processes of its own
+            for _ in pool.map(_run, commands):
+                bar.update()
         _run([*compiler, *LINKING, *objects, "-o", linked])
         os.replace(linked, library)  # another process may be building the same file
 

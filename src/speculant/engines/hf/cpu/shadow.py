@@ -94,9 +94,12 @@ class Shadows:
             return self.of(base.__getattr__(module, name))  # type: ignore[attr-defined]
 
         def children(module: Any) -> dict[str, Any]:
-            return {name: self.of(child) for name, child in module.__dict__["_modules"].items()}
+            own: dict[str, Any] = module.__dict__["_modules"]
+            shadows = {name: self.of(child) for name, child in own.items()}
+            # A slice of a ModuleList is made of shadows, and filled through this very dictionary.
+            return own if all(shadows[name] is child for name, child in own.items()) else shadows
 
-        def set_children(module: Any, modules: Any) -> None:  # of a slice of a ModuleList
+        def set_children(module: Any, modules: Any) -> None:
             module.__dict__["_modules"] = modules
 
         body: dict[str, Any] = {
