@@ -244,7 +244,7 @@ def test_changed_weights_count_at_once() -> None:
     assert tapes.recorded > before
 
 
-def test_hooks_that_come_later_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hooks_that_come_later_are_run(caplog: pytest.LogCaptureFixture) -> None:
     """Guards code that a recording would leave out: that request runs plain passes, and says so; the next does not."""
     model, tapes = tiny_model("llama"), Tapes()
     speculator = recorded(model, tapes)
@@ -252,7 +252,7 @@ def test_hooks_that_come_later_are_run(capsys: pytest.CaptureFixture[str]) -> No
     expected = plain_text(model, IDS, 30)
     assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
     assert not tapes.replayed
-    assert capsys.readouterr().err.count("hooks") == 1
+    assert caplog.text.count("hooks") == 1
     hook.remove()
     expected = plain_text(model, IDS, 30)
     assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
@@ -381,7 +381,7 @@ def test_cuda_graphs_give_the_text_of_plain_decoding(name: str) -> None:
 
 
 @pytest.mark.parametrize("capacity", [LEAST_LENGTH, 512])
-def test_a_recording_that_fails_later_is_said_once(capacity: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_that_fails_later_is_logged_once(capacity: int, caplog: pytest.LogCaptureFixture) -> None:
     """Guards a device that gets full in the middle of a text: plain passes go on where the others stopped."""
     model, tapes = tiny_model("llama"), Tapes()
     speculator = recorded(model, tapes, capacity=capacity, nodes=8)
@@ -389,7 +389,7 @@ def test_a_recording_that_fails_later_is_said_once(capacity: int, capsys: pytest
     results = [speculator.generate(IDS, max_new_tokens=220, temperature=0, eos_token_id=None) for _ in range(2)]
     assert [each.ids for each in results] == [plain_text(model, IDS, 220)] * 2
     assert 0 < tapes.replayed < results[0].stats.rounds
-    assert capsys.readouterr().err == "speculant: plain passes from now on: the device is full.\n"
+    assert caplog.messages == ["plain passes from now on: the device is full."]
 
 
 def test_lengths_are_few_and_large_enough() -> None:

@@ -18,7 +18,7 @@ sizes, largest first, in one memory pool.
 from __future__ import annotations
 
 import itertools
-import sys
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -36,6 +36,8 @@ from speculant.engines.hf.cuda.static_cache import ANCESTORS, LentRows, Writing,
 
 if TYPE_CHECKING:
     from speculant.engines.hf.target import TransformersTarget
+
+logger = logging.getLogger(__name__)
 
 ROWS = (1, 3, 5, 9, 17, 33, 65)  # a root and 0, 2, 4, ... 64 nodes
 LEAST_LENGTH = 256
@@ -114,7 +116,7 @@ class CapturedPasses:
         """Do what the target's `verify` does, or return None where only a plain pass can.
 
         That is: for more than 64 nodes, for gradients, while another thread's cache lies in the buffers, after the
-        model got hooks or adapters, and once recording has failed, which is said on standard error.
+        model got hooks or adapters, and once recording has failed, which is logged as a warning.
 
         Args:
             target: the sequence, of this model.
@@ -179,7 +181,7 @@ class CapturedPasses:
         try:
             self._abilities = self._check()
         except CaptureError as error:
-            print(f"speculant: this request runs plain passes: {error}.", file=sys.stderr)  # noqa: T201
+            logger.warning("this request runs plain passes: %s.", error)
             return False
         if self._print != _fingerprint(self._model):
             self._begin()
@@ -261,7 +263,7 @@ class CapturedPasses:
         """Run plain passes from now on. A cache that lies here stays, and the plain ones append to it."""
         self._failed = True
         self._replays, self._recorder = {}, self._make_recorder()
-        print(f"speculant: plain passes from now on: {_said(error)}.", file=sys.stderr)  # noqa: T201
+        logger.warning("plain passes from now on: %s.", _said(error))
 
 
 def length_bucket(rows: int) -> int:
