@@ -114,6 +114,7 @@ class HFTargetCache:
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         self._check_cache()
+        self._runner.acceleration.check_weights()
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
         self._drop_other_factors()
