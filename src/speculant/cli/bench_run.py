@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.bench import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
 from speculant.cli.bench_checks import batches, task_names, temperatures
 from speculant.cli.bench_progress import shown
+from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
 from speculant.cli.loading import check_device, load, model_source, quick_imports, quieten, set_threads_for

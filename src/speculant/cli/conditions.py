@@ -10,7 +10,7 @@ from speculant.cli.options import BUNDLED
 
 if TYPE_CHECKING:
     from speculant.bench.suite.runner import Runner
-    from speculant.cli.bench import Bench
+    from speculant.cli.bench_settings import Bench
 
 LABELS = ("forced", "random weights", "inflated")
 

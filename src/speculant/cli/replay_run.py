@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.corpus import Rejected, file_size
-from speculant.cli.replay import Order, Replay
+from speculant.cli.replay_settings import Order, Replay
 from speculant.cli.terminal import progress, say
 from speculant.core.errors import FileError, UsageError
 
