@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from speculant.bench.report.extra import missing_extra
 
@@ -64,6 +64,8 @@ def line_chart(
         unit_square: let both axes run from 0 to 1 and draw the diagonal.
     """
     with _drawing(label, lines, _HEIGHT) as (figure, axes):
+        from matplotlib.ticker import MaxNLocator
+
         axes.grid(visible=True, color=LINE, linewidth=0.6)
         if unit_square:
             axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1)
@@ -74,7 +76,7 @@ def line_chart(
             axes.plot(xs, ys, color=_color(line.color), linewidth=1.8, marker="o", markersize=3.5, clip_on=False)
         if not unit_square:
             axes.set_ylim(bottom=y_min)
-            axes.xaxis.set_major_locator(_whole_numbers())
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         return _svg(figure, label)
@@ -121,12 +123,6 @@ def bar_chart(
         axes.set_xlim(0, 1.12 * max(most, reference or 0.0) or 1.0)
         axes.set_xlabel(x_label)
         return _svg(figure, label)
-
-
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(integer=True)
 
 
 @contextmanager
