@@ -112,8 +112,8 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
         start = body + entry["offset"]
         if start + size > path.stat().st_size:
             raise CorruptMemoryError(
-                f"{path} is cut short: the file ends before its contents do (within '{name}'), as after a copy that was "
-                "interrupted. Copy it again, or delete it."
+                f"{path} is cut short: the file ends before its contents do (within '{name}'), as after an interrupted "
+                "copy. Copy it again, or delete it."
             )
         mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)
         mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one kind of array
