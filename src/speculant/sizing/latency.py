@@ -38,7 +38,7 @@ _FORGET = 64  # rounds without a try after which a size is believed to be cheape
 _ALONE = 32  # passes of one size in a row before a smaller one is run once to compare; twice as many if that fits
 _STALE = 24  # rounds without a try after which a size's cost is less certain
 _SURPRISE = 0.1  # an error of that pass that shows that the costs do not fit
-_SAME = 0.003  # a smaller change of a size's cost is no reason to compute the curve again
+_SAME = 0.01  # a smaller change of a size's cost is no reason to compute the curve again
 _DRAFT_TIMES = 15
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
 _DECAY = 0.98
@@ -113,7 +113,7 @@ class LatencyModel:
             self._factors[i] = self._assumed(i)
         if tried and self._untried[i] > _STALE:  # what other sizes show now counts for more than its own past
             tried = min(tried, _TRIES)
-            self._factors[i] = min(self._factors[i], math.log(self._curve[rows] / self._base[rows]))
+            self._factors[i] = math.log(self._curve[rows] / self._base[rows])
         error = math.log(seconds / (self._level * float(self._base[rows]))) - self._factors[i]
         counted = error if error < 0 else min(error, max(0.0, self._last[i]))
         counted = min(max(counted, -_JUMP), _JUMP)
@@ -131,7 +131,7 @@ class LatencyModel:
             self._alone += 1
         else:
             if self._alone >= self._compare:
-                self._compare = _ALONE if abs(counted) > _SURPRISE else 2 * self._compare
+                self._compare = _ALONE if abs(error) > _SURPRISE else 2 * self._compare
             self._previous, self._alone = i, 0
         if not tried or any(abs(new - old) > _SAME for new, old in zip(self._factors, self._fitted, strict=True)):
             self._fit()
