@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import DraftTree
+from speculant.core.tree import ROOT, DraftTree
 
 Float64 = npt.NDArray[np.float64]
 
@@ -51,7 +51,8 @@ class AcceptanceModel:
         """Count which nodes of a draft were accepted."""
         if tree.proposal is None:
             _count(tree.parents, tree.weights, np.array(path, np.int64), self._expected, self._accepted)
-        reached = min(len(path) + (len(path) < int(tree.depths().max())), _DEEPEST)
+        deeper = bool((tree.parents == (path[-1] if path else ROOT)).any())
+        reached = min(len(path) + deeper, _DEEPEST)
         self._reached *= _DECAY
         self._passed *= _DECAY
         self._reached[:reached] += 1

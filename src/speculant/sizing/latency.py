@@ -32,12 +32,8 @@ _KNOWN = 2  # a measured curve counts like so many passes of each size
 _UNTRIED = 1.05  # assumed cost of a size that was never tried, in passes of the size below
 _FOLLOW = 0.3  # share of a pass's error that moves the level
 _LEARN = 0.06  # share that moves the cost of its size, once that is known
-_LEARN_ALONE = 0.015  # the same where the pass before was of that size, and so tells less
 _JUMP = math.log(2)  # the largest error that counts
-_FORGET = 64  # rounds without a try after which a size is believed to be cheaper; twice as many once that was wrong
-_ALONE = 32  # passes of one size in a row before a smaller one is run once to compare; twice as many if that fits
-_STALE = 24  # rounds without a try after which a size's cost is less certain
-_SURPRISE = 0.1  # an error of that pass that shows that the costs do not fit
+_FORGET = 64  # rounds without a try after which a size is believed to be cheaper; twice as many each time
 _SAME = 0.003  # a smaller change of a size's cost is no reason to compute the curve again
 _DRAFT_TIMES = 15
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
@@ -66,8 +62,6 @@ class LatencyModel:
         self._tried = [0] * len(sizes)
         self._last = [0.0] * len(sizes)  # error of the last pass of each size
         self._untried, self._patience = [0] * len(sizes), [_FORGET] * len(sizes)
-        self._retried = [False] * len(sizes)  # since it was last believed to be cheaper
-        self._previous, self._alone, self._compare = -1, 0, _ALONE  # size of the last passes, how many, and until when
         self._fitted = [0.0] * len(sizes)  # what `_curve` was computed with
         self._level = plain
         self._curve = self._base
@@ -77,12 +71,7 @@ class LatencyModel:
 
     @property
     def most(self) -> int:
-        """The most draft rows that may be spent now: without a measured curve, one size more than has been tried.
-
-        After many passes of one size, half of it for once: only passes of different sizes show what sizes cost.
-        """
-        if self._previous > 0 and self._alone >= self._compare:
-            return int(self.sizes[np.searchsorted(self.sizes, self.sizes[self._previous] // 2)])
+        """The most draft rows that may be spent now: without a measured curve, one size more than has been tried."""
         if self._known:
             return int(self.sizes[-1])
         tried = [i for i, passes in enumerate(self._tried) if passes >= _TRIES]
@@ -111,28 +100,18 @@ class LatencyModel:
         tried = self._tried[i]
         if not tried:
             self._factors[i] = self._assumed(i)
-        if tried and self._untried[i] > _STALE:  # what other sizes show now counts for more than its own past
-            tried = min(tried, _TRIES)
-            self._factors[i] = min(self._factors[i], math.log(self._curve[rows] / self._base[rows]))
         error = math.log(seconds / (self._level * float(self._base[rows]))) - self._factors[i]
         counted = error if error < 0 else min(error, max(0.0, self._last[i]))
         counted = min(max(counted, -_JUMP), _JUMP)
         self._last[i] = error
         self._tried[i] = tried + 1
         self._rows[i] += (rows - self._rows[i]) / min(tried + 1, _DRAFT_TIMES)
-        least = _LEARN_ALONE if i == self._previous else _LEARN
-        self._factors[i] += counted * max(least, 1 / max(1, tried + _KNOWN * self._known))
+        self._factors[i] += counted * max(_LEARN, 1 / max(1, tried + _KNOWN * self._known))
         self._factors[i] = min(self._factors[i], self._limit(i))
         # A size with few passes may be what is wrong, rather than the level.
         if tried >= _TRIES or sum(map(bool, self._tried)) == 1:
             self._level *= math.exp(_FOLLOW * counted)
         self._forget(i)
-        if i == self._previous:
-            self._alone += 1
-        else:
-            if self._alone >= self._compare:
-                self._compare = _ALONE if abs(counted) > _SURPRISE else 2 * self._compare
-            self._previous, self._alone = i, 0
         if not tried or any(abs(new - old) > _SAME for new, old in zip(self._factors, self._fitted, strict=True)):
             self._fit()
 
@@ -153,18 +132,16 @@ class LatencyModel:
         return self._factors[0] * bool(self._tried[0]) + math.log((self._rows[i] + 1) / base) + 2 * _SAME
 
     def _forget(self, tried: int) -> None:
-        """Let sizes that were not tried for long come half-way down to the size below, again and again until tried."""
-        self._untried[tried], self._retried[tried] = -1, True
+        """Let sizes that were not tried for long come half-way down to the size below."""
         for i, passes in enumerate(self._tried):
-            self._untried[i] += 1
-            if not passes or self._untried[i] < self._patience[i]:
-                continue
-            excess = self._factors[i] - self._assumed(i)
-            self._patience[i] = 2 * self._patience[i] if self._retried[i] else _FORGET
-            self._untried[i], self._retried[i], self._last[i] = 0, False, 0.0
-            self._tried[i] = min(passes, _TRIES)
-            if excess > 0 and self._below(i) is not None:
-                self._factors[i] -= excess / 2
+            self._untried[i] = 0 if i == tried else self._untried[i] + 1
+            if passes and self._untried[i] >= self._patience[i]:
+                self._untried[i] = 0
+                self._patience[i] *= 2
+                self._last[i] = 0.0
+                excess = self._factors[i] - self._assumed(i)
+                if excess > 0 and self._below(i) is not None:
+                    self._factors[i] -= excess / 2
 
     def _fit(self) -> None:
         """Compute the curve."""
