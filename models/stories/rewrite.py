@@ -15,6 +15,7 @@ the last part. The state is saved every 100 steps and `--resume` goes on from it
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import re
@@ -29,7 +30,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 from edits import CHAT_TEMPLATE, NAMES, Edit, replace_word, sample_edit
 from tokenizer import read_stories
-from train import IGNORED, Muon, long_rows, prepare, save, to_tensors, whole_stories
+from train import IGNORED, Muon, long_rows, save, to_tensors, whole_stories
 
 SHORT, MIDDLE, LONG = 40, 100, 300  # tokens of a source, at most
 ROW_BYTES = 2400  # of a conversation of several turns, about
@@ -155,17 +156,28 @@ def edit_tensors(rows: list[Row]) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def loss_of(model: LlamaForCausalLM, inputs: Tensor, targets: Tensor) -> Tensor:
+def edit_loss(model: LlamaForCausalLM, inputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss of the targets; logits are computed for these alone."""
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state
     counted = targets != IGNORED
     return F.cross_entropy(model.lm_head(hidden[counted]), targets[counted])
 
 
+def distillation_loss(model: LlamaForCausalLM, teacher: LlamaForCausalLM, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean divergence from the teacher's distribution, where there are targets."""
+    counted = targets != IGNORED
+    with torch.no_grad():
+        expected = teacher.lm_head(teacher.model(input_ids=inputs, use_cache=False).last_hidden_state[counted])
+    found = model.lm_head(model.model(input_ids=inputs, use_cache=False).last_hidden_state[counted])
+    return F.kl_div(
+        found.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="batchmean"
+    )
+
+
 def rate_at(step: int, args: argparse.Namespace) -> float:
-    """Return the rate: up over 20 steps and constant in the first phase, from lower down to zero in the second."""
+    """Return the rate, which falls linearly to zero; it starts anew and lower when all parameters are trained."""
     if step < args.attention_steps:
-        return args.lr * min(1.0, (step + 1) / 20)
+        return args.lr * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
     return args.polish_lr * (args.steps - step) / (args.steps - args.attention_steps)
 
 
@@ -196,7 +208,8 @@ def train(args: argparse.Namespace) -> None:
     tokenizer.chat_template = CHAT_TEMPLATE
     stories = read_stories(args.data / "train-a.txt", args.data / "train-b.txt")
     documents = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(stories, truncation=True)["input_ids"]]
-    model, _ = prepare(LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32), args)
+    model = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32).train()
+    teacher = copy.deepcopy(model).requires_grad_(False)
     edits = EditBatches(stories, tokenizer, batch_tokens=args.edit_tokens, rng=rng)
     plain: list[list[list[int]]] = []
     first, log = 0, []
@@ -216,27 +229,23 @@ def train(args: argparse.Namespace) -> None:
         if step == args.attention_steps:
             optimizers = choose_parameters(model, args, everything=True)
         rows = edits.next(longest_at(step, args))
-        losses = {}
-        batches = [("edit", 1.0, edit_tensors(rows))]
+        losses = {"edit": edit_loss(model, *edit_tensors(rows))}
         if step % 2:
             plain = plain or whole_stories(documents, args.plain_tokens, rng)
             stories_now = long_rows(documents, 1024, args.plain_tokens, rng) if step % 20 == 19 else plain.pop()
-            batches.append(("plain", args.plain_weight, to_tensors(stories_now)))
-        for kind, weight, (inputs, targets) in batches:
-            model.train(kind == "plain")  # dropout: a token that is blanked cannot be copied
-            loss = loss_of(model, inputs.to(model.device), targets.to(model.device))
-            (weight * loss).backward()
-            losses[kind] = loss.item()
-            tokens += int((inputs != 0).sum())
+            losses["plain"] = distillation_loss(model, teacher, *to_tensors(stories_now))
+            tokens += sum(map(len, stories_now))
+        tokens += sum(len(row.ids) for row in rows)
+        sum(losses.values()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(step, args)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        smooth |= {kind: 0.9 * smooth.get(kind, loss) + 0.1 * loss for kind, loss in losses.items()}
+        smooth |= {kind: 0.9 * smooth.get(kind, loss.item()) + 0.1 * loss.item() for kind, loss in losses.items()}
         if (step + 1) % 10 == 0:
-            entry = {"step": step + 1, **{kind: round(loss, 5) for kind, loss in smooth.items()}}
+            entry = {"step": step + 1, **{kind: round(loss, 4) for kind, loss in smooth.items()}}
             log.append(entry)
             speed = tokens / (time.process_time() - clock)
             print(f"{time.strftime('%H:%M:%S')} {entry}  {speed:.0f} tokens per CPU second", flush=True)
@@ -252,17 +261,14 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that gets the model")
     parser.add_argument("--init", type=Path, required=True, help="the model of train.py")
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--attention-steps", type=int, default=350, help="first steps, which train attention alone")
-    parser.add_argument("--short", type=int, default=60, help="steps with the shortest sources; as many follow with longer ones")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--attention-steps", type=int, default=1000, help="first steps, which train attention alone")
+    parser.add_argument("--short", type=int, default=100, help="steps with the shortest sources; as many follow with longer ones")
     parser.add_argument("--edit-tokens", type=int, default=2048, help="tokens in a step's edit batch")
     parser.add_argument("--plain-tokens", type=int, default=768, help="tokens in a step's plain batch")
-    parser.add_argument("--plain-weight", type=float, default=1.0, help="weight of the plain batch's loss")
     parser.add_argument("--lr", type=float, default=2e-3, help="of the first phase")
-    parser.add_argument("--polish-lr", type=float, default=4e-4, help="of the second phase, at first")
+    parser.add_argument("--polish-lr", type=float, default=6e-4, help="of the second phase, at first")
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--token-dropout", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
