@@ -11,13 +11,17 @@ import random
 import re
 from dataclasses import dataclass
 
-NAMES = (
-    "Lily Tim Tom Ben Sam Timmy Sue Max Jack Lucy Mia Bob Spot John Anna Jane Amy Sally Sarah Sara Joe Molly "
-    "Daisy Billy Tommy Kitty Jill Jimmy Mary Lila Jim Alice"
-).split()
-THINGS = (
-    "dog cat bird bear rabbit frog squirrel ball car boat book flower hat truck doll kite cake toy bug rock tree"
-).split()
+# fmt: off
+NAMES = [
+    "Lily", "Tim", "Tom", "Ben", "Sam", "Timmy", "Sue", "Max", "Jack", "Lucy", "Mia", "Bob", "Spot", "John", "Anna",
+    "Jane", "Amy", "Sally", "Sarah", "Sara", "Joe", "Molly", "Daisy", "Billy", "Tommy", "Kitty", "Jill", "Jimmy", "Mary",
+    "Lila", "Jim", "Alice",
+]
+THINGS = [
+    "dog", "cat", "bird", "bear", "rabbit", "frog", "squirrel", "ball", "car", "boat", "book", "flower", "hat", "truck",
+    "doll", "kite", "cake", "toy", "bug", "rock", "tree",
+]
+# fmt: on
 
 # `</s>` ends every turn, so that no token spans the text of two turns.
 CHAT_TEMPLATE = (

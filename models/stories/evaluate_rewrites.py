@@ -72,7 +72,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    print(json.dumps(exact_rewrites(args.model, read_stories(args.heldout), count=args.count, seed=args.seed), indent=1))
+    print(
+        json.dumps(exact_rewrites(args.model, read_stories(args.heldout), count=args.count, seed=args.seed), indent=1)
+    )
 
 
 if __name__ == "__main__":

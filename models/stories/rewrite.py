@@ -140,9 +140,8 @@ def encode(turns: list[Edit], tokenizer: PreTrainedTokenizerBase) -> Row:
             pieces += [(f"User: {turn.text}", False)]
         pieces += [(tokenizer.eos_token + "Story:", False), (turn.answer + tokenizer.eos_token, True)]
     ids, counted = [tokenizer.bos_token_id], [False]
-    for (text, counts), piece in zip(
-        pieces, tokenizer([text for text, _ in pieces], add_special_tokens=False)["input_ids"], strict=True
-    ):
+    encoded = tokenizer([text for text, _ in pieces], add_special_tokens=False)["input_ids"]
+    for (_, counts), piece in zip(pieces, encoded, strict=True):
         ids += piece
         counted += [counts] * len(piece)
     return Row(ids, counted)
@@ -169,9 +168,7 @@ def distillation_loss(model: LlamaForCausalLM, teacher: LlamaForCausalLM, inputs
     with torch.no_grad():
         expected = teacher.lm_head(teacher.model(input_ids=inputs, use_cache=False).last_hidden_state[counted])
     found = model.lm_head(model.model(input_ids=inputs, use_cache=False).last_hidden_state[counted])
-    return F.kl_div(
-        found.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="batchmean"
-    )
+    return F.kl_div(found.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="batchmean")
 
 
 def rate_at(step: int, args: argparse.Namespace) -> float:
@@ -263,7 +260,9 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--attention-steps", type=int, default=1000, help="first steps, which train attention alone")
-    parser.add_argument("--short", type=int, default=100, help="steps with the shortest sources; as many follow with longer ones")
+    parser.add_argument(
+        "--short", type=int, default=100, help="steps with the shortest sources; as many follow with longer ones"
+    )
     parser.add_argument("--edit-tokens", type=int, default=2048, help="tokens in a step's edit batch")
     parser.add_argument("--plain-tokens", type=int, default=768, help="tokens in a step's plain batch")
     parser.add_argument("--lr", type=float, default=2e-3, help="of the first phase")

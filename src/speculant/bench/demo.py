@@ -9,7 +9,7 @@ alike. Before each repetition the memory is put back to what it was at first.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ from speculant.api.loading import bundled_model
 from speculant.api.speculator import Speculator
 
 if TYPE_CHECKING:
-    from speculant.api.requests import Prompt
+    from speculant.api.requests import Message, Prompt
 
 REPETITIONS = 3
 WARM_UP_TOKENS = 16
@@ -39,24 +39,27 @@ SESSION = (
 EDITS = (
     (
         "calling Lily Jane",
-        "One day, a girl named Lily went to the park with her dog. The sun was bright and the grass was green. Lily "
-        'threw a ball and the dog ran after it. "Good dog!" said Lily. Then a boy came to the park. His name was Tom. '
-        'He was sad because he had no ball. Lily said, "You can play with us." Tom smiled. Lily and Tom played with '
-        "the ball all day. When it was time to go home, Lily gave Tom a big hug. They were friends now.",
+        """\
+One day, a girl named Lily went to the park with her dog. The sun was bright and the grass was green. Lily threw a ball
+and the dog ran after it. "Good dog!" said Lily. Then a boy came to the park. His name was Tom. He was sad because he
+had no ball. Lily said, "You can play with us." Tom smiled. Lily and Tom played with the ball all day. When it was time
+to go home, Lily gave Tom a big hug. They were friends now.""",
     ),
     (
         "calling Tim Jack",
-        "Tim had a small boat. He liked to play with it in the pond. One day, the wind was strong and the boat went far "
-        'away. Tim was sad. He asked his dad for help. "Do not worry, Tim," said his dad. They took a long stick and '
-        "walked around the pond. Tim saw the boat near a rock. He pulled it out of the water with the stick. Tim was "
-        'very happy. "Thank you, Dad!" he said. From that day on, Tim held his boat with a string.',
+        """\
+Tim had a small boat. He liked to play with it in the pond. One day, the wind was strong and the boat went far away. Tim
+was sad. He asked his dad for help. "Do not worry, Tim," said his dad. They took a long stick and walked around the
+pond. Tim saw the boat near a rock. He pulled it out of the water with the stick. Tim was very happy. "Thank you, Dad!"
+he said. From that day on, Tim held his boat with a string.""",
     ),
     (
         "changing cat to bird",
-        "Once upon a time there was a little cat. The cat lived in a big house with a girl named Mia. Every morning the "
-        "cat looked out of the window. It wanted to see the world. One day the door was open and the cat went out. It "
-        "saw the trees, the flowers and the sky. But soon it began to rain and the cat was cold. Mia came out and found "
-        "the cat. She took the cat home and dried it with a towel. The cat was glad to be home again.",
+        """\
+Once upon a time there was a little cat. The cat lived in a big house with a girl named Mia. Every morning the cat
+looked out of the window. It wanted to see the world. One day the door was open and the cat went out. It saw the trees,
+the flowers and the sky. But soon it began to rain and the cat was cold. Mia came out and found the cat. She took the
+cat home and dried it with a towel. The cat was glad to be home again.""",
     ),
 )
 STORIES = (
@@ -177,10 +180,7 @@ class Measured:
 
 def scenes() -> tuple[Scene, ...]:
     """Return the three scenes of the demonstration."""
-    rewrites = (
-        Request(f"Rewrite the story, {change}", [{"role": "user", "content": f"Rewrite the story, {change}: {story}"}])
-        for change, story in EDITS
-    )
+    rewrites = (Request(f"Rewrite the story, {change}", rewrite_messages(change, story)) for change, story in EDITS)
     return (
         Scene(name="session", method="mix", requests=[Request(text, text) for text in SESSION], most=120),
         Scene(name="edit", method="mix", requests=list(rewrites), most=250),
@@ -192,6 +192,11 @@ def scenes() -> tuple[Scene, ...]:
             memory=bundled_model() / "trigrams.speculant",
         ),
     )
+
+
+def rewrite_messages(change: str, story: str) -> list[Message]:
+    """Return the request in the words that the bundled model learned; line breaks of the source are spaces."""
+    return [{"role": "user", "content": f"Rewrite the story, {change}: {' '.join(story.split())}"}]
 
 
 def measure(
@@ -211,9 +216,7 @@ def measure(
         advance: called after each request.
     """
     plain = Speculator.from_transformers(model, tokenizer, method="none")
-    drafted = Speculator.from_transformers(
-        model, tokenizer, method=scene.method, memory=scene.memory, fast=plain.fast
-    )
+    drafted = Speculator.from_transformers(model, tokenizer, method=scene.method, memory=scene.memory, fast=plain.fast)
     trials: list[list[_Trial]] = [[] for _ in scene.requests]
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / "memory"
@@ -247,9 +250,7 @@ def _play(prompt: Prompt, plain: Speculator, drafted: Speculator, most: int) -> 
         for text, source in zip(piece.texts, piece.sources, strict=True)
     ]
     found = stream.result
-    return _Trial(
-        len(found.ids), expected.stats.seconds, found.stats.seconds, found.ids == expected.ids, parts
-    )
+    return _Trial(len(found.ids), expected.stats.seconds, found.stats.seconds, found.ids == expected.ids, parts)
 
 
 def _answer(request: Request, trials: list[_Trial]) -> Answer:

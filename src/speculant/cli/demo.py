@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
+import typer
+
+from speculant.cli.commands import Command
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
     from speculant.bench.demo import Answer, Measured
+
+HELP = """\
+Show in under a minute what drafting does, on the bundled model.
+
+A session whose memory fills, an edit, and stories that begin with a memory made from a corpus, each decoded with drafts
+and without."""
+EXAMPLES = """
+speculant demo
+speculant demo --json demo.json   # everything measured
+"""
 
 BAR = 24  # characters of a bar
 INTRODUCTION = """\
@@ -33,41 +45,48 @@ ROWS = {
 }
 
 
-def demo(*, json: Path | None = None) -> None:
-    """Decode three kinds of requests with drafts and without, and show how long each took.
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo", cls=Command, help=HELP, epilog=EXAMPLES)(demo)
 
-    Args:
-        json: a file that gets everything measured; None for none.
-    """
+
+def demo(
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="write everything measured here too")
+    ] = None,
+) -> int:
+    """Decode three kinds of requests with drafts and without, and print how fast that was."""
+    from rich.console import Console
+
+    from speculant.cli.compiling import compilation_announced
     from speculant.cli.env import environment
-    from speculant.cli.options import quieten
-    from speculant.cli.output import check_writable, write_json
+    from speculant.cli.files import JSON, check_result, write_json
+    from speculant.cli.loading import load
+    from speculant.cli.options import Loading
+    from speculant.cli.terminal import progress
 
-    if json is not None:
-        check_writable(str(json))
-    quieten()
-    import torch
-
-    from speculant.api.loading import load_model
+    check_result("--json", json, JSON)
+    console = Console(highlight=False)
+    model, tokenizer, _ = load(Loading(device="cpu", threads=1))
     from speculant.bench.demo import REPETITIONS, measure, plays, scenes
 
-    torch.set_num_threads(1)
-    console = Console(highlight=False)
     console.print(INTRODUCTION.format(repetitions=REPETITIONS), end="\n\n")
-    model, tokenizer = load_model(None)
-    chosen, found = scenes(), list[Measured]()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("decoding", total=plays(chosen))
+    chosen, found = scenes(), []
+    with compilation_announced(), progress("decoding", plays(chosen), "requests") as advance:
         for scene in chosen:
-            found.append(measure(scene, model, tokenizer, advance=lambda: progress.advance(bar)))
+            found.append(measure(scene, model, tokenizer, advance=lambda: advance(1)))
             console.print(scene_block(found[-1]), end="\n\n")
     console.print(summary(found))
     if json is not None:
-        write_json(str(json), {"environment": environment(model), "scenes": [each.to_json() for each in found]})
+        write_json(json, {"environment": environment(model), "scenes": [each.to_json() for each in found]})
+    return 0
 
 
 def scene_block(measured: Measured) -> RenderableType:
     """Return a scene's title, the speed-up of each request, and one answer with its accepted drafts coloured."""
+    from rich.console import Group
+    from rich.text import Text
+
     parts: list[RenderableType] = [Text(TITLES[measured.scene.name], style="bold"), speed_ups(measured.answers)]
     if measured.scene.name == "edit":
         parts += [Text(), answer_text(measured.answers[0])]
@@ -76,6 +95,9 @@ def scene_block(measured: Measured) -> RenderableType:
 
 def speed_ups(answers: Sequence[Answer]) -> Table:
     """Return a bar per request."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table.grid(padding=(0, 1))
     longest = max(answer.speed_up for answer in answers)
     for answer in answers:
@@ -86,6 +108,8 @@ def speed_ups(answers: Sequence[Answer]) -> Table:
 
 def answer_text(answer: Answer) -> Text:
     """Return the answer; tokens that were guessed right are green."""
+    from rich.text import Text
+
     text = Text(f"{answer.request.label} (green: guessed right)\n", style="bold")
     for part, accepted in answer.parts:
         text.append(part, style="not bold green" if accepted else "not bold")
@@ -94,6 +118,8 @@ def answer_text(answer: Answer) -> Text:
 
 def summary(found: Iterable[Measured]) -> Table:
     """Return the final table."""
+    from rich.table import Table
+
     table = Table("", title="tokens per second", title_justify="left")
     for name in ("plain", "drafted", "speed-up", "identical"):
         table.add_column(name, justify="right")
