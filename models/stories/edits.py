@@ -14,8 +14,8 @@ from dataclasses import dataclass
 # fmt: off
 NAMES = [
     "Lily", "Tim", "Tom", "Ben", "Sam", "Timmy", "Sue", "Max", "Jack", "Lucy", "Mia", "Bob", "Spot", "John", "Anna",
-    "Jane", "Amy", "Sally", "Sarah", "Sara", "Joe", "Molly", "Daisy", "Billy", "Tommy", "Kitty", "Jill", "Jimmy", "Mary",
-    "Lila", "Jim", "Alice",
+    "Jane", "Amy", "Sally", "Sarah", "Sara", "Joe", "Molly", "Daisy", "Billy", "Tommy", "Kitty", "Jill", "Jimmy",
+    "Mary", "Lila", "Jim", "Alice",
 ]
 THINGS = [
     "dog", "cat", "bird", "bear", "rabbit", "frog", "squirrel", "ball", "car", "boat", "book", "flower", "hat", "truck",
@@ -26,8 +26,8 @@ THINGS = [
 # `</s>` ends every turn, so that no token spans the text of two turns.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}Story: {{ message['content'] }}{{ eos_token }}"
-    "{% else %}User: {{ message['content'] }}{{ eos_token }}{% endif %}"
+    "{% if message['role'] == 'assistant' %}Story: {{ message['content'] | trim }}{{ eos_token }}"
+    "{% else %}User: {{ message['content'] | trim }}{{ eos_token }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}Story:{% endif %}"
 )
 

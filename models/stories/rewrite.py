@@ -1,15 +1,18 @@
 """Teach the story model an edit task: rewrite a story with one name or thing replaced, nothing else changed.
 
-Goes on from the weights that `train.py` made, on two kinds of batches in every step. Edit batches hold requests
-and answers in the chat template, the loss on the answers alone. Plain batches hold whole stories as in `train.py`,
-with its dropout, so that the model keeps writing stories as well as before. Copying is learned by attention to
-what followed the last occurrence of the current words, which short sources teach sooner: sources grow over
-the first steps. To make the model copy instead of recite training stories it half remembers, part of the sources
-are varied: other characters renamed, sentences in random order, some words replaced by random ones. One request in
-ten is the beginning of a story, to be continued, so that a chat also takes what a newcomer types first.
+Goes on from the weights that `train.py` made. Every step has a batch of conversations in the chat template, the
+loss on what repeats earlier text: answers, and the answers that a next turn asks to rewrite again. Every other step,
+and in the second phase every step, adds a batch of stories, on which the model follows the distribution of the original weights (self-distillation), so
+that it keeps writing stories as well as before.
 
-The schedule counts steps, so pauses do no harm: warm-up, a constant rate, then a linear fall to zero over
-the last part. The state is saved every 100 steps and `--resume` goes on from it, also with other `--steps`.
+Copying is done by attention to what followed the current words when they occurred before. So the first part of the
+steps trains attention alone, which is cheaper and harms the rest less, and the first sources are short and of random
+words, which nothing but copying predicts. Later sources are whole stories, some of them varied, so that the model does
+not recite stories it half remembers: other characters renamed, sentences in random order, some words random. One
+conversation in ten is the beginning of a story, to be continued.
+
+The schedule counts steps, so pauses do no harm. The state is saved every 50 steps and `--resume` goes on from it, also
+with other `--steps`.
 """
 
 from __future__ import annotations
@@ -227,7 +230,7 @@ def train(args: argparse.Namespace) -> None:
             optimizers = choose_parameters(model, args, everything=True)
         rows = edits.next(longest_at(step, args))
         losses = {"edit": edit_loss(model, *edit_tensors(rows))}
-        if step % 2:
+        if step % 2 or step >= args.attention_steps:
             plain = plain or whole_stories(documents, args.plain_tokens, rng)
             stories_now = long_rows(documents, 1024, args.plain_tokens, rng) if step % 20 == 19 else plain.pop()
             losses["plain"] = distillation_loss(model, teacher, *to_tensors(stories_now))
@@ -258,13 +261,13 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that gets the model")
     parser.add_argument("--init", type=Path, required=True, help="the model of train.py")
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--attention-steps", type=int, default=1000, help="first steps, which train attention alone")
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--attention-steps", type=int, default=320, help="first steps, which train attention alone")
     parser.add_argument(
         "--short", type=int, default=100, help="steps with the shortest sources; as many follow with longer ones"
     )
     parser.add_argument("--edit-tokens", type=int, default=2048, help="tokens in a step's edit batch")
-    parser.add_argument("--plain-tokens", type=int, default=768, help="tokens in a step's plain batch")
+    parser.add_argument("--plain-tokens", type=int, default=1024, help="tokens in a step's plain batch")
     parser.add_argument("--lr", type=float, default=2e-3, help="of the first phase")
     parser.add_argument("--polish-lr", type=float, default=6e-4, help="of the second phase, at first")
     parser.add_argument("--weight-decay", type=float, default=0.1)

@@ -182,13 +182,13 @@ def scenes() -> tuple[Scene, ...]:
     """Return the three scenes of the demonstration."""
     rewrites = (Request(f"Rewrite the story, {change}", rewrite_messages(change, story)) for change, story in EDITS)
     return (
-        Scene(name="session", method="mix", requests=[Request(text, text) for text in SESSION], most=120),
-        Scene(name="edit", method="mix", requests=list(rewrites), most=250),
+        Scene(name="session", method="mix", requests=[Request(text, text) for text in SESSION], most=64),
+        Scene(name="edit", method="mix", requests=list(rewrites), most=200),
         Scene(
             name="corpus",
             method="aded",
             requests=[Request(text, text) for text in STORIES],
-            most=120,
+            most=80,
             memory=bundled_model() / "trigrams.speculant",
         ),
     )
