@@ -63,8 +63,7 @@ class Comparison:
         if max(ratios) > STEADY * min(ratios):
             return (
                 f"this machine is too noisy to tell: the pairs range from {min(ratios):.2f}x to {max(ratios):.2f}x, "
-                f"plain decoding from {min(speeds):.0f} to {max(speeds):.0f} tokens/s. End other programs, or "
-                "generate more"
+                f"plain decoding from {min(speeds):.0f} to {max(speeds):.0f} tokens/s. End other programs"
             )
         if min(ratios) < 1 < max(ratios):
             return "the pairs disagree about which is faster. Generate more tokens for a clearer answer"
