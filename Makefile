@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test lint typecheck test-oldest test-peers test-llamacpp clean
+.PHONY: setup demo test test-slow lint typecheck test-oldest test-peers test-llamacpp clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -17,6 +17,10 @@ demo: setup
 
 test: setup lint typecheck
 	$(BIN)/pytest
+
+# Every causal architecture of transformers against its own generate: half an hour on two cores.
+test-slow: setup
+	$(BIN)/pytest -m slow
 
 lint: setup
 	$(BIN)/ruff check .

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
-from models import tiny_model
+from models import SHAPE, tiny_model
 from speculant import Speculator
 from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
@@ -48,15 +49,16 @@ def test_what_no_config_says_is_found(name: str, attention: str, verdict: str) -
     assert outcome.notes == ()
 
 
-def test_limits_far_beyond_the_probe_are_reached_on_a_small_model() -> None:
-    """Guards long limits: the windows of a real config are too far away to be crossed by the model itself."""
-    model = tiny_model("mistral", sliding_window=4096, max_position_embeddings=32768)
-    wrong = check_model(model)
-    object.__setattr__(wrong, "window", 4095)  # which no text of the model shorter than that shows
-    assert probe.examine(model, wrong).verdict == "trees"
-    tiny, small = probe._tiny(model, wrong)
+def test_far_limits_are_reached_on_a_small_model() -> None:
+    """Guards long windows: texts that cross a window of thousands of tokens take too long on the model itself."""
+    config = MistralConfig(**SHAPE | {"max_position_embeddings": 32768}, sliding_window=4096)
+    model = MistralForCausalLM(config).eval()
+    tiny, small = probe._tiny(model, check_model(model))
     assert small.window == 6
     assert tiny.config.num_hidden_layers == 2
+    assert tiny.config.max_position_embeddings == 32
+    assert type(tiny) is type(model)
+    assert model.config.sliding_window == 4096
 
 
 def test_the_result_is_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

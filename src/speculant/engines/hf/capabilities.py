@@ -75,7 +75,9 @@ def check_model(model: Any) -> HFCapabilities:
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{name} is an encoder-decoder model; Speculant decodes decoder-only causal LMs.")
-    if any(getattr(config, part, None) is not None for part in ("vision_config", "audio_config")):
+    parameters = inspect.signature(base.forward).parameters
+    parts = [part for part in ("vision_config", "audio_config") if getattr(config, part, None) is not None]
+    if parts or "mm_encoder_outputs" in parameters:
         raise UnsupportedError(
             f"{name} is multimodal. Load its text model alone, for instance with AutoModelForCausalLM, if it has one."
         )
@@ -97,7 +99,6 @@ def check_model(model: Any) -> HFCapabilities:
         )
 
     notes: list[str] = []
-    parameters = inspect.signature(base.forward).parameters
     attention = getattr(text, "_attn_implementation", None) or "eager"
     trees = True
     if attention not in TREE_ATTENTION:
