@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from models import SHAPE, tiny_model
-from speculant import Speculator
 from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.capabilities import check_model
@@ -83,7 +82,7 @@ def test_half_precision_and_quantised_weights_are_noted() -> None:
 def test_others_are_refused_with_reason_and_way_out(make: Any, reason: str) -> None:
     """Guards against wrong output on models this loop cannot roll back or read."""
     with pytest.raises(UnsupportedError, match=reason):
-        Speculator.from_transformers(make())
+        check_model(make())
 
 
 @pytest.mark.parametrize(

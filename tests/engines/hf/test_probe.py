@@ -110,15 +110,17 @@ def test_random_streams_are_left_as_they_were(folder: Path) -> None:
 def test_plain_decoding_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the baseline: a model that is refused for drafts is decoded plainly."""
     monkeypatch.setattr(HFEngine, "probe", lambda *_, **__: pytest.fail("probed"))
-    assert Speculator.from_transformers(tiny_model("llama"), method="none").generate([5], max_new_tokens=2).ids
+    assert (
+        Speculator.from_transformers(tiny_model("llama"), method="none", fast=False).generate([5], max_new_tokens=2).ids
+    )
 
 
 def test_a_refused_model_says_why_and_decodes_plainly(folder: Path) -> None:
     """Guards Doge, whose masks go by the content of a pass: alone and in batches only plain decoding is right."""
     model = build("doge", "sdpa")
     with pytest.raises(UnsupportedError, match="DogeForCausalLM cannot verify drafts: in a random text"):
-        Speculator.from_transformers(model, method="lookup").generate([5, 6, 7], max_new_tokens=20)
-    speculator = Speculator.from_transformers(model, method="none")
+        Speculator.from_transformers(model, method="lookup", fast=False).generate([5, 6, 7], max_new_tokens=20)
+    speculator = Speculator.from_transformers(model, method="none", fast=False)
     expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, do_sample=False)[0, 3:].tolist()
     results = speculator.generate_batch([[5, 6, 7], [5, 6, 7]], max_new_tokens=20, temperature=0)
     assert [result.ids for result in results] == [expected] * 2
@@ -126,7 +128,7 @@ def test_a_refused_model_says_why_and_decodes_plainly(folder: Path) -> None:
 
 def test_chains_are_noted(folder: Path) -> None:
     """Guards the user's view: `stats.notes` gives the reason."""
-    speculator = Speculator.from_transformers(build("gpt_neo", "eager"), method="lookup", nodes=4)
+    speculator = Speculator.from_transformers(build("gpt_neo", "eager"), method="lookup", nodes=4, fast=False)
     notes = speculator.generate([5, 6, 7], max_new_tokens=4, temperature=0).stats.notes
     assert any("verified as chains" in note for note in notes)
     assert not speculator.engine.capabilities.trees

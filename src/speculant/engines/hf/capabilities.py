@@ -83,8 +83,6 @@ def check_model(model: Any) -> HFCapabilities:
         )
     if not (hasattr(model, "can_generate") and model.can_generate()):
         raise UnsupportedError(f"{name} has no language-model head to decode with; load it with AutoModelForCausalLM.")
-    if reason := _own_way(base, config):
-        raise UnsupportedError(f"{name} {reason}. Use plain `model.generate` for it.")
     layers = set(getattr(text, "layer_types", None) or ())
     if getattr(model, "_is_stateful", False) or layers - KNOWN_LAYERS:
         kinds = ", ".join(sorted(layers - KNOWN_LAYERS)) or "recurrent state"
@@ -92,6 +90,8 @@ def check_model(model: Any) -> HFCapabilities:
             f"{name} has layers whose cache cannot be rolled back after a rejected draft ({kinds}). "
             "Use plain `model.generate` for it."
         )
+    if reason := _own_way(base, config):
+        raise UnsupportedError(f"{name} {reason}. Use plain `model.generate` for it.")
     if model.generation_config.use_cache is False:
         raise UnsupportedError(
             f"{name} decodes without a key-value cache, as its config says. Set `model.generation_config.use_cache` "
