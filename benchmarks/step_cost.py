@@ -1,9 +1,11 @@
-"""What a target pass costs by its tokens: transformers as it is, our fast pass, llama.cpp, and what the machine allows.
+"""The cost of a target pass by its rows: transformers, our accelerated pass, llama.cpp, and the limit of the machine.
 
-The model has random weights in the shape of a config. Each round times every kind of pass, the machine's reading speed
-and its matrix product once, one after the other in one process; medians and the fastest of all rounds are recorded.
-The limit of a pass is the longer of its weights' bytes / bandwidth and its products / peak, both the machine's fastest.
-llama.cpp runs the same weights, a chain of tokens with logits after each, where `speculant[llamacpp]` is installed.
+The model has random weights in the shape of a config. Each round times every kind of pass, the memory bandwidth and the
+matrix product of the model's dtype once, one after the other in one process; medians and minima of all rounds are
+recorded. The limit of a pass is the longer of its weights' bytes / bandwidth and its operations / peak, both the highest
+that were measured; the peak of a dtype is that of its own products, or of float products where those are faster,
+since weights can be converted. llama.cpp runs the same weights, a chain of tokens with logits after each, where
+`speculant[llamacpp]` is installed.
 
     python benchmarks/step_cost.py --config $SPECULANT_DATA/models/shape-0.5b --json benchmarks/results/step-cost.json
 """
@@ -21,15 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from speculant.engines.hf.target import TransformersTarget
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from speculant.bench.systems.llamacpp import Engine
 from speculant.cli.env import environment
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
+from speculant.engines.hf.engine import HFEngine
 
 READ_BYTES = 1 << 29
 SIZE = 1024
@@ -41,20 +42,17 @@ def binary_tree(nodes: int) -> DraftTree:
     return DraftTree(np.arange(nodes, dtype=np.int32), np.maximum(parents, -1), np.full(nodes, 0.5, np.float32))
 
 
-def our_pass(model: Any, prompt: torch.Tensor, fast: Fast | None) -> Callable[[int], None]:
-    """Return our pass over so many tokens, with or without the fast linear layers."""
-    target = TransformersTarget(model, check_model(model), prompt, fast=fast)
-    target.prefill()
+def our_pass(model: Any, prompt: torch.Tensor, fast: Acceleration | None) -> Callable[[int], None]:
+    """Return our pass over so many tokens, accelerated or not."""
+    engine = HFEngine(model, acceleration=fast)
+    cache = engine.open(prompt)
+    cache.prefill()
 
     def run(tokens: int) -> None:
-        target.verify(1, binary_tree(tokens - 1))
+        engine.forward([(cache, 1, binary_tree(tokens - 1))])
+        cache.rollback()
 
-    def rolled_back(tokens: int) -> None:
-        run(tokens)
-        for layer in target.cache.layers:
-            layer.keep(prompt.shape[1], [])
-
-    return rolled_back
+    return run
 
 
 def plain_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
@@ -100,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, required=True, help="a folder with the config.json of a model")
     parser.add_argument("--prefix", type=int, default=256, help="tokens in the cache")
-    parser.add_argument("--nodes", default="1,8,16,32,64", help="tokens per pass, root included")
+    parser.add_argument("--nodes", default="1,2,4,8,16,32,64", help="rows per pass, root included")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=15)
@@ -128,9 +126,11 @@ def main() -> None:
     except UnsupportedError as error:
         print(f"without llama.cpp: {error}")
     much, left, right = torch.rand(READ_BYTES // 4), torch.rand(SIZE, SIZE), torch.rand(SIZE, SIZE)
+    factors = {dtype: (left.to(dtype), right.to(dtype)) for dtype in {torch.float32, model.dtype}}
 
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-    reading, product = [], []
+    reading: list[float] = []
+    product: dict[torch.dtype, list[float]] = defaultdict(list)
     for tokens in counts:
         for run in passes.values():
             run(tokens)
@@ -138,9 +138,12 @@ def main() -> None:
             for name, run in passes.items():
                 seconds[name, tokens].append(timed(clock, run, tokens))
             reading.append(timed(clock, much.sum))
-            product.append(timed(clock, torch.matmul, left, right))
+            for dtype, both in factors.items():
+                product[dtype].append(timed(clock, torch.matmul, *both))
 
-    bandwidth, peak = READ_BYTES / min(reading), 2 * SIZE**3 / min(product)
+    bandwidth = READ_BYTES / min(reading)
+    peaks = {dtype: 2 * SIZE**3 / min(taken) for dtype, taken in product.items()}
+    peak = max(peaks.values())
     weights = sum(p.numel() for p in model.parameters())  # a tied embedding counts once, as the head
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     rows = []
@@ -150,9 +153,12 @@ def main() -> None:
         for name in passes:
             taken = seconds[name, tokens]
             row[f"{name}_ms"], row[f"{name}_fastest_ms"] = median(taken) * 1e3, min(taken) * 1e3
+        row["speedup"] = row["transformers_fastest_ms"] / row["fast_fastest_ms"]
+        row["limit_ratio"] = row["fast_fastest_ms"] / row["limit_ms"]
         rows.append(row)
-        print(f"{tokens:4d} tokens", *(f"{name} {value:7.1f}" for name, value in row.items() if name != "tokens"))
-    print(f"{bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s", *fast.notes)
+        print(f"{tokens:4d} rows", *(f"{name} {value:7.2f}" for name, value in row.items() if name != "tokens"))
+    print(f"{bandwidth / 1e9:.1f} GB/s;", *(f"{dtype}: {each / 1e9:.0f} GFLOP/s" for dtype, each in peaks.items()))
+    print(*fast.notes)
     if args.json is not None:
         record = {
             "machine": environment(model),
@@ -164,6 +170,8 @@ def main() -> None:
             "clock": "cpu" if args.cpu_time else "wall",
             "bandwidth_gb_s": bandwidth / 1e9,
             "peak_gflop_s": peak / 1e9,
+            "peaks_gflop_s": {str(dtype).removeprefix("torch."): each / 1e9 for dtype, each in peaks.items()},
+            "kernels": fast.settings()[2],
             "passes": rows,
             # The curve that `speculant replay` reads; it must begin with plain decoding.
             "nodes": [tokens - 1 for tokens in counts],

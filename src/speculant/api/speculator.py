@@ -25,7 +25,7 @@ from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
 from speculant.drafters.none import NoDrafter
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import build_verifier, find_method
@@ -57,7 +57,7 @@ class Speculator:
         method: str,
         verifier: Verifier | None = None,
         nodes: int | str | None = None,
-        fast: bool | Fast | None = None,
+        fast: bool | Acceleration | None = None,
     ) -> None:
         """Put the parts together; `from_transformers` and `from_pretrained` are the usual ways in.
 
@@ -85,7 +85,7 @@ class Speculator:
         return self.engine.model
 
     @property
-    def fast(self) -> Fast:
+    def fast(self) -> Acceleration:
         """The prepared model, which speculators of one model may share."""
         return self._fast
 
@@ -102,7 +102,7 @@ class Speculator:
         memory_limit: int | float | str = MEMORY_LIMIT,
         settings: Any = None,
         draft_model: Any = None,
-        fast: bool | Fast | None = None,
+        fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Wrap a loaded model.
 
@@ -128,7 +128,7 @@ class Speculator:
         check_model_object(model, tokenizer)
         found = find_method(method)
         check_nodes(nodes)
-        if not (fast is None or isinstance(fast, bool | Fast)):
+        if not (fast is None or isinstance(fast, bool | Acceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
         if memory is not None and found.memory is None:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
@@ -161,7 +161,7 @@ class Speculator:
         memory_limit: int | float | str = MEMORY_LIMIT,
         settings: Any = None,
         draft_model: Any = None,
-        fast: bool | Fast | None = None,
+        fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 

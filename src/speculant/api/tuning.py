@@ -21,7 +21,7 @@ import torch
 from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.cpu.accelerate import Fast
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.cpu.build import processor
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -34,7 +34,7 @@ _LEAST_ROUNDS = 3
 _DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
 
 
-def step_cost_file(engine: HFEngine, fast: Fast) -> Path:
+def step_cost_file(engine: HFEngine, fast: Acceleration) -> Path:
     """Return where the latency of a model's passes on its device is kept."""
     model = engine.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
@@ -47,15 +47,14 @@ def step_cost_file(engine: HFEngine, fast: Fast) -> Path:
         str(model.dtype),
         name,
         torch.get_num_threads(),
-        bool(fast.forwards),
-        len(fast.layers),
+        *fast.settings(),
         torch.__version__,
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(engine: HFEngine, fast: Fast, *, most: int) -> StepCost | None:
+def stored_step_cost(engine: HFEngine, fast: Acceleration, *, most: int) -> StepCost | None:
     """Return what `speculant tune` measured for this model and device for up to `most` nodes, or None."""
     try:
         found = read_step_cost(step_cost_file(engine, fast))

@@ -106,7 +106,7 @@ class SpeculantSystem:
     @property
     def fast(self) -> bool:
         """Whether passes run Speculant's own code for layers."""
-        return bool(self._speculator.fast.forwards)
+        return bool(self._speculator.fast.linears)
 
     @property
     def has_memory(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,8 +49,14 @@ class Acceleration(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
-    def active(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a pass over as many rows runs with faster code."""
+    def model_for(self, model: Any, rows: int) -> Any:
+        """Return what to call for a pass of the model over so many rows; the model itself is never changed."""
+
+    def attention_for(self, implementation: str) -> str:
+        """Return the name of the attention function that such passes use where the config names this one."""
+
+    def check_weights(self) -> None:
+        """Notice every change of the weights, as before a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,5 +66,11 @@ class PlainPasses:
     graphs: Graphs | None = None
     notes: tuple[str, ...] = ()
 
-    def active(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def model_for(self, model: Any, rows: int) -> Any:
+        return model
+
+    def attention_for(self, implementation: str) -> str:
+        return implementation
+
+    def check_weights(self) -> None:
+        """Nothing is kept of the weights."""

@@ -101,7 +101,8 @@ class BatchPass:
         return _split(finished_pass(output, needs), counts)
 
     def _own_attention(self) -> str:
-        return getattr(self._runner.model.config.get_text_config(decoder=True), "_attn_implementation", None) or "eager"
+        config = self._runner.model.config.get_text_config(decoder=True)
+        return self._runner.acceleration.attention_for(getattr(config, "_attn_implementation", None) or "eager")
 
 
 def _one_after_the_other(requests: Sequence[Request], needs: Needs) -> list[Pass]:

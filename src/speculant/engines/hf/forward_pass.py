@@ -94,9 +94,9 @@ class ModelRunner:
         if last and self.capabilities.keeps_logits:
             options["logits_to_keep"] = 1
         count = given.ids.shape[1]
-        with torch.no_grad(), self.acceleration.active(count), out_of_memory(f"{total} cached tokens"):
+        with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
-            model = self._selection.view(taps, layers, config)
+            model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config)
             output = model(
                 input_ids=given.ids.to(self.model.device),
                 attention_mask=given.mask,

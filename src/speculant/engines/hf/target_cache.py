@@ -117,6 +117,7 @@ class HFTargetCache:
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
         self._drop_other_factors()
+        self._runner.acceleration.check_weights()
         start = self._length
         end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
         padding = None if self._padding is None else self._padding[:, :end]

@@ -1,4 +1,4 @@
-"""Fused layers: they say what the layers themselves say, and stand back where a layer is not what they know."""
+"""Fused layers: they return what the layers return, and leave alone a layer that is not what they know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import tiny_model
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
+from speculant.engines.hf.cpu.decoder_layer import fused_layers
+from speculant.engines.hf.cpu.shadow import Shadows
 
 pytestmark = pytest.mark.usefixtures("compiled")
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
@@ -32,15 +34,21 @@ def model_of(name: str, **changes: Any) -> Any:
 
 
 @torch.inference_mode()
-def said(
-    model: Any, *, rows: int = 8, batch: int = 1, fast: bool = True, prepared: Fast | None = None, own: bool = True
+def output(
+    model: Any,
+    *,
+    rows: int = 8,
+    batch: int = 1,
+    fast: bool = True,
+    prepared: Acceleration | None = None,
+    own: bool = True,
 ) -> Tensor:
-    """Return what the last layer says of so many rows behind four cached ones, normed; in our cache or theirs."""
+    """Return the hidden states of so many rows behind four cached ones; in our cache or theirs."""
     cache = usable_cache(None) if own else DynamicCache()
     model(IDS[:batch, :4], past_key_values=cache)
     prepared = prepared or prepare_model(model, True)
-    with prepared.active(rows) if fast else torch.inference_mode():
-        hidden: Tensor = model.model(IDS[:batch].repeat(1, 20)[:, :rows], past_key_values=cache).last_hidden_state
+    run = prepared.model_for(model, rows) if fast else model
+    hidden: Tensor = run.model(IDS[:batch].repeat(1, 20)[:, :rows], past_key_values=cache).last_hidden_state
     return hidden
 
 
@@ -48,10 +56,10 @@ def said(
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 1), (8, 1), (1, 2), (7, 2), (97, 1)])
 @pytest.mark.parametrize("own", [True, False])
 def test_a_pass_is_that_of_the_layers_themselves(name: str, rows: int, batch: int, own: bool) -> None:
-    """Guards norms, biases, turned heads and both residuals; one row, many, and more than the code does."""
+    """Guards norms, biases, rotated heads and both residuals; one row, many, and more than the code does."""
     model = model_of(name)
     assert len(prepare_model(model, True).layers) == 3
-    found, expected = said(model, rows=rows, batch=batch, own=own), said(model, rows=rows, batch=batch, fast=False)
+    found, expected = output(model, rows=rows, batch=batch, own=own), output(model, rows=rows, batch=batch, fast=False)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -59,7 +67,7 @@ def test_a_pass_is_that_of_the_layers_themselves(name: str, rows: int, batch: in
 def test_every_bias_counts(changes: dict[str, Any]) -> None:
     """Guards layers with what most of their family lack."""
     model = model_of("llama", **changes)
-    torch.testing.assert_close(said(model), said(model, fast=False), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(output(model), output(model, fast=False), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
@@ -73,12 +81,21 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
     model, given = model_of(name).bfloat16(), {"rows": rows, "batch": batch, "own": own}
     prepared = prepare_model(model, True)
     assert fused(prepared) == 3
-    theirs, found = said(model, fast=False, **given), said(model, prepared=prepared, **given)
-    around = said(model, prepared=replace(prepared, attention=None), **given)
+    theirs, found = output(model, fast=False, **given), output(model, prepared=prepared, **given)
+    around = output(model, prepared=with_torch_attention(model, prepared), **given)
     assert around.dtype is torch.bfloat16
     assert (around == theirs).float().mean() > 0.97
-    exact = said(model.float(), fast=False, **given)
+    exact = output(model.float(), fast=False, **given)
     assert (found - exact).abs().mean() < 2 * (theirs - exact).abs().mean()
+
+
+def with_torch_attention(model: Any, prepared: Acceleration) -> Acceleration:
+    """Return the preparation without our attention."""
+    assert prepared.table is not None
+    layers = fused_layers(model, prepared.table, None, 0)
+    return replace(
+        prepared, attention=None, layers=layers, shadows=Shadows(model, {each.module: each for each in layers})
+    )
 
 
 def test_a_model_may_change_its_type() -> None:
@@ -87,7 +104,7 @@ def test_a_model_may_change_its_type() -> None:
     prepared = prepare_model(model, True)
     model.bfloat16()
     assert fused(prepared) == 3
-    assert torch.equal(said(model, prepared=prepared), said(model))
+    assert torch.equal(output(model, prepared=prepared), output(model))
     model.model.layers[1].input_layernorm.float()
     assert fused(prepared) == 2
     model.float()
@@ -101,30 +118,30 @@ def test_a_cache_of_another_type_is_taken_over() -> None:
     for fast in (True, False):
         model, cache = model_of("qwen2"), usable_cache(None)
         model(IDS[:1, :4], past_key_values=cache)
-        prepared = prepare_model(model.bfloat16(), fast)
-        with prepared.active(8):
-            answers.append(model.model(IDS[:1], past_key_values=cache).last_hidden_state)
+        run = prepare_model(model.bfloat16(), fast).model_for(model, 8)
+        answers.append(run.model(IDS[:1], past_key_values=cache).last_hidden_state)
     torch.testing.assert_close(*answers, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("own", [True, False])
 def test_a_row_does_not_depend_on_those_beside_it(own: bool, dtype: torch.dtype) -> None:
-    """Guards that drafts change nothing of what is said, not to the last bit."""
+    """Guards that drafts change nothing of the target's logits, not to the last bit."""
     model = model_of("qwen2").to(dtype)
-    whole = said(model, rows=20, own=own)
+    whole = output(model, rows=20, own=own)
     for rows in (1, 2, 3, 9):
-        assert torch.equal(said(model, rows=rows, own=own), whole[:, :rows])
+        assert torch.equal(output(model, rows=rows, own=own), whole[:, :rows])
 
 
 def test_a_full_cache_grows() -> None:
     """Guards the rows that no longer fit into the buffers, and those behind them."""
     model = model_of("qwen2")
-    with torch.inference_mode(), prepare_model(model, True).active(60):
+    run = prepare_model(model, True).model_for(model, 60)
+    with torch.inference_mode():
         whole, parts = (usable_cache(None) for _ in range(2))
         ids = IDS[:1].repeat(1, 30)
-        expected = model.model(ids, past_key_values=whole).last_hidden_state
-        pieces = [model.model(piece, past_key_values=parts).last_hidden_state for piece in ids.split(60, dim=1)]
+        expected = run.model(ids, past_key_values=whole).last_hidden_state
+        pieces = [run.model(piece, past_key_values=parts).last_hidden_state for piece in ids.split(60, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, atol=2e-5, rtol=2e-5)
 
 
@@ -134,23 +151,23 @@ def test_large_numbers_stay_what_they_are() -> None:
     with torch.no_grad():
         for layer in model.model.layers:
             layer.mlp.gate_proj.weight.mul_(300)
-    found, expected = said(model), said(model, fast=False)
+    found, expected = output(model), output(model, fast=False)
     assert found.isfinite().all()
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
 
-def fused(prepared: Fast) -> int:
+def fused(prepared: Acceleration) -> int:
     """Return how many layers a pass fuses."""
     return sum(layer.ready() is not None for layer in prepared.layers)
 
 
-def agreed(model: Any, prepared: Fast) -> None:
-    """Check that a prepared model says what it says itself."""
-    torch.testing.assert_close(said(model, prepared=prepared), said(model, fast=False), atol=2e-5, rtol=2e-5)
+def agreed(model: Any, prepared: Acceleration) -> None:
+    """Check that a prepared model returns what the model itself returns."""
+    torch.testing.assert_close(output(model, prepared=prepared), output(model, fast=False), atol=2e-5, rtol=2e-5)
 
 
-def test_hooks_see_what_they_always_saw() -> None:
-    """Guards tools that listen to parts of a model, or to all modules there are: their layers are not fused."""
+def test_hooks_run_as_in_the_model_itself() -> None:
+    """Guards tools with hooks on parts of a model, or on all modules: their layers are not fused."""
     model, seen = model_of("llama"), []
     prepared = prepare_model(model, True)
 
@@ -159,13 +176,13 @@ def test_hooks_see_what_they_always_saw() -> None:
 
     handle = model.model.layers[1].mlp.register_forward_hook(listen)
     assert fused(prepared) == 2
-    said(model, prepared=prepared)
+    output(model, prepared=prepared)
     assert seen == 2 * ["LlamaMLP"]
     handle.remove()
     assert fused(prepared) == 3
     seen.clear()
     handle = nn.modules.module.register_module_forward_hook(listen)
-    said(model, prepared=prepared)
+    output(model, prepared=prepared)
     handle.remove()
     assert seen.count("LlamaMLP") == 6
 
@@ -176,8 +193,9 @@ def test_hidden_states_asked_for_once_change_nothing() -> None:
     prepared = prepare_model(model, True)
     assert len(model(IDS, output_hidden_states=True).hidden_states) == 4
     assert fused(prepared) == 3
-    with torch.inference_mode(), prepared.active(8):
-        assert len(model(IDS[:1], output_hidden_states=True).hidden_states) == 4
+    with torch.inference_mode():
+        run = prepared.model_for(model, 8)
+        assert len(run(IDS[:1], output_hidden_states=True).hidden_states) == 4
 
 
 CHANGES = ["forward", "linear", "norm", "shape", "activation", "class", "layer", "sparse", "attribute"]
@@ -257,8 +275,8 @@ def test_what_is_looked_up_counts_at_once() -> None:
     assert fused(prepared) == 3
 
 
-def test_an_attention_of_the_users_gets_what_it_always_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards functions that look at the window, and what they give: never read as what it is not."""
+def test_an_attention_of_the_users_gets_the_usual_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards functions that read the window; and that output of another type is refused, never misread."""
     model, seen = model_of("mistral"), []
 
     def own(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
@@ -272,14 +290,13 @@ def test_an_attention_of_the_users_gets_what_it_always_got(monkeypatch: pytest.M
     agreed(model, prepared)
     assert len({str(each) for each in seen}) == 1
     wanted = torch.float64
-    with pytest.raises(RuntimeError, match=r"gave torch\.float64"), torch.inference_mode(), prepared.active(8):
-        model(IDS[:1])
+    with pytest.raises(RuntimeError, match=r"returned torch\.float64"), torch.inference_mode():
+        prepared.model_for(model, 8)(IDS[:1])
 
 
 def test_training_and_gradients_are_left_alone() -> None:
     """Guards who trains between requests: a fused layer would give no gradient."""
     model = model_of("llama")
     prepared = prepare_model(model, True)
-    with prepared.active(8):
-        model(IDS[:1]).logits.sum().backward()
+    prepared.model_for(model, 8)(IDS[:1]).logits.sum().backward()
     assert model.model.layers[0].mlp.up_proj.weight.grad is not None

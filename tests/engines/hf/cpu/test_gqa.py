@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,16 +14,14 @@ from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from models import tiny_model
-from speculant.engines.hf.cpu.accelerate import prepare_model
-from speculant.engines.hf.cpu.gqa import MOST_ROWS, GroupedAttention
+from speculant.engines.hf.cpu.gqa import MOST_QUERIES, NAME, GQAttention, is_plain_sdpa, rename
 
 
 @pytest.fixture
-def attend(compiled: ctypes.CDLL) -> Iterator[GroupedAttention]:
+def attend(compiled: ctypes.CDLL) -> Iterator[GQAttention]:
     """Return the function, where no gradients are wanted."""
     with torch.inference_mode():
-        yield GroupedAttention(compiled)
+        yield GQAttention(compiled)
 
 
 def given(
@@ -56,7 +53,7 @@ def output(answer: tuple[Tensor, Any]) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 3, 8, 33])
 @pytest.mark.parametrize("additive", [False, True])
 def test_it_is_the_attention_of_transformers(
-    attend: GroupedAttention, heads: int, groups: int, rows: int, additive: bool
+    attend: GQAttention, heads: int, groups: int, rows: int, additive: bool
 ) -> None:
     """Guards which queries see which keys, under masks of both kinds."""
     inputs = given(heads, groups, rows)
@@ -71,7 +68,7 @@ def test_it_is_the_attention_of_transformers(
 
 @pytest.mark.parametrize("cached", [0, 55, 56, 57, 120, 700])
 @pytest.mark.parametrize("head", [8, 24, 64])
-def test_blocks_of_keys_come_out_even_or_not(attend: GroupedAttention, cached: int, head: int) -> None:
+def test_blocks_of_keys_come_out_even_or_not(attend: GQAttention, cached: int, head: int) -> None:
     """Guards the edges of blocks, sequences of a batch with masks of their own, and scores that grow on the way."""
     inputs = given(6, 3, 7, cached=cached, head=head, batch=2)
     inputs["key"] *= torch.linspace(0.1, 9, cached + 7)[:, None]
@@ -82,7 +79,7 @@ def test_blocks_of_keys_come_out_even_or_not(attend: GroupedAttention, cached: i
 
 
 @pytest.mark.parametrize("cached", [3, 57, 300])
-def test_bfloat16_is_rounded_once(attend: GroupedAttention, cached: int) -> None:
+def test_bfloat16_is_rounded_once(attend: GQAttention, cached: int) -> None:
     """Guards keys, values and answers in bfloat16: what floats of the same numbers give, rounded as torch rounds."""
     inputs = given(6, 3, 7, cached=cached, head=24, batch=2)
     narrow = {name: inputs[name].bfloat16() for name in ("query", "key", "value")}
@@ -90,7 +87,7 @@ def test_bfloat16_is_rounded_once(attend: GroupedAttention, cached: int) -> None
     assert torch.equal(output(attend(**inputs | narrow)), exact.bfloat16())
 
 
-def test_numbers_halfway_between_two_are_rounded_to_even(attend: GroupedAttention) -> None:
+def test_numbers_halfway_between_two_are_rounded_to_even(attend: GQAttention) -> None:
     """Guards ties, infinity and what is no number, against torch's own rounding."""
     inputs = given(4, 2, 1, cached=1, masked=False)
     key = torch.zeros(1, 2, 2, 8, dtype=torch.bfloat16)
@@ -103,8 +100,8 @@ def test_numbers_halfway_between_two_are_rounded_to_even(attend: GroupedAttentio
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_those_beside_it(attend: GroupedAttention, dtype: torch.dtype) -> None:
-    """Guards that a draft changes nothing, to the last bit, of what is said where it hangs."""
+def test_a_row_does_not_depend_on_those_beside_it(attend: GQAttention, dtype: torch.dtype) -> None:
+    """Guards that a draft changes nothing, to the last bit, of the logits of the other rows."""
     inputs = given(14, 7, 20, cached=300)
     inputs |= {name: inputs[name].to(dtype) for name in ("query", "key", "value")}
     whole = output(attend(**inputs))
@@ -113,13 +110,13 @@ def test_a_row_does_not_depend_on_those_beside_it(attend: GroupedAttention, dtyp
         assert torch.equal(output(attend(**inputs | fewer)), whole[:, :rows])
 
 
-def test_one_row_sees_everything_without_a_mask(attend: GroupedAttention) -> None:
+def test_one_row_sees_everything_without_a_mask(attend: GQAttention) -> None:
     """Guards plain decoding."""
     inputs = given(14, 7, 1, cached=300, masked=False)
     torch.testing.assert_close(output(attend(**inputs)), output(sdpa_attention_forward(**inputs)))
 
 
-def test_a_row_that_sees_nothing_is_zero(attend: GroupedAttention) -> None:
+def test_a_row_that_sees_nothing_is_zero(attend: GQAttention) -> None:
     """Guards padding: no division by nothing."""
     inputs = given(4, 2, 5)
     inputs["attention_mask"][:, :, 3] = False
@@ -129,9 +126,9 @@ def test_a_row_that_sees_nothing_is_zero(attend: GroupedAttention) -> None:
 
 
 @pytest.mark.parametrize("case", ["many rows", "halves", "odd head", "keys apart", "shared keys"])
-def test_what_the_code_cannot_do_is_done_by_torch(attend: GroupedAttention, case: str) -> None:
+def test_what_the_code_cannot_do_is_done_by_torch(attend: GQAttention, case: str) -> None:
     """Guards, to the last bit, calls that must not reach the compiled code."""
-    inputs = given(4, 2, MOST_ROWS if case == "many rows" else 5, head=9 if case == "odd head" else 8)
+    inputs = given(4, 2, MOST_QUERIES if case == "many rows" else 5, head=9 if case == "odd head" else 8)
     if case == "halves":
         inputs |= {name: inputs[name].half() for name in ("query", "key", "value")}
     if case == "keys apart":
@@ -144,7 +141,7 @@ def test_what_the_code_cannot_do_is_done_by_torch(attend: GroupedAttention, case
 
 
 @pytest.mark.parametrize("case", ["no mask", "dropout", "bias"])
-def test_other_calls_are_those_of_transformers(attend: GroupedAttention, case: str) -> None:
+def test_other_calls_are_those_of_transformers(attend: GQAttention, case: str) -> None:
     """Guards, to the last bit, prefill and what only transformers' own function knows."""
     inputs = given(4, 2, 5, masked=case != "no mask")
     if case == "dropout":
@@ -159,30 +156,18 @@ def test_other_calls_are_those_of_transformers(attend: GroupedAttention, case: s
     assert torch.equal(output(attend(**inputs)), expected)
 
 
-def test_transformers_is_left_as_it_was(attend: GroupedAttention) -> None:
-    """Guards other models of the process: after a pass, one that failed, and one that ended inside another."""
-    with contextlib.suppress(ValueError), attend.active():
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend
-        with attend.active():
-            assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend
-        raise ValueError
+def test_transformers_functions_stay_what_they_are(attend: GQAttention) -> None:
+    """Guards other models of the process: the function has a name of its own beside transformers' names."""
+    attend.register()
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+    assert ALL_ATTENTION_FUNCTIONS[NAME] is attend
     assert "sdpa" not in ALL_ATTENTION_FUNCTIONS._local_mapping
 
 
-def test_a_function_of_the_users_stays(attend: GroupedAttention) -> None:
-    """Guards an attention that the user has put in the place of transformers'."""
-    own = lambda *_, **__: None  # noqa: E731
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = own
-    try:
-        with attend.active():
-            assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
-    finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-
-def test_plain_passes_leave_it_alone() -> None:
-    """Guards models that are not prepared: nothing of the process changes for them."""
-    with prepare_model(tiny_model("llama"), False).active(64):
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+def test_a_function_of_the_users_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards an attention that the user has put in the place of transformers'; other names are not replaced."""
+    assert rename("sdpa") == NAME
+    assert rename("eager") == "eager"
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *_, **__: None)
+    assert not is_plain_sdpa()
+    assert rename("sdpa") == "sdpa"

@@ -18,7 +18,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.cpu.accelerate import Fast, prepare_model
+from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, CapturedPasses, CaptureError, length_bucket
 from tapes import Tapes, passes_of, recorded
 from trees import random_draft
@@ -77,7 +77,7 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
     passes = CapturedPasses(model, Tapes, capacity=LEAST_LENGTH)
     targets = [
         TransformersTarget(model, check_model(model), IDS, padding=padding, fast=fast)
-        for fast in (Fast(), Fast(captured=passes))
+        for fast in (Acceleration(), Acceleration(captured=passes))
     ]
     with torch.no_grad():
         for target in targets:
@@ -115,7 +115,9 @@ def test_buffers_stay_where_they_are() -> None:
 def test_logits_outlive_the_next_pass() -> None:
     """Guards scores that a request keeps, since every pass writes its logits to the same place."""
     model = tiny_model("llama")
-    target = TransformersTarget(model, check_model(model), IDS, fast=Fast(captured=CapturedPasses(model, Tapes)))
+    target = TransformersTarget(
+        model, check_model(model), IDS, fast=Acceleration(captured=CapturedPasses(model, Tapes))
+    )
     with torch.no_grad():
         target.prefill()
         first = target.verify(7, DraftTree.empty())
@@ -128,7 +130,7 @@ def test_logits_outlive_the_next_pass() -> None:
 def test_a_round_that_fails_leaves_nothing() -> None:
     """Guards rollback: the text goes on as if the pass had not been."""
     model, tapes = tiny_model("llama"), Tapes()
-    fast = Fast(captured=CapturedPasses(model, lambda: tapes))
+    fast = Acceleration(captured=CapturedPasses(model, lambda: tapes))
     target = TransformersTarget(model, check_model(model), IDS, fast=fast)
     tree = random_draft(np.random.default_rng(2), 12, 61)
     with torch.no_grad():
@@ -148,7 +150,8 @@ def test_larger_drafts_and_gradients_run_plain_passes() -> None:
     model, tapes = tiny_model("llama"), Tapes()
     passes = CapturedPasses(model, lambda: tapes)
     plain, target = (
-        TransformersTarget(model, check_model(model), IDS, fast=fast) for fast in (Fast(), Fast(captured=passes))
+        TransformersTarget(model, check_model(model), IDS, fast=fast)
+        for fast in (Acceleration(), Acceleration(captured=passes))
     )
     random = np.random.default_rng(4)
     with torch.no_grad():
@@ -241,7 +244,7 @@ def test_changed_weights_count_at_once() -> None:
     assert tapes.recorded > before
 
 
-def test_hooks_that_come_later_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hooks_that_come_later_are_run(caplog: pytest.LogCaptureFixture) -> None:
     """Guards code that a recording would leave out: that request runs plain passes, and says so; the next does not."""
     model, tapes = tiny_model("llama"), Tapes()
     speculator = recorded(model, tapes)
@@ -249,7 +252,7 @@ def test_hooks_that_come_later_are_run(capsys: pytest.CaptureFixture[str]) -> No
     expected = plain_text(model, IDS, 30)
     assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
     assert not tapes.replayed
-    assert capsys.readouterr().err.count("hooks") == 1
+    assert caplog.text.count("hooks") == 1
     hook.remove()
     expected = plain_text(model, IDS, 30)
     assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
@@ -340,7 +343,7 @@ def test_a_device_that_cannot_record_is_a_note(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.CapturedPasses", refusing)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert prepare_model(model, True).notes == ("not prepared for fast passes: the device is full.",)
-    assert prepare_model(model, None) == prepare_model(model, False) == Fast()
+    assert prepare_model(model, None) == prepare_model(model, False) == Acceleration()
 
 
 def failing() -> Tapes:
@@ -378,7 +381,7 @@ def test_cuda_graphs_give_the_text_of_plain_decoding(name: str) -> None:
 
 
 @pytest.mark.parametrize("capacity", [LEAST_LENGTH, 512])
-def test_a_recording_that_fails_later_is_said_once(capacity: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_that_fails_later_is_logged_once(capacity: int, caplog: pytest.LogCaptureFixture) -> None:
     """Guards a device that gets full in the middle of a text: plain passes go on where the others stopped."""
     model, tapes = tiny_model("llama"), Tapes()
     speculator = recorded(model, tapes, capacity=capacity, nodes=8)
@@ -386,7 +389,7 @@ def test_a_recording_that_fails_later_is_said_once(capacity: int, capsys: pytest
     results = [speculator.generate(IDS, max_new_tokens=220, temperature=0, eos_token_id=None) for _ in range(2)]
     assert [each.ids for each in results] == [plain_text(model, IDS, 220)] * 2
     assert 0 < tapes.replayed < results[0].stats.rounds
-    assert capsys.readouterr().err == "speculant: plain passes from now on: the device is full.\n"
+    assert caplog.messages == ["plain passes from now on: the device is full."]
 
 
 def test_lengths_are_few_and_large_enough() -> None:

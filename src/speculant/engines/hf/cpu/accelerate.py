@@ -1,106 +1,176 @@
-"""The fast pass: a model's own forward, with what it can be spared done by code that is made for the rows of a draft.
+"""Accelerated passes on CPUs: the model's own forward, with code made for the rows of a draft in parts of it.
 
-A pass over a few dozen rows should cost little more than one over a single row, since reading the weights is most of
-either; PyTorch's matrix products on CPUs are far from that. `linear.cpp` comes closer, and reads the weights where
-they lie, so nothing is packed, memory stays what it was, and adapters or changed weights need no second preparation.
+A pass over a few dozen rows should cost little more than one over a single row, since reading the weights takes most of
+either; PyTorch's matrix products on CPUs are far from that. Decoder layers that `decoder_layer.py` knows are computed
+as a whole, other `torch.nn.Linear` modules one by one (`linear.py`), and attention as described in `gqa.py`. For each
+shape of weights and number of rows the fastest kernel is used, PyTorch's own included (`products.py`, `measuring.py`).
 
-Only for the length of a pass do modules answer with it: decoder layers that `layers.py` knows as wholes, other
-`torch.nn.Linear` modules one by one (`linears.py`), and attention as `grouped.py` tells; the model itself is not
-changed. Other modules (experts of a mixture, GPT-2's Conv1D, quantised ones) run as they are.
+The model is never changed. A pass runs shadows of its modules (`shadow.py`), which share all its state, so other
+threads, the model's own `generate` and an interrupt at any moment find the model as it was. Other modules (experts of a
+mixture, GPT-2's Conv1D, quantised ones) run as they are.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
+from torch import nn
+from tqdm import tqdm
 
-from speculant.engines.hf.cpu.build import BuildError, load_native, processor
+from speculant.engines.hf.cpu.build import BuildError, load_native
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer, fused_layers
-from speculant.engines.hf.cpu.gqa import GroupedAttention
-from speculant.engines.hf.cpu.linear import FastLinear, is_ordinary
+from speculant.engines.hf.cpu.gqa import GQAttention, rename
+from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
+from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
+from speculant.engines.hf.cpu.measuring import kernel_times
+from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
+from speculant.engines.hf.cpu.products import Products, multiplies_bf16
+from speculant.engines.hf.cpu.shadow import Forward, Shadows
 from speculant.engines.hf.cuda.graph_runner import GraphError, GraphRunner
 
-LEAST_WEIGHTS = 1 << 18  # smaller layers are left alone by default: the call costs what it saves
+LEAST_WEIGHTS = 1 << 18  # smaller layers are left to PyTorch by default: the call costs what it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fast:
-    """A prepared model, or the reason why it is not.
+class Acceleration:
+    """A prepared model, or the reason why it is not prepared.
 
     Attributes:
-        forwards: each prepared linear layer with its fast forward.
-        layers: decoder layers that are done as one.
-        attention: of heads that share keys and values.
+        linears: each prepared linear layer, those of fused layers included.
+        layers: decoder layers that are computed as a whole.
+        attention: the attention function for query heads that share heads of keys.
+        table: the kernels of the linear layers.
+        shadows: the modules that an accelerated pass runs.
         graphs: passes that are recorded and replayed instead, on CUDA.
         notes: what the user should know.
     """
 
-    forwards: tuple[tuple[nn.Module, FastLinear], ...] = ()
+    linears: tuple[AcceleratedLinear, ...] = ()
     layers: tuple[FusedLayer, ...] = ()
-    attention: GroupedAttention | None = None
+    attention: GQAttention | None = None
+    table: KernelTable | None = None
+    shadows: Shadows | None = None
     graphs: GraphRunner | None = None
     notes: tuple[str, ...] = ()
 
-    @contextlib.contextmanager
-    def active(self, rows: int) -> Iterator[None]:
-        """Let the prepared modules answer fast, except those that have got a forward of their own meanwhile.
+    def model_for(self, model: Any, rows: int) -> Any:
+        """Return what to call for a pass of a model over so many rows: its shadow, or the model if that is as fast.
 
-        Linear layers by themselves are left alone in a pass over too few rows to gain from it, since the detour of
-        every module costs time too.
-
-        Another thread's pass over the same model may end first; then the rest of this one runs torch's products.
+        Any number of threads may run passes at once, accelerated or not.
         """
-        linears = [(module, forward) for module, forward in self.forwards if forward.suits(rows)]
-        listened = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
-        layers = [(layer.module, layer) for layer in self.layers] if not listened else []
-        forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [*linears, *layers]
-        try:
-            for module, forward in forwards:
-                module.__dict__.setdefault("forward", forward)
-            with self.attention.active() if self.attention and forwards else contextlib.nullcontext():
-                yield
-        finally:
-            for module, forward in forwards:
-                if module.__dict__.get("forward") is forward:
-                    module.__dict__.pop("forward", None)
+        if self.shadows is None or self.shadows.model is not model:
+            return model
+        if not self.layers and not any(linear.gains(rows) for linear in self.linears):
+            return model  # shadows of modules cost time, too
+        return self.shadows.of(model)
+
+    def attention_for(self, implementation: str) -> str:
+        """Return the name of the attention function that accelerated passes use where the config names this one."""
+        name: str = implementation if self.attention is None else rename(implementation)
+        return name
+
+    def check_weights(self) -> None:
+        """Notice every change of the weights, as before a request; packed copies of changed ones are made again."""
+        for linear in self.linears:
+            weight = linear.module._parameters.get("weight")
+            if linear.packed is not None and weight is not None:
+                linear.packed.refresh(weight)
+
+    def settings(self) -> tuple[Any, ...]:
+        """Return what the cost of a pass depends on beside the model: a key for stored costs."""
+        table = self.table
+        chosen = sorted(
+            (shape, [table.kernel(table.dtype, shape, rows) for rows in ROW_COUNTS])
+            for shape in (table.times if table and table.dtype else ())
+            if table and table.dtype
+        )
+        return len(self.linears), len(self.layers), chosen
 
 
-def prepare_model(model: Any, fast: bool | Fast | None) -> Fast:
-    """Prepare a model where it pays (None), wherever it is possible (True), not at all (False), or as it was before."""
-    if isinstance(fast, Fast):
+def prepare_model(model: Any, fast: bool | Acceleration | None) -> Acceleration:
+    """Prepare a model where that is faster (None), wherever it is possible (True), or not at all (False).
+
+    Args:
+        model: a causal LM.
+        fast: whether to prepare; what was prepared before is returned as it is.
+    """
+    if isinstance(fast, Acceleration):
         return fast
     if fast is False:
-        return Fast()
+        return Acceleration()
     if fast and model.device.type == "cuda":
         try:
-            return Fast(graphs=GraphRunner(model))
+            return Acceleration(graphs=GraphRunner(model))
         except GraphError as error:
-            return Fast(notes=(f"not prepared for fast passes: {error}.",))
+            return Acceleration(notes=(f"not prepared for fast passes: {error}.",))
     reason = _reason(model)
     least = 0 if fast else LEAST_WEIGHTS
-    modules = [] if reason else [module for module in model.modules() if is_ordinary(module, least)]
+    modules = [] if reason else [module for module in model.modules() if can_accelerate(module, least)]
     if not reason and not modules:
         reason = "it has no linear layer that its code can do"
-    elif not reason and not fast and modules[0].weight.dtype is torch.bfloat16 and _multiplies_bfloat16():
-        reason = "the processor multiplies bfloat16 itself; fast=True prepares it all the same"
-    if not reason:
-        try:
-            native = load_native()
-            widens = not _multiplies_bfloat16()
-            forwards = tuple((module, FastLinear(module, native, widens=widens)) for module in modules)
-            layers = fused_layers(model, native, least)
-            return Fast(forwards=forwards, layers=layers, attention=GroupedAttention(native))
-        except BuildError as error:
-            reason = str(error)
-    elif not fast:
-        return Fast()  # nobody asked, and nothing can be done about it
-    return Fast(notes=(f"not prepared for fast passes: {reason}.",))
+    if reason:  # with None nobody asked, and nothing can be done about it
+        return Acceleration(notes=(f"not prepared for fast passes: {reason}.",)) if fast else Acceleration()
+    try:
+        return _prepare(model, modules, fast=bool(fast), least=least)
+    except BuildError as error:
+        return Acceleration(notes=(f"not prepared for fast passes: {error}.",))
+
+
+def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool, least: int) -> Acceleration:
+    """Prepare the linear layers and what surrounds them.
+
+    Raises:
+        BuildError: the compiled code is not available.
+    """
+    products, dtype = Products(load_native()), modules[0].weight.dtype
+    alike = [module for module in modules if module.weight.dtype is dtype]
+    times = kernel_times(alike, products, least=LEAST_WEIGHTS)
+    if not times and not fast and dtype is torch.bfloat16 and multiplies_bf16():
+        return Acceleration()  # too small to measure, and PyTorch's product is good
+    table, notes = _with_packing(alike, KernelTable(products=products, dtype=dtype, times=times))
+    attention = GQAttention(products.native)
+    attention.register()
+    layers = fused_layers(model, table, attention, least)
+    linears = {id(linear.module): linear for layer in layers for linear in layer.products.values()}
+    for module in modules:
+        linears.setdefault(id(module), AcceleratedLinear(module, table))
+    _pack(tuple(linears.values()), table)
+    forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears.values()}
+    forwards |= {layer.module: layer for layer in layers}
+    return Acceleration(
+        linears=tuple(linears.values()),
+        layers=layers,
+        attention=attention,
+        table=table,
+        shadows=Shadows(model, forwards, rename),
+        notes=notes,
+    )
+
+
+def _with_packing(modules: Sequence[nn.Linear], table: KernelTable) -> tuple[KernelTable, tuple[str, ...]]:
+    """Return the table with the shapes to pack, and a note about the memory that this takes or lacks."""
+    counts = Counter((module.weight.shape[0], module.weight.shape[1]) for module in modules)
+    shapes = shapes_to_pack(table.times, counts)
+    if not shapes:
+        return table, ()
+    allowed, size = memory_allows(module.weight for module in modules if tuple(module.weight.shape) in shapes)
+    if allowed:
+        note = f"packed copies of weights take {size / 1e9:.1f} GB; fast=False does without them."
+        return replace(table, packed=shapes), (note,)
+    return table, (f"packed weights would be faster, but take {size / 1e9:.1f} GB, over half of the free memory.",)
+
+
+def _pack(linears: Sequence[AcceleratedLinear], table: KernelTable) -> None:
+    if not table.packed:
+        return
+    for linear in tqdm(linears, "packing weights", leave=False, disable=None):
+        weight = linear.module.weight
+        if weight.dtype is table.dtype and tuple(weight.shape) in table.packed:
+            linear.packed = PackedWeight(table.products.native, weight)
 
 
 def _reason(model: Any) -> str | None:
@@ -109,8 +179,3 @@ def _reason(model: Any) -> str | None:
     if hasattr(model, "_orig_mod"):
         return "it is compiled already"
     return None
-
-
-def _multiplies_bfloat16() -> bool:
-    """Say whether the processor has instructions for it: AVX-512's, AMX's or ARM's."""
-    return "bf16" in processor()

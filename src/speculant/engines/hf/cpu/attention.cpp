@@ -1,10 +1,10 @@
-// Attention of a draft's few rows on a long cache, where the cache lies.
+// Grouped-query attention of a few rows over a long cache, which is read where it is stored.
 //
-// All rows that look at one head of keys and values, those of every query head of its group, lie side by side as the
-// lanes of vectors. So a key is read once for all of them, and no sum has to be formed across a vector. Keys come in
-// blocks; what was summed before is rescaled to the new maximum (Dao et al. 2022, arXiv 2205.14135, algorithm 1).
+// All rows that share one head of keys and values, those of every query head of the group, are the lanes of vectors. So a
+// key is read once for all of them, and no sum has to be formed across a vector. Keys are processed in blocks; the sums
+// of earlier blocks are rescaled to the new maximum (Dao et al. 2022, arXiv 2205.14135, algorithm 1).
 //
-// Every row is computed in the same way whatever rows are beside it.
+// Every row is computed in the same way for any number of rows.
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@
 
 constexpr int TILE = WIDTH == 16 ? 8 : 4;
 constexpr int MOST = 3, KEYS = 64;  // vectors of rows at a time; keys in a block
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
+constexpr float MASKED = -std::numeric_limits<float>::infinity();
 
 // sums[t][lanes] (+)= the sum over i < count of values[i * step + t * across], one for all lanes, * lanes[i][lanes].
 template <int V>
@@ -36,7 +36,7 @@ static inline void tile(const float *values, int64_t step, int64_t across, const
     for (int j = 0; j < V; j++) *(Vector *)(sums + (t * V + j) * WIDTH) = held[t][j];
 }
 
-// Rows from..to of the group around one head of keys and values, V vectors of them.
+// Attention of rows from..to, V vectors of them, of the group that shares one head of keys and values.
 template <int V, class T>
 static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t from, int64_t to, float *scratch) {
   constexpr int LANES = V * WIDTH;
@@ -46,59 +46,59 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
   const T *queries = (const T *)a.q + first * a.head;
   const bool *mask = a.mask ? a.mask + batch * a.mask_batch_step : nullptr;
   float *q = scratch, *sums = q + a.head * LANES, *scores = sums + a.head * LANES, *block = scores + KEYS * LANES;
-  Vector best[V], whole[V] = {};
-  for (int j = 0; j < V; j++) best[j] = Vector{} + NEVER;
+  Vector highest[V], total[V] = {};
+  for (int j = 0; j < V; j++) highest[j] = Vector{} + MASKED;
   std::fill_n(sums, a.head * LANES, 0.f);
   std::fill_n(q, a.head * LANES, 0.f);
   for (int64_t r = from; r < to; r++)
-    for (int64_t d = 0; d < a.head; d++) q[d * LANES + r - from] = wide(queries[r * a.head + d]) * a.scale;
+    for (int64_t d = 0; d < a.head; d++) q[d * LANES + r - from] = to_float(queries[r * a.head + d]) * a.scale;
   for (int64_t start = 0; start < a.length; start += KEYS) {
     const int64_t count = std::min<int64_t>(KEYS, a.length - start), size = sizeof(T);
-    const float *held = floats(keys + start * a.head, block, count * a.head);
+    const float *rows = as_floats(keys + start * a.head, block, count * a.head);
     int64_t l = 0;
     for (; l + TILE <= count; l += TILE) {
-      const char *soon = (const char *)(values + (start + l) * a.head);  // read in columns, which no hardware foresees
-      for (int64_t line = 0; line < TILE * a.head * size; line += 64) __builtin_prefetch(soon + line, 0, 2);
-      tile<V>(held + l * a.head, 1, a.head, q, a.head, scores + l * LANES, false);
+      const char *ahead = (const char *)(values + (start + l) * a.head);  // hardware does not prefetch columns
+      for (int64_t line = 0; line < TILE * a.head * size; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+      tile<V>(rows + l * a.head, 1, a.head, q, a.head, scores + l * LANES, false);
     }
-    for (; l < count; l++) {  // the few of the last block
+    for (; l < count; l++) {  // the rest of the last block
       float *s = scores + l * LANES;
       std::fill_n(s, LANES, 0.f);
       for (int64_t d = 0; d < a.head; d++)
 #pragma omp simd
-        for (int i = 0; i < LANES; i++) s[i] += q[d * LANES + i] * held[l * a.head + d];
+        for (int i = 0; i < LANES; i++) s[i] += q[d * LANES + i] * rows[l * a.head + d];
     }
     for (int64_t r = from; mask && r < to; r++) {
-      const bool *sees = mask + r % a.n * a.mask_step + start;
-      if (!std::memchr(sees, 0, count)) continue;
+      const bool *visible = mask + r % a.n * a.mask_step + start;
+      if (!std::memchr(visible, 0, count)) continue;
       for (l = 0; l < count; l++)
-        if (!sees[l]) scores[l * LANES + r - from] = NEVER;
+        if (!visible[l]) scores[l * LANES + r - from] = MASKED;
     }
     for (int j = 0; j < V; j++) {
-      Vector top = best[j], sum = {};
+      Vector top = highest[j], sum = {};
       for (l = 0; l < count; l++) {
         const Vector s = *(const Vector *)(scores + (l * V + j) * WIDTH);
         top = s > top ? s : top;
       }
-      const Vector never = Vector{} + NEVER, factor = best[j] == never ? Vector{} : exponential(best[j] - top);
+      const Vector masked = Vector{} + MASKED, factor = highest[j] == masked ? Vector{} : exponential(highest[j] - top);
       for (l = 0; l < count; l++) {
         Vector *s = (Vector *)(scores + (l * V + j) * WIDTH);
-        *s = *s == never ? Vector{} : exponential(*s - top);
+        *s = *s == masked ? Vector{} : exponential(*s - top);
         sum += *s;
       }
-      best[j] = top;
-      whole[j] = whole[j] * factor + sum;
+      highest[j] = top;
+      total[j] = total[j] * factor + sum;
       for (int64_t d = 0; d < a.head; d++) *(Vector *)(sums + (d * V + j) * WIDTH) *= factor;
     }
-    held = floats(values + start * a.head, block, count * a.head);
+    rows = as_floats(values + start * a.head, block, count * a.head);
     for (int64_t d = 0; d < a.head; d += TILE)
-      tile<V>(held + d, a.head, 1, scores, count, sums + d * LANES, true);
+      tile<V>(rows + d, a.head, 1, scores, count, sums + d * LANES, true);
   }
   for (int64_t r = from; r < to; r++) {
-    const float sum = ((const float *)whole)[r - from], scale = sum > 0 ? 1 / sum : 0;  // a row that sees nothing
+    const float sum = ((const float *)total)[r - from], scale = sum > 0 ? 1 / sum : 0;  // a row without any visible key
     const int64_t head = kv_head * group + r / a.n;
     T *y = (T *)a.y + ((batch * a.n + r % a.n) * a.heads + head) * a.head;
-    for (int64_t d = 0; d < a.head; d++) y[d] = as<T>(sums[d * LANES + r - from] * scale);
+    for (int64_t d = 0; d < a.head; d++) y[d] = convert<T>(sums[d * LANES + r - from] * scale);
   }
 }
 
@@ -122,6 +122,6 @@ static void attend_all(const Attention *a, int threads) {
 }
 
 extern "C" void attention(const Attention *a, int threads) {
-  if (a->narrow) attend_all<Brain>(a, threads);
+  if (a->is_bf16) attend_all<BFloat16>(a, threads);
   else attend_all<float>(a, threads);
 }

@@ -1,32 +1,33 @@
-"""Fused layers: decoder layers of the Llama family in one call of compiled code, or in two around their attention.
+"""Decoder layers of the Llama family in few calls of compiled code instead of some forty operations.
 
-Between two operations of PyTorch a pass over few rows reads megabytes of weights, which throw everything else out of
-the caches, the operations' own code as well. So it is their number that costs, forty and more a layer. Where heads
-share keys and the cache has room, `layer.cpp` leaves a single one; elsewhere the cache's update and the attention stay
-what they are.
+Between two operations of PyTorch a pass over few rows reads megabytes of weights, which evict everything else from the
+caches, the operations' own code included. So the number of operations matters, not what they compute. `layer.cpp` does
+a layer in one call where its own kernel multiplies, heads share keys and the cache has room; in two calls around any
+other attention; and where another kernel is faster for the rows at hand, in four calls between the products.
 
-Which layers these are says `known_layers.py`. Each part must be as it came: one with hooks, with another forward, type
-of weights or adapter leaves its layer to transformers' own code. All of this is looked up in every call, so changes
-count at once.
+`layer_matching.py` recognises these layers. Each part must be as transformers made it: a layer with hooks, another
+forward, other types of weights or adapters runs as it is. All of this is looked up in every call, so changes count at
+once.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.cache import InPlaceLayer
-from speculant.engines.hf.cpu.gqa import Attention, GroupedAttention, prepared
-from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, turning_functions, window_option
-from speculant.engines.hf.cpu.linear import most_rows, readable
+from speculant.engines.hf.cpu.gqa import Attention, GQAttention, is_plain_sdpa, native_call, shares_keys
+from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
+from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
+from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
+from speculant.engines.hf.cpu.products import Kernel
 
 
 class _Linear(ctypes.Structure):
@@ -34,19 +35,19 @@ class _Linear(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """The `Layer` of layer.cpp."""
+    """The struct `Layer` of layer.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("before", "after", "q_norm", "k_norm")),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
         *((name, _Linear) for name in LINEARS),
         *((name, ctypes.c_int64) for name in ("hidden", "inner")),
-        *((name, ctypes.c_float) for name in ("before_eps", "after_eps", "q_norm_eps", "k_norm_eps")),
-        ("narrow", ctypes.c_int),
+        *((name, ctypes.c_float) for name in ("input_eps", "post_eps", "q_eps", "k_eps")),
+        *((name, ctypes.c_int) for name in ("is_bf16", "native_bf16")),
     )
 
 
 class _Positions(ctypes.Structure):
-    """The `Positions` of layer.cpp."""
+    """The struct `Positions` of layer.cpp."""
 
     _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("shared", ctypes.c_int))
 
@@ -54,87 +55,90 @@ class _Positions(ctypes.Structure):
 class FusedLayer:
     """The forward of one decoder layer."""
 
-    def __init__(self, module: Any, native: ctypes.CDLL) -> None:
-        """Take a layer of the family."""
-        attention, mlp = module.self_attn, module.mlp
-        self.module, self._attention = module, attention
-        self._native = native
-        self._most = most_rows(native)
-        self._kind, self._forward = type(module), type(module).forward
-        linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
-        hidden, head = linears["q_proj"].in_features, attention.head_dim
-        wide, narrow, inner = (linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
+    def __init__(self, module: Any, table: KernelTable, attention: GQAttention | None) -> None:
+        """Take a layer of the family, the kernels of its products, and the attention that replaces "sdpa"."""
+        attention_module, mlp = module.self_attn, module.mlp
+        self.module, self._attention = module, attention_module
+        self._table, self._native, self._gqa = table, table.products.native, attention
+        self._class, self._forward = type(module), type(module).forward
+        linears = {name: getattr(attention_module if name in LINEARS[:4] else mlp, name) for name in LINEARS}
+        hidden, head = linears["q_proj"].in_features, attention_module.head_dim
+        q_width, kv_width, inner = (linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
         self._layer = _Layer(hidden=hidden, inner=inner)
-        self._heads, self._kv_heads, self._head = wide // head, narrow // head, head
-        # What transformers makes of the config; another shape is somebody else's doing.
-        shapes: list[tuple[int, ...]] = [(wide, hidden), (narrow, hidden), (narrow, hidden), (hidden, wide)]
+        self._heads, self._kv_heads, self._head = q_width // head, kv_width // head, head
+        # The shapes that transformers makes from the config; a layer with others has been changed.
+        shapes = [(q_width, hidden), (kv_width, hidden), (kv_width, hidden), (hidden, q_width)]
         shapes += [(inner, hidden), (inner, hidden), (hidden, inner)]
+        self._shapes = shapes
         self._linears = [(name, linears[name], shape) for name, shape in zip(LINEARS, shapes, strict=True)]
-        norms = {"before": module.input_layernorm, "after": module.post_attention_layernorm}
-        norms |= {name: attention._modules[name] for name in ("q_norm", "k_norm") if name in attention._modules}
-        self._norms = [(name, norm, (head if name.endswith("norm") else hidden,)) for name, norm in norms.items()]
+        self.products = {name: AcceleratedLinear(linear, table) for name, linear in linears.items()}
+        norms = {"input": module.input_layernorm, "post": module.post_attention_layernorm}
+        norms |= {name: attention_module._modules.get(f"{name}_norm") for name in ("q", "k")}
+        self._norms = [
+            (name, norm, (head if name in ("q", "k") else hidden,)) for name, norm in norms.items() if norm is not None
+        ]
         self._parts = [
             Part(owner, name, part, type(part), type(part).forward)
-            for owner in (module, attention, mlp)
+            for owner in (module, attention_module, mlp)
             for name, part in owner._modules.items()
             if part is not None
         ]
-        self._home = sys.modules[self._kind.__module__]
-        self._turning = turning_functions(self._home)
-        self._taken: list[Any] = []
+        self._home = sys.modules[self._class.__module__]
+        self._rotary = rotary_functions(self._home)
+        self._current: list[Any] = []
         self._dtype = torch.float32
 
     @property
     def weights(self) -> int:
         """How many weights the largest matrix has."""
-        return max(math.prod(shape) for _, _, shape in self._linears)
+        sizes: list[int] = [outs * k for outs, k in self._shapes]
+        return max(sizes)
 
     def ready(self) -> list[Tensor] | None:
-        """Look the weights up and return them; None if the layer or a part of it is no longer what the code does."""
+        """Look up the weights and return them; None if the layer or a part of it has been changed."""
+        if module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks:
+            return None
         kind = type(self.module)
-        if (
-            kind is not self._kind
-            or kind.forward is not self._forward
-            or turning_functions(self._home) != self._turning
-        ):
+        if kind is not self._class or kind.forward is not self._forward or rotary_functions(self._home) != self._rotary:
             return None
         if not all(part.untouched() for part in self._parts):
             return None
         weights: list[Tensor] = []
         dtype: torch.dtype | None = None
-        taken: list[Any] = []
+        current: list[Any] = []
         for _, norm, shape in self._norms:
             weight = norm._parameters.get("weight")
             if weight is None or not _usable(weight, shape, dtype or weight.dtype):
                 return None
             dtype = weight.dtype
             weights.append(weight)
-            taken += (weight.data_ptr(), norm.variance_epsilon)
+            current += (weight.data_ptr(), norm.variance_epsilon)
         for _, linear, outs_and_k in self._linears:
             weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
             usable = weight is not None and _usable(weight, outs_and_k, dtype)
             if not usable or not (bias is None or _usable(bias, outs_and_k[:1], dtype)):
                 return None
             weights += (weight,) if bias is None else (weight, bias)
-            taken += (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
-        taken.append(dtype)
-        if taken != self._taken:
-            self._take(taken)
+            current += (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+        current.append(dtype)
+        if current != self._current:
+            self._set(current)
         return weights
 
-    def _take(self, taken: list[Any]) -> None:
-        left = iter(taken)
+    def _set(self, current: list[Any]) -> None:
+        left = iter(current)
         for name, _, _ in self._norms:
-            setattr(self._layer, name, next(left))
+            setattr(self._layer, f"{name}_norm", next(left))
             setattr(self._layer, f"{name}_eps", next(left))
         for name, _, _ in self._linears:
             setattr(self._layer, name, _Linear(next(left), next(left) or None))
         self._dtype = next(left)
-        self._layer.narrow = self._dtype is torch.bfloat16
-        self._taken = taken
+        self._layer.is_bf16 = self._dtype is torch.bfloat16
+        self._current = current
 
     def __call__(
         self,
+        shadow: Any,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
@@ -143,21 +147,17 @@ class FusedLayer:
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **options: Any,
     ) -> Tensor:
-        """Return [B, n, hidden] of [B, n, hidden].
+        """Return [B, n, hidden] for [B, n, hidden]; `shadow` is the layer as the pass sees it.
 
         Raises:
-            RuntimeError: an attention function gave something else than the model can go on with.
+            RuntimeError: an attention function returned something that the layer cannot continue with.
         """
-        attention, layer = self._attention, ctypes.byref(self._layer)
-        attend = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
-        if isinstance(past_key_values, BatchCache):
-            attend = past_key_values.attend
         options |= {"position_ids": position_ids, "use_cache": use_cache}
-        weights = self.ready()  # held until the end, if others exchange them meanwhile
-        fits = weights and attend and position_embeddings and self._fits(hidden_states, position_embeddings)
-        if not fits or position_embeddings is None:
+        weights = self.ready()  # held until the end, in case they are replaced meanwhile
+        kernel = self._table.one_call(self._dtype, self._shapes, hidden_states[..., 0].numel())
+        if position_embeddings is None or not weights or not self._supports(hidden_states, position_embeddings, kernel):
             answer: Tensor = type(self.module).forward(
-                self.module,
+                shadow,
                 hidden_states,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
@@ -165,75 +165,132 @@ class FusedLayer:
                 **options,
             )
             return answer
+        layer = _Layer.from_buffer_copy(self._layer)  # another thread may be in this layer with another kernel
+        layer.native_bf16 = kernel == "bf16_dot"
+        cos, sin = position_embeddings
+        positions = _Positions(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
         batch, rows, _ = hidden_states.shape
-        x, (cos, sin), threads = hidden_states, position_embeddings, torch.get_num_threads()
-        y = torch.empty_like(x)
-        positions = ctypes.byref(_Positions(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1))
         shape = (batch, self._heads, rows, self._head)
-        if isinstance(attend, GroupedAttention):
-            call = self._whole(shape, past_key_values, attention_mask, options)
-            if call is not None:
-                self._native.layer(layer, x.data_ptr(), positions, ctypes.byref(call), y.data_ptr(), threads)
-                return y
-        query = x.new_empty(shape)
-        key, value = (x.new_empty((batch, self._kv_heads, rows, self._head)) for _ in range(2))
-        heads = (self._heads, self._kv_heads, rows, rows, self._head)
-        pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), None, None)
-        call = Attention(*pointers, batch, *heads, *key.stride()[:2], *value.stride()[:2])
-        self._native.enter(layer, x.data_ptr(), positions, ctypes.byref(call), threads)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, attention.layer_idx)
-        options |= window_option(attention)
-        attended, _ = attend(
-            attention, query, key, value, attention_mask, dropout=0.0, scaling=attention.scaling, **options
-        )
-        width = self._heads * self._head
-        attended = attended.reshape(batch, rows, -1).contiguous()
-        if not _usable(attended, (batch, rows, width), x.dtype):
-            raise RuntimeError(
-                f"the attention function {attention.config._attn_implementation!r} gave {attended.dtype} of the shape "
-                f"{tuple(attended.shape)} where {self._kind.__name__} needs {x.dtype} of {(batch, rows, width)}."
-            )
-        self._native.leave(layer, x.data_ptr(), attended.data_ptr(), y.data_ptr(), batch * rows, width, threads)
-        return y
+        call = self._own_attention(shape, past_key_values, attention_mask, options)
+        if call is not None and kernel is not None:
+            x, y = hidden_states, torch.empty_like(hidden_states)
+            arguments = ctypes.byref(layer), x.data_ptr(), ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
+            self._native.layer(*arguments, torch.get_num_threads())
+            return y
+        query = hidden_states.new_empty(shape)
+        if call is not None:
+            call.q = query.data_ptr()
+            self._project(layer, hidden_states, positions, call, kernel)
+            attended = hidden_states.new_empty((batch, rows, self._heads * self._head))
+            call.y = attended.data_ptr()
+            self._native.attention(ctypes.byref(call), torch.get_num_threads())
+        else:
+            key, value = (query.new_empty((batch, self._kv_heads, rows, self._head)) for _ in range(2))
+            sizes = (batch, self._heads, self._kv_heads, rows, rows, self._head)
+            pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), None, None)
+            call = Attention(*pointers, *sizes, *key.stride()[:2], *value.stride()[:2])
+            self._project(layer, hidden_states, positions, call, kernel)
+            attended = self._attend(shadow, query, key, value, attention_mask, past_key_values, options)
+        return self._finish(layer, hidden_states, attended, kernel)
 
-    def _whole(self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]) -> Any:
-        """Return the attention of a layer that is one call, its rows added to the cache; None where it is not."""
+    def _project(self, layer: _Layer, x: Tensor, positions: _Positions, call: Attention, kernel: Kernel | None) -> None:
+        """Write the queries, and the new rows of keys and values, to where the attention's arguments point."""
+        native, threads = self._native, torch.get_num_threads()
+        pointers = ctypes.byref(positions), ctypes.byref(call)
+        if kernel is not None:
+            native.before_attention(ctypes.byref(layer), x.data_ptr(), *pointers, threads)
+            return
+        normed = torch.empty_like(x)
+        native.norm(ctypes.byref(layer), x.data_ptr(), normed.data_ptr(), x[..., 0].numel())
+        projected = [self._product(name, normed) for name in ("q_proj", "k_proj", "v_proj")]
+        native.split_heads(ctypes.byref(layer), *(each.data_ptr() for each in projected), *pointers)
+
+    def _finish(self, layer: _Layer, x: Tensor, attended: Tensor, kernel: Kernel | None) -> Tensor:
+        """Return the layer's output from its input and the output of its attention."""
+        native, threads, rows = self._native, torch.get_num_threads(), x[..., 0].numel()
+        if kernel is not None:
+            y = torch.empty_like(x)
+            pointers = ctypes.byref(layer), x.data_ptr(), attended.data_ptr(), y.data_ptr()
+            native.after_attention(*pointers, rows, attended.shape[-1], threads)
+            return y
+        output, total, normed = self._product("o_proj", attended), torch.empty_like(x), torch.empty_like(x)
+        pointers = ctypes.byref(layer), x.data_ptr(), output.data_ptr(), total.data_ptr()
+        native.add_norm(*pointers, normed.data_ptr(), rows)
+        gated, up = self._product("gate_proj", normed), self._product("up_proj", normed)
+        native.gate(ctypes.byref(layer), gated.data_ptr(), up.data_ptr(), gated.data_ptr(), gated.numel(), threads)
+        return total.add_(self._product("down_proj", gated))
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
+        linear = self.products[name]
+        return linear(linear.module, x).contiguous()
+
+    def _attend(
+        self,
+        shadow: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Add the keys to the cache; return the output [B, n, width] of the attention that the config names."""
+        attention = shadow.self_attn
+        name = attention.__dict__["config"]._attn_implementation  # of the pass, which may be over several sequences
+        attend = self._gqa if name == "sdpa" and self._gqa and is_plain_sdpa() else ALL_ATTENTION_FUNCTIONS[name]
+        if cache is not None:
+            key, value = cache.update(key, value, attention.layer_idx)
+        options |= window_option(attention)
+        attended, _ = attend(attention, query, key, value, mask, dropout=0.0, scaling=attention.scaling, **options)
+        shape = (query.shape[0], query.shape[2], self._heads * self._head)
+        attended = attended.reshape(*shape[:2], -1).contiguous()
+        if not _usable(attended, shape, query.dtype):
+            raise RuntimeError(
+                f"the attention function {name!r} returned {attended.dtype} of the shape {tuple(attended.shape)} where "
+                f"{self._class.__name__} needs {query.dtype} of {shape}."
+            )
+        found: Tensor = attended
+        return found
+
+    def _own_attention(self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]) -> Any:
+        """Return the arguments of our own attention, its rows added to the cache; None where another one is needed."""
+        if self._gqa is None or self._attention.config._attn_implementation != "sdpa" or not is_plain_sdpa():
+            return None
         index = self._attention.layer_idx
-        held = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
-        if not isinstance(held, InPlaceLayer) or not held.is_initialized or held.keys.shape[0] != shape[0]:
+        layer = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
+        if not isinstance(layer, InPlaceLayer) or not layer.is_initialized or layer.keys.shape[0] != shape[0]:
             return None
-        if not GroupedAttention.grouped(self._attention, shape, held.keys, mask, options):
+        if not shares_keys(self._attention, shape, layer.keys, mask, options) or layer.keys.dtype is not self._dtype:
             return None
-        if held.keys.dtype is not self._dtype:
-            return None
-        before = held.keys.shape[2]
-        rows = held.extend(shape[2])
+        before = layer.keys.shape[2]
+        rows = layer.extend(shape[2])
         if rows is None:
             return None
-        call = prepared(shape, *rows, mask, self._attention.scaling)
+        call = native_call(shape, *rows, mask, self._attention.scaling)
         if call is None:
-            held.keep(before, [])
+            layer.keep(before, [])
         return call
 
-    def _fits(self, x: Tensor, turned: tuple[Tensor, Tensor]) -> bool:
+    def _supports(self, x: Tensor, embeddings: tuple[Tensor, Tensor], kernel: Kernel | None) -> bool:
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
         if self.module.training or self._attention.training:
             return False
+        if kernel is None and not self._table.measured(self._dtype, self._shapes):
+            return False
         batch, rows, _ = x.shape
-        places = (turned[0].shape[0], rows, self._head)
+        shape = (embeddings[0].shape[0], rows, self._head)
         return (
-            batch * rows <= self._most[self._dtype]
-            and places[0] in (1, batch)
-            and all(_usable(each, places, self._dtype) for each in turned)
+            0 < batch * rows <= MOST_ROWS
+            and shape[0] in (1, batch)
+            and all(_usable(each, shape, self._dtype) for each in embeddings)
             and _usable(x, (batch, rows, self._layer.hidden), self._dtype)
         )
 
 
-def fused_layers(model: Any, native: ctypes.CDLL, least: int) -> tuple[FusedLayer, ...]:
-    """Return the layers that the code can do, if their largest matrix has at least `least` weights."""
-    layers = (FusedLayer(module, native) for module in model.modules() if is_known(module))
+def fused_layers(model: nn.Module, table: KernelTable, attention: GQAttention, least: int) -> tuple[FusedLayer, ...]:
+    """Return the layers that the code can compute, if their largest matrix has at least `least` weights."""
+    layers = (FusedLayer(module, table, attention) for module in model.modules() if is_known(module))
     return tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
 
 

@@ -1,35 +1,36 @@
-"""Attention with several query heads on one head of keys and values.
+"""Grouped-query attention (GQA): several query heads share one head of keys and values.
 
-Transformers first repeats keys and values for every query head, which takes as long as the attention itself. For the
-few rows of a draft `attention.cpp` reads them once for the whole group; for more, PyTorch's own operation reads them
-where they lie.
+For these, transformers' "sdpa" function first repeats keys and values for every query head, which takes as long as the
+attention itself. For the few rows of a draft `attention.cpp` reads them once for the whole group; for more rows,
+PyTorch's operation reads them where they are stored.
 
-The function is transformers' for the whole process while a pass lasts, so what it cannot do goes to theirs.
+The function is registered with transformers once, under a name of its own, which only the shadow modules of an
+accelerated pass use (`shadow.py`). Calls that it does not support go to transformers' own function.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from speculant.engines.hf.cpu.linear import DTYPES
+from speculant.engines.hf.cpu.products import DTYPES
 
-MOST_ROWS = 192  # queries on one head of keys; with more, PyTorch's operation is as fast
-TILE = 8  # a head's length must be a multiple of it
-# With any of these the attention is another one, or the call is to be refused.
-OTHERS = ("softcap", "output_attentions", "position_bias", "cache", "s_aux")
+NAME = "speculant-gqa"
+MOST_QUERIES = 192  # on one head of keys; with more, PyTorch's operation is as fast
+TILE = 8  # the size of a head must be a multiple of it
+# Options with which the attention is another one, or the call has to be refused.
+OTHER_OPTIONS = ("softcap", "output_attentions", "position_bias", "cache", "s_aux")
 
 
 class Attention(ctypes.Structure):
-    """The `Attention` of attention.h."""
+    """The struct `Attention` of attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "mask", "y")),
@@ -39,31 +40,20 @@ class Attention(ctypes.Structure):
             for name in ("k_batch", "k_head", "v_batch", "v_head", "mask_batch", "mask")
         ),
         ("scale", ctypes.c_float),
-        ("narrow", ctypes.c_int),
+        ("is_bf16", ctypes.c_int),
     )
 
 
-class GroupedAttention:
-    """Transformers' "sdpa" function, for models that share heads of keys and values."""
+class GQAttention:
+    """An attention function as transformers calls it, for models whose query heads share heads of keys."""
 
     def __init__(self, native: ctypes.CDLL) -> None:
+        """Use the library that `load_native` returned."""
         self._native = native
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Take the place of the "sdpa" function, unless somebody has put their own there.
-
-        Another thread's pass may end first; then the rest of this one makes the copies.
-        """
-        functions = ALL_ATTENTION_FUNCTIONS
-        try:
-            if functions["sdpa"] is sdpa_attention_forward:
-                functions["sdpa"] = self
-            yield
-        finally:
-            if functions["sdpa"] is self:
-                with contextlib.suppress(KeyError):  # taken away by another thread just now
-                    del functions["sdpa"]
+    def register(self) -> None:
+        """Add the function to those that transformers knows by name."""
+        AttentionInterface.register(NAME, self)
 
     def __call__(
         self,
@@ -76,12 +66,12 @@ class GroupedAttention:
         scaling: float | None = None,
         **options: Any,
     ) -> tuple[Tensor, Any]:
-        """Return [B, n, H, D] of queries [B, H, n, D] on keys and values [B, H / groups, L, D], and no weights."""
-        if dropout or not self.grouped(module, query.shape, key, attention_mask, options):
+        """Return [B, n, H, D] for queries [B, H, n, D] and keys and values [B, H / groups, L, D], and no weights."""
+        if dropout or not shares_keys(module, query.shape, key, attention_mask, options):
             others = {"dropout": dropout, "scaling": scaling, **options}
             answer: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
             return answer
-        call = prepared(query.shape, key, value, attention_mask, scaling)
+        call = native_call(query.shape, key, value, attention_mask, scaling)
         if call is None or query.dtype is not key.dtype:
             output = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
             return output.transpose(1, 2).contiguous(), None
@@ -91,47 +81,57 @@ class GroupedAttention:
         self._native.attention(ctypes.byref(call), torch.get_num_threads())
         return output, None
 
-    @staticmethod
-    def grouped(
-        module: Any, shape: Sequence[int], key: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-    ) -> bool:
-        """Say whether queries of the shape [B, H, n, D] share heads of keys, and nothing else is wanted."""
-        return (
-            (mask is not None or shape[2] == 1)
-            and key.is_cpu
-            and getattr(module, "num_key_value_groups", 1) == shape[1] // key.shape[1] > 1
-            and not any(options.get(name) is not None for name in OTHERS)
-        )
+
+def rename(implementation: Any) -> Any:
+    """Return the name of our function in place of "sdpa", unless somebody has replaced transformers' own."""
+    return NAME if implementation == "sdpa" and is_plain_sdpa() else implementation
 
 
-def prepared(
+def is_plain_sdpa() -> bool:
+    """Return whether "sdpa" is the name of transformers' own function."""
+    return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+def shares_keys(
+    module: Any, shape: Sequence[int], key: Tensor, mask: Tensor | None, options: Mapping[str, Any]
+) -> bool:
+    """Return whether queries [B, H, n, D] share heads of keys, and no option asks for another attention."""
+    return (
+        (mask is not None or shape[2] == 1)
+        and key.is_cpu
+        and getattr(module, "num_key_value_groups", 1) == shape[1] // key.shape[1] > 1
+        and not any(options.get(name) is not None for name in OTHER_OPTIONS)
+    )
+
+
+def native_call(
     shape: Sequence[int], key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
 ) -> Attention | None:
-    """Return what the compiled code needs but for queries and answer, or None if it cannot do it or gains nothing.
+    """Return the compiled code's arguments without queries and output; None if it is slower or does not fit.
 
     Args:
         shape: [B, H, n, D] of the queries.
         key, value: [B, H / groups, L, D].
-        mask: Bool[B or 1, 1, n, L], True where a query sees a key; None for all.
+        mask: Bool[B or 1, 1, n, L], True where a query attends to a key; None for all.
         scale: of the products; None for D ** -0.5.
     """
     batch, heads, rows, head = shape
     kv_heads, length = key.shape[1:3]
-    if heads // kv_heads * rows > MOST_ROWS or heads % kv_heads or head % TILE or torch.is_grad_enabled():
+    if heads // kv_heads * rows > MOST_QUERIES or heads % kv_heads or head % TILE or torch.is_grad_enabled():
         return None
     if key.shape[0] != batch or value.shape != key.shape or value.dtype is not key.dtype:
         return None
-    for held in (key, value):
-        if held.dtype not in DTYPES or held.shape[3] != head or held.stride()[2:] != (head, 1):
+    for each in (key, value):
+        if each.dtype not in DTYPES or each.shape[3] != head or each.stride()[2:] != (head, 1):
             return None
     steps = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
-    seen, seen_steps = None, (0, 0)
+    visible, mask_steps = None, (0, 0)
     if mask is not None:
-        whole = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
-        if not whole or mask.dtype is not torch.bool or (length > 1 and mask.stride(3) != 1):
+        fits = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
+        if not fits or mask.dtype is not torch.bool or (length > 1 and mask.stride(3) != 1):
             return None
-        seen, seen_steps = mask.data_ptr(), (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2))
-    sizes = (batch, heads, kv_heads, rows, length, head, *steps, *seen_steps)
+        visible, mask_steps = mask.data_ptr(), (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2))
+    sizes = (batch, heads, kv_heads, rows, length, head, *steps, *mask_steps)
     factor = head**-0.5 if scale is None else scale
-    narrow = key.dtype is torch.bfloat16
-    return Attention(None, key.data_ptr(), value.data_ptr(), seen, None, *sizes, factor, narrow)
+    is_bf16 = key.dtype is torch.bfloat16
+    return Attention(None, key.data_ptr(), value.data_ptr(), visible, None, *sizes, factor, is_bf16)

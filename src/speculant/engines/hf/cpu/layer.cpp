@@ -1,9 +1,11 @@
-// A decoder layer of the Llama family in one call, `layer`; or in two, around an attention of somebody else's.
+// The operations of a Llama-like decoder layer: the whole layer in one call (`layer`), the parts before and after an
+// attention function that is not ours (`before_attention`, `after_attention`), and the steps between matrix products that
+// are computed elsewhere (`norm`, `split_heads`, `add_norm`, `gate`).
 //
-// PyTorch does the same in some forty operations. Each is small, but between any two the weights have passed through
-// the caches and thrown out the operation's own code, so together they take as long as a fifth of a pass over few rows.
+// PyTorch runs some forty operations for the same. Each is small, but between two of them the weights have passed through
+// the caches and evicted the operation's code, so together they take as long as a fifth of a pass over few rows.
 //
-// Every row is computed in the same way whatever rows are beside it.
+// Every row is computed in the same way for any number of rows.
 
 #include <algorithm>
 #include <cmath>
@@ -12,19 +14,22 @@
 #include "attention.h"
 #include "vectors.h"
 
-extern "C" void linear(const float *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k, int narrow,
+extern "C" void linear(const float *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k, int is_bf16,
                        int threads);
+extern "C" void linear_bf16(const void *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k,
+                            int threads);
 
 struct Linear {
   const void *weight, *bias;  // [outs, k]; [outs] or null
 };
 
 struct Layer {
-  const void *before, *after, *q_norm, *k_norm;  // weights of RMSNorm: before attention and MLP, of each head or null
+  const void *input_norm, *post_norm, *q_norm, *k_norm;  // weights of RMSNorms: before attention, MLP; per head or null
   Linear q, k, v, o, gate, up, down;
   int64_t hidden, inner;
-  float before_eps, after_eps, q_norm_eps, k_norm_eps;
-  int narrow;  // whether all of these, what goes in and what comes out are bfloat16, otherwise float
+  float input_eps, post_eps, q_eps, k_eps;
+  int is_bf16;      // whether weights, inputs and outputs are bfloat16; otherwise they are float
+  int native_bf16;  // whether products use the processor's bfloat16 instructions (linear_bf16.cpp)
 };
 
 struct Positions {
@@ -32,13 +37,28 @@ struct Positions {
   int shared;
 };
 
+// Memory of this thread that is kept between calls, because fresh memory costs more than what is computed in it.
+template <int WHICH>
+static float *scratch(int64_t count) {
+  static thread_local std::vector<float> buffer;
+  if ((int64_t)buffer.size() < count) buffer.resize(count);
+  return buffer.data();
+}
+
 template <class T>
-static void project(const Linear &l, const float *x, float *y, int64_t rows, int64_t outs, int64_t k, int threads) {
-  linear(x, l.weight, y, rows, outs, k, std::is_same_v<T, Brain>, threads);
+static void project(const Layer *layer, const Linear &l, const float *x, float *y, int64_t rows, int64_t outs,
+                    int64_t k, int threads) {
+  if (layer->native_bf16) {
+    BFloat16 *narrow = (BFloat16 *)scratch<2>((rows * k + 1) / 2);
+    for (int64_t i = 0; i < rows * k; i++) narrow[i] = convert<BFloat16>(x[i]);  // exact: x was rounded before
+    linear_bf16(narrow, l.weight, y, rows, outs, k, threads);
+  } else {
+    linear(x, l.weight, y, rows, outs, k, std::is_same_v<T, BFloat16>, threads);
+  }
   const T *bias = (const T *)l.bias;
   for (int64_t r = 0; bias && r < rows; r++)
 #pragma omp simd
-    for (int64_t i = 0; i < outs; i++) y[r * outs + i] += wide(bias[i]);
+    for (int64_t i = 0; i < outs; i++) y[r * outs + i] += to_float(bias[i]);
 #pragma omp simd
   for (int64_t i = 0; i < rows * outs; i++) y[i] = rounded<T>(y[i]);
 }
@@ -52,13 +72,14 @@ static void rms_norm(const float *x, const void *weight, float eps, float *y, in
     for (int64_t i = 0; i < size; i++) sum += x[i] * x[i];
     const float scale = 1 / std::sqrt(sum / size + eps);
 #pragma omp simd
-    for (int64_t i = 0; i < size; i++) y[i] = rounded<T>(wide(w[i]) * rounded<T>(x[i] * scale));
+    for (int64_t i = 0; i < size; i++) y[i] = rounded<T>(to_float(w[i]) * rounded<T>(x[i] * scale));
   }
 }
 
-// From x[batch * n, heads * head] to rows of y by heads, normed and turned to their positions where that is wanted.
+// Writes x[batch * n, heads * head] to rows of y by heads, normalised (`norm`) and rotated to their positions (`p`) where
+// these are given.
 template <class T>
-static void by_heads(const float *x, void *y, int64_t batch_step, int64_t head_step, const void *norm, float eps,
+static void write_heads(const float *x, void *y, int64_t batch_step, int64_t head_step, const void *norm, float eps,
                      const Positions *p, int64_t batch, int64_t n, int64_t heads, int64_t head) {
   const int64_t half = head / 2;
   std::vector<float> normed(norm ? head : 0);
@@ -68,7 +89,7 @@ static void by_heads(const float *x, void *y, int64_t batch_step, int64_t head_s
       const float *from = x;
       if (norm) rms_norm<T>(x, norm, eps, normed.data(), 1, head), from = normed.data();
       if (!p) {
-        for (int64_t i = 0; i < head; i++) to[i] = as<T>(from[i]);
+        for (int64_t i = 0; i < head; i++) to[i] = convert<T>(from[i]);
         continue;
       }
       const int64_t place = (p->shared ? row % n : row) * head;
@@ -76,85 +97,149 @@ static void by_heads(const float *x, void *y, int64_t batch_step, int64_t head_s
 #pragma omp simd
       for (int64_t i = 0; i < half; i++) {
         const float low = from[i], high = from[i + half];
-        to[i] = as<T>(rounded<T>(low * wide(c[i])) - rounded<T>(high * wide(s[i])));
-        to[i + half] = as<T>(rounded<T>(high * wide(c[i + half])) + rounded<T>(low * wide(s[i + half])));
+        to[i] = convert<T>(rounded<T>(low * to_float(c[i])) - rounded<T>(high * to_float(s[i])));
+        to[i + half] = convert<T>(rounded<T>(high * to_float(c[i + half])) + rounded<T>(low * to_float(s[i + half])));
       }
     }
   }
 }
 
-// What one thread needs for a while; kept, for fresh memory costs more than what is done with it.
-template <int WHICH>
-static float *scratch(int64_t count) {
-  static thread_local std::vector<float> kept;
-  if ((int64_t)kept.size() < count) kept.resize(count);
-  return kept.data();
-}
-
 template <class T>
-static void enter(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
+static void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
   const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head, size = rows * l->hidden;
   float *normed = scratch<0>(2 * size + rows * std::max(a->heads, a->kv_heads) * head);
-  float *projected = normed + size, *given = projected + rows * std::max(a->heads, a->kv_heads) * head;
-  rms_norm<T>(floats((const T *)x, given, size), l->before, l->before_eps, normed, rows, l->hidden);
-  project<T>(l->q, normed, projected, rows, a->heads * head, l->hidden, threads);
-  by_heads<T>(projected, a->q, a->heads * a->n * head, a->n * head, l->q_norm, l->q_norm_eps, p, a->batch, a->n,
+  float *projected = normed + size, *input = projected + rows * std::max(a->heads, a->kv_heads) * head;
+  rms_norm<T>(as_floats((const T *)x, input, size), l->input_norm, l->input_eps, normed, rows, l->hidden);
+  project<T>(l, l->q, normed, projected, rows, a->heads * head, l->hidden, threads);
+  write_heads<T>(projected, a->q, a->heads * a->n * head, a->n * head, l->q_norm, l->q_eps, p, a->batch, a->n,
               a->heads, head);
-  project<T>(l->k, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
-  by_heads<T>(projected, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_norm_eps, p, a->batch, a->n,
+  project<T>(l, l->k, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
+  write_heads<T>(projected, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_eps, p, a->batch, a->n,
               a->kv_heads, head);
-  project<T>(l->v, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
-  by_heads<T>(projected, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, a->batch, a->n,
+  project<T>(l, l->v, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
+  write_heads<T>(projected, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, a->batch, a->n,
               a->kv_heads, head);
 }
 
+// gate = silu(gate) * up; both have room for a vector beyond their end.
 template <class T>
-static void leave(const Layer *l, const void *given, const void *attended, void *answer, int64_t rows, int64_t width,
-                  int threads) {
-  const int64_t inner = rows * l->inner, hidden = rows * l->hidden;
-  const T *x = (const T *)given;
-  T *y = (T *)answer;
-  float *gate = scratch<0>(2 * (inner + WIDTH) + 2 * hidden + rows * width), *up = gate + inner + WIDTH;
-  float *normed = up + inner + WIDTH, *sum = normed + hidden, *seen = sum + hidden;
-  project<T>(l->o, floats((const T *)attended, seen, rows * width), sum, rows, l->hidden, width, threads);
-#pragma omp simd
-  for (int64_t i = 0; i < hidden; i++) sum[i] = rounded<T>(sum[i] + wide(x[i]));
-  rms_norm<T>(sum, l->after, l->after_eps, normed, rows, l->hidden);
-  project<T>(l->gate, normed, gate, rows, l->inner, l->hidden, threads);
-  project<T>(l->up, normed, up, rows, l->inner, l->hidden, threads);
-#pragma omp parallel for num_threads(threads) if (inner >= 1 << 14)
-  for (int64_t i = 0; i < inner; i += WIDTH) {  // up to a vector beyond the end, where nothing lies
+static void silu_multiply(float *gate, const float *up, int64_t count, int threads) {
+#pragma omp parallel for num_threads(threads) if (count >= 1 << 14)
+  for (int64_t i = 0; i < count; i += WIDTH) {
     Vector *g = (Vector *)(gate + i);
     *g = rounded<T>(rounded<T>(*g / (1 + exponential(-*g))) * *(const Vector *)(up + i));
   }
-  project<T>(l->down, gate, normed, rows, l->hidden, l->inner, threads);
-#pragma omp simd
-  for (int64_t i = 0; i < hidden; i++) y[i] = as<T>(sum[i] + normed[i]);
 }
 
 template <class T>
-static void whole(const Layer *l, const void *x, const Positions *p, const Attention *given, void *y, int threads) {
-  Attention a = *given;
+static void after_attention(const Layer *l, const void *input, const void *attended, void *output, int64_t rows, int64_t width,
+                  int threads) {
+  const int64_t inner = rows * l->inner, hidden = rows * l->hidden;
+  const T *x = (const T *)input;
+  T *y = (T *)output;
+  float *gate = scratch<0>(2 * (inner + WIDTH) + 2 * hidden + rows * width), *up = gate + inner + WIDTH;
+  float *normed = up + inner + WIDTH, *sum = normed + hidden, *attention = sum + hidden;
+  project<T>(l, l->o, as_floats((const T *)attended, attention, rows * width), sum, rows, l->hidden, width, threads);
+#pragma omp simd
+  for (int64_t i = 0; i < hidden; i++) sum[i] = rounded<T>(sum[i] + to_float(x[i]));
+  rms_norm<T>(sum, l->post_norm, l->post_eps, normed, rows, l->hidden);
+  project<T>(l, l->gate, normed, gate, rows, l->inner, l->hidden, threads);
+  project<T>(l, l->up, normed, up, rows, l->inner, l->hidden, threads);
+  silu_multiply<T>(gate, up, inner, threads);
+  project<T>(l, l->down, gate, normed, rows, l->hidden, l->inner, threads);
+#pragma omp simd
+  for (int64_t i = 0; i < hidden; i++) y[i] = convert<T>(sum[i] + normed[i]);
+}
+
+template <class T>
+static void whole(const Layer *l, const void *x, const Positions *p, const Attention *arguments, void *y, int threads) {
+  Attention a = *arguments;
   const int64_t rows = a.batch * a.n, width = a.heads * a.head;
   a.q = scratch<1>(2 * rows * width), a.y = (T *)a.q + rows * width;
-  enter<T>(l, x, p, &a, threads);
+  before_attention<T>(l, x, p, &a, threads);
   attention(&a, threads);
-  leave<T>(l, x, a.y, y, rows, width, threads);
+  after_attention<T>(l, x, a.y, y, rows, width, threads);
+}
+
+// The steps between products that are computed elsewhere, on values that have been rounded to T.
+
+template <class T>
+static void norm(const Layer *l, const T *x, T *y, int64_t rows) {
+  const int64_t size = rows * l->hidden;
+  float *input = scratch<0>(2 * size), *normed = input + size;
+  rms_norm<T>(as_floats(x, input, size), l->input_norm, l->input_eps, normed, rows, l->hidden);
+  for (int64_t i = 0; i < size; i++) y[i] = convert<T>(normed[i]);
+}
+
+template <class T>
+static void split_heads(const Layer *l, const T *q, const T *k, const T *v, const Positions *p, const Attention *a) {
+  const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head;
+  float *buffer = scratch<0>(rows * std::max(a->heads, a->kv_heads) * head);
+  write_heads<T>(as_floats(q, buffer, rows * a->heads * head), a->q, a->heads * a->n * head, a->n * head, l->q_norm,
+                 l->q_eps, p, a->batch, a->n, a->heads, head);
+  write_heads<T>(as_floats(k, buffer, rows * a->kv_heads * head), (T *)a->k + past, a->k_batch_step, a->k_head_step,
+                 l->k_norm, l->k_eps, p, a->batch, a->n, a->kv_heads, head);
+  write_heads<T>(as_floats(v, buffer, rows * a->kv_heads * head), (T *)a->v + past, a->v_batch_step, a->v_head_step,
+                 nullptr, 0, nullptr, a->batch, a->n, a->kv_heads, head);
+}
+
+template <class T>
+static void add_norm(const Layer *l, const T *x, const T *attended, T *sum, T *y, int64_t rows) {
+  const int64_t size = rows * l->hidden;
+  float *total = scratch<0>(2 * size), *normed = total + size;
+  for (int64_t i = 0; i < size; i++) {
+    total[i] = rounded<T>(to_float(x[i]) + to_float(attended[i]));
+    sum[i] = convert<T>(total[i]);
+  }
+  rms_norm<T>(total, l->post_norm, l->post_eps, normed, rows, l->hidden);
+  for (int64_t i = 0; i < size; i++) y[i] = convert<T>(normed[i]);
+}
+
+template <class T>
+static void gate(const T *gated, const T *up, T *y, int64_t count, int threads) {
+  float *g = scratch<0>(2 * (count + WIDTH)), *u = g + count + WIDTH;
+  for (int64_t i = 0; i < count; i++) g[i] = to_float(gated[i]), u[i] = to_float(up[i]);
+  silu_multiply<T>(g, u, count, threads);
+  for (int64_t i = 0; i < count; i++) y[i] = convert<T>(g[i]);
 }
 
 // Queries, keys and values of x[batch, n, hidden]: a's queries, and the last n rows of its keys and values.
-extern "C" void enter(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
-  l->narrow ? enter<Brain>(l, x, p, a, threads) : enter<float>(l, x, p, a, threads);
+extern "C" void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
+  l->is_bf16 ? before_attention<BFloat16>(l, x, p, a, threads) : before_attention<float>(l, x, p, a, threads);
 }
 
-// y[rows, hidden], the layer's answer, of its x and of what its attention gave, [rows, width].
-extern "C" void leave(const Layer *l, const void *x, const void *attended, void *y, int64_t rows, int64_t width,
-                      int threads) {
-  l->narrow ? leave<Brain>(l, x, attended, y, rows, width, threads)
-            : leave<float>(l, x, attended, y, rows, width, threads);
+// The layer's output y[rows, hidden] from its input x and the output of its attention, [rows, width].
+extern "C" void after_attention(const Layer *l, const void *x, const void *attended, void *y, int64_t rows,
+                                int64_t width, int threads) {
+  l->is_bf16 ? after_attention<BFloat16>(l, x, attended, y, rows, width, threads)
+             : after_attention<float>(l, x, attended, y, rows, width, threads);
 }
 
-// The whole layer, attention by `attention.cpp`; a's queries and answer need no place.
+// The whole layer with the attention of attention.cpp; a's queries and output are allocated here.
 extern "C" void layer(const Layer *l, const void *x, const Positions *p, const Attention *a, void *y, int threads) {
-  l->narrow ? whole<Brain>(l, x, p, a, y, threads) : whole<float>(l, x, p, a, y, threads);
+  l->is_bf16 ? whole<BFloat16>(l, x, p, a, y, threads) : whole<float>(l, x, p, a, y, threads);
+}
+
+// y = RMSNorm(x), before attention; [rows, hidden].
+extern "C" void norm(const Layer *l, const void *x, void *y, int64_t rows) {
+  l->is_bf16 ? norm(l, (const BFloat16 *)x, (BFloat16 *)y, rows) : norm(l, (const float *)x, (float *)y, rows);
+}
+
+// Projections q, k, v [batch * n, heads * head] to a's queries and the last n rows of its keys and values.
+extern "C" void split_heads(const Layer *l, const void *q, const void *k, const void *v, const Positions *p,
+                            const Attention *a) {
+  l->is_bf16 ? split_heads(l, (const BFloat16 *)q, (const BFloat16 *)k, (const BFloat16 *)v, p, a)
+             : split_heads(l, (const float *)q, (const float *)k, (const float *)v, p, a);
+}
+
+// sum = x + attended; y = RMSNorm(sum), before the MLP; [rows, hidden].
+extern "C" void add_norm(const Layer *l, const void *x, const void *attended, void *sum, void *y, int64_t rows) {
+  l->is_bf16 ? add_norm(l, (const BFloat16 *)x, (const BFloat16 *)attended, (BFloat16 *)sum, (BFloat16 *)y, rows)
+             : add_norm(l, (const float *)x, (const float *)attended, (float *)sum, (float *)y, rows);
+}
+
+// y = silu(gated) * up; `count` numbers.
+extern "C" void gate(const Layer *l, const void *gated, const void *up, void *y, int64_t count, int threads) {
+  l->is_bf16 ? gate((const BFloat16 *)gated, (const BFloat16 *)up, (BFloat16 *)y, count, threads)
+             : gate((const float *)gated, (const float *)up, (float *)y, count, threads);
 }

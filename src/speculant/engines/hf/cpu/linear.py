@@ -1,45 +1,44 @@
-"""Linear layers for the rows of a draft, by the product of `linear.cpp`."""
+"""Linear layers whose products are computed by the kernel that was measured to be fastest for the rows at hand."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-DTYPES = (torch.float32, torch.bfloat16)
-LEAST_ROWS = 2  # a single row of floats is as fast by torch's own product
-SLAB = 1 << 24  # weights widened at a time
+from speculant.engines.hf.cpu.kernel_table import KernelTable
+from speculant.engines.hf.cpu.packing import PackedWeight
+from speculant.engines.hf.cpu.products import DTYPES
 
 
-class FastLinear:
+class AcceleratedLinear:
     """The forward of one linear layer. Its weight is looked up in every call, so a new one is used at once."""
 
-    __slots__ = ("_linear", "_module", "_most", "_widens")
+    __slots__ = ("_table", "module", "packed")
 
-    def __init__(self, module: nn.Linear, native: ctypes.CDLL, *, widens: bool) -> None:
-        """Take a layer, and whether the processor must widen bfloat16 before it multiplies."""
-        self._module, self._linear, self._widens = module, native.linear, widens
-        self._most = most_rows(native)
+    def __init__(self, module: nn.Linear, table: KernelTable) -> None:
+        self.module, self._table = module, table
+        self.packed: PackedWeight | None = None
 
-    def suits(self, rows: int) -> bool:
-        """Say whether the layer is still torch's own, and its own product slower for at least so many rows."""
-        weight = self._module._parameters.get("weight")
-        narrow = weight is not None and weight.dtype is torch.bfloat16
-        return is_torchs(self._module) and (rows >= LEAST_ROWS or narrow)
+    def gains(self, rows: int) -> bool:
+        """Return whether the layer is still of torch's class, and another kernel is faster for so many rows."""
+        weight = self.module._parameters.get("weight")
+        if not is_torch_linear(self.module) or weight is None or not readable(weight) or weight.ndim != 2:
+            return False
+        return self._table.gains(weight.dtype, (weight.shape[0], weight.shape[1]), rows)
 
-    def __call__(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
+    def __call__(self, module: nn.Module, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
         """Return [..., outs] of [..., k]."""
-        weight, bias = self._module.weight, self._module.bias
-        *shape, k = input.shape
-        rows, most = input.numel() // max(k, 1), self._most.get(input.dtype, 0)
-        narrow = input.dtype is torch.bfloat16
-        fits = (
+        if not is_torch_linear(self.module):  # its class has been changed or patched
+            answer: Tensor = type(self.module).forward(module, input)  # type: ignore[arg-type]
+            return answer
+        weight, bias = self.module.weight, self.module.bias
+        k = input.shape[-1]
+        supported = (
             weight is not None
-            and rows >= (1 if narrow else LEAST_ROWS)
-            and (rows <= most or (narrow and self._widens))
+            and input.numel() > 0
             and tuple(weight.shape[1:]) == (k,)
             and not torch.is_autocast_enabled("cpu")
             and input.dtype == weight.dtype
@@ -47,39 +46,31 @@ class FastLinear:
             and input.device.type == "cpu"
             and readable(weight)
         )
-        if not fits or torch.is_grad_enabled():
+        if not supported or torch.is_grad_enabled():
             return F.linear(input, weight, bias)
-        # In float whatever the weights are, so that sums are rounded once.
-        x, outs = input.float().contiguous(), weight.shape[0]
-        y = torch.empty((*shape, outs), dtype=torch.float32)
-        if rows > most:
-            for start in range(0, outs, step := max(SLAB // k, 1)):
-                y[..., start : start + step] = F.linear(x, weight[start : start + step].float())
-        else:
-            self._linear(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, outs, k, narrow, torch.get_num_threads())
-        if bias is not None:
-            y += bias
-        return y.to(input.dtype)
+        table, rows, shape = self._table, input.numel() // k, (weight.shape[0], k)
+        if not table.gains(weight.dtype, shape, rows):
+            return F.linear(input, weight, bias)
+        kernel, packed = table.kernel(weight.dtype, shape, rows), None
+        if kernel == "packed":
+            packed = None if self.packed is None else self.packed.of(weight)
+            kernel = kernel if packed is not None else table.kernel(weight.dtype, shape, rows, packed=False)
+        return table.products.multiply(kernel, input, weight, bias, packed)
 
 
-def most_rows(native: ctypes.CDLL) -> dict[torch.dtype, int]:
-    """Return the most rows that the compiled product is made for, by the type of the weights."""
-    return {dtype: native.most_rows(dtype is torch.bfloat16) for dtype in DTYPES}
-
-
-def is_torchs(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Say whether a module is a linear layer by torch's own class, into which nobody has put another forward."""
+def is_torch_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a module is of torch's own linear class, whose forward nobody has replaced."""
     return type(module) is nn.Linear and nn.Linear.forward.__module__ == nn.Linear.__module__
 
 
-def is_ordinary(module: nn.Module, least: int) -> bool:
-    """Say whether a module is an ordinary linear layer of `least` weights. One with its own forward is not."""
-    if not is_torchs(module) or not isinstance(module.__dict__.get("forward"), FastLinear | None):
+def can_accelerate(module: nn.Module, least: int) -> TypeGuard[nn.Linear]:
+    """Return whether a module is an ordinary linear layer of at least `least` weights, without a forward of its own."""
+    if not is_torch_linear(module) or "forward" in module.__dict__:
         return False
     return readable(module.weight) and module.weight.numel() >= least
 
 
 def readable(weight: Tensor) -> bool:
-    """Say whether compiled code can read a weight where it lies."""
+    """Return whether compiled code can read a weight where it is stored."""
     plain = type(weight) in (nn.Parameter, Tensor) and weight.layout is torch.strided
     return plain and weight.is_cpu and weight.dtype in DTYPES and weight.is_contiguous()

@@ -1,0 +1,110 @@
+"""Which kernel multiplies a weight of some shape with some number of rows: the fastest that was measured.
+
+A kernel replaces PyTorch's product only if it was clearly faster, so that noise never chooses something slower; packed
+weights, which cost memory, only if they save a tenth. Times are measured at a few numbers of rows; in between, the
+nearest on a logarithmic scale counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from speculant.engines.hf.cpu.products import Kernel, Products
+
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+MOST_ROWS = ROW_COUNTS[-1]  # with more, as in prompts, only kernels that are made for many rows are considered
+MANY_ROWS: tuple[Kernel, ...] = ("torch", "widened", "packed")
+# A kernel is preferred to those before it if it takes at most this share of their time.
+SHARES: Mapping[Kernel, float] = {"compiled": 0.97, "bf16_dot": 0.95, "widened": 0.95, "packed": 0.9}
+DRAFTS = tuple(rows for rows in ROW_COUNTS if 2 <= rows <= 64)
+FUSED_SHARE = 1.05  # a layer in one call may take this much more for its products than the best kernel for each
+
+Shape = tuple[int, int]  # outs, k
+Times = Mapping[Kernel, Sequence[float]]  # seconds at each of ROW_COUNTS; infinite where not tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTable:
+    """Measured times and what follows from them.
+
+    Attributes:
+        products: the kernels of this processor.
+        dtype: of the weights that were measured; for others, and for shapes without times, there is a fixed rule.
+        times: seconds by shape, kernel and number of rows.
+        packed: shapes of which packed copies exist.
+    """
+
+    products: Products
+    dtype: torch.dtype | None = None
+    times: Mapping[Shape, Times] = field(default_factory=dict)
+    packed: frozenset[Shape] = frozenset()
+
+    def kernel(self, dtype: torch.dtype, shape: Shape, rows: int, *, packed: bool = True) -> Kernel:
+        """Return the kernel for a product of so many rows; without `packed`, one for plain weights."""
+        times = self.times.get(shape) if dtype is self.dtype else None
+        if times is None:
+            return self.products.unmeasured(dtype, rows)
+        return choose(times, rows, packed=packed and shape in self.packed)
+
+    def one_call(self, dtype: torch.dtype, shapes: Sequence[Shape], rows: int) -> Kernel | None:
+        """Return the compiled kernel for a layer of these products in one call; None where others are faster."""
+        measured = [shape for shape in shapes if shape in self.times] if dtype is self.dtype else []
+        if not measured:
+            return "compiled" if self.products.unmeasured(dtype, rows) == "compiled" else None
+        place = _nearest(rows)
+        best = sum(self.times[shape][self.kernel(dtype, shape, rows)][place] for shape in measured)
+        native = {
+            kernel: sum(self.times[shape][kernel][place] for shape in measured)
+            for kernel in self.products.available(dtype)
+            if kernel in ("compiled", "bf16_dot")
+        }
+        fastest = min(native, key=lambda kernel: native[kernel])
+        return fastest if rows <= MOST_ROWS and native[fastest] <= FUSED_SHARE * best else None
+
+    def measured(self, dtype: torch.dtype, shapes: Sequence[Shape]) -> bool:
+        """Return whether there are times for any of these shapes."""
+        return dtype is self.dtype and any(shape in self.times for shape in shapes)
+
+    def gains(self, dtype: torch.dtype, shape: Shape, rows: int) -> bool:
+        """Return whether a linear layer by itself is faster than PyTorch's."""
+        if self.kernel(dtype, shape, rows) == "torch":
+            return False
+        # Where nothing was measured: one row of floats is no faster, and calling other code costs time.
+        return rows > 1 or dtype is not torch.float32 or (dtype is self.dtype and shape in self.times)
+
+
+def shapes_to_pack(times: Mapping[Shape, Times], counts: Mapping[Shape, int]) -> frozenset[Shape]:
+    """Return the shapes whose packing saves a tenth of a pass's products for some size of drafts.
+
+    Args:
+        times: of all shapes.
+        counts: how many layers have each shape.
+    """
+
+    def total(rows: int, *, packed: bool) -> float:
+        place = _nearest(rows)
+        return sum(counts[shape] * each[choose(each, rows, packed=packed)][place] for shape, each in times.items())
+
+    sizes = [rows for rows in DRAFTS if total(rows, packed=True) <= SHARES["packed"] * total(rows, packed=False)]
+    return frozenset(
+        shape for shape, each in times.items() if any(choose(each, rows, packed=True) == "packed" for rows in sizes)
+    )
+
+
+def choose(times: Times, rows: int, *, packed: bool) -> Kernel:
+    """Return the kernel for so many rows, given the times of one shape."""
+    place = _nearest(rows)
+    chosen: Kernel = "torch"
+    for kernel, share in SHARES.items():
+        allowed = (packed or kernel != "packed") and (rows <= MOST_ROWS or kernel in MANY_ROWS)
+        if allowed and kernel in times and times[kernel][place] < share * times[chosen][place]:
+            chosen = kernel
+    return chosen
+
+
+def _nearest(rows: int) -> int:
+    return min(round(math.log2(max(rows, 1))), len(ROW_COUNTS) - 1)

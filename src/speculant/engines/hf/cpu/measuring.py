@@ -1,0 +1,136 @@
+"""Times of the kernels on a model's own weights, measured once and kept in the user's cache folder.
+
+Kernels take turns, and the least of a few trials counts, so other programs disturb little. Weights are read as in a
+pass: from memory, as far as the model has enough of a shape to fill the caches. The file's name is made from everything
+that the times depend on: shapes, dtype, threads, the processor, the compiled code and the version of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from speculant.core.folders import cache_folder
+from speculant.engines.hf.cpu.build import processor, source_digest
+from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, Shape, Times
+from speculant.engines.hf.cpu.products import Kernel, Products, pack
+
+LEAST_TOTAL = 1 << 25  # weights of a model that is worth measuring
+MOST_OUTS = 4096  # rows of a weight that are multiplied at a time
+BYTES = 48 << 20  # of weights per trial: more than most caches hold
+OPERATIONS = 1 << 28  # multiplications per trial, if that is less
+LEAST_TRIALS, MOST_TRIALS = 3, 12
+STABLE = 0.97  # trials end when no kernel takes less than this share of its time before
+HOPELESS = 2.5  # a kernel that takes this many times the fastest is not tried again
+
+
+def kernel_times(modules: Iterable[nn.Linear], products: Products, *, least: int) -> dict[Shape, Times]:
+    """Return the times of all shapes of at least `least` weights, from the cache folder or measured now.
+
+    Args:
+        modules: linear layers of one dtype.
+        products: the kernels.
+        least: weights of the smallest layer to measure.
+    """
+    weights: dict[Shape, list[Tensor]] = defaultdict(list)
+    for module in modules:
+        if module.weight.numel() >= least:
+            outs, k = module.weight.shape
+            weights[outs, k].append(module.weight.detach())
+    total = sum(len(each) * shape[0] * shape[1] for shape, each in weights.items())
+    if total < LEAST_TOTAL:
+        return {}
+    dtype = next(iter(weights.values()))[0].dtype
+    path = _file(weights, dtype)
+    found = _read(path, weights, products.available(dtype))
+    if found is None:
+        found = {}
+        with tqdm(total=len(weights) * len(ROW_COUNTS), desc="measuring kernels", leave=False, disable=None) as bar:
+            for shape, each in weights.items():
+                found[shape] = _measure(each, products, bar)
+        _write(path, found)
+    return found
+
+
+@torch.no_grad()
+def _measure(weights: Sequence[Tensor], products: Products, bar: tqdm) -> Times:
+    """Return the seconds of each kernel at each of ROW_COUNTS, for one weight of the shape."""
+    dtype, (outs, k) = weights[0].dtype, weights[0].shape
+    pieces = [piece for weight in weights for piece in torch.split(weight, MOST_OUTS)]
+    pieces = [piece for piece in pieces if len(piece) == len(pieces[0])]
+    size = pieces[0].numel()
+    pieces = pieces[: max(BYTES // (size * dtype.itemsize), 1)]
+    kernels = products.available(dtype)
+    copies = [pack(piece, 16) for piece in pieces] if "packed" in kernels else None
+    times: dict[Kernel, list[float]] = {kernel: [] for kernel in kernels}
+    for rows in ROW_COUNTS:
+        x = torch.randn(rows, k).to(dtype)
+        count = min(max(OPERATIONS // (rows * size), 1), len(pieces))
+        least = dict.fromkeys(kernels, math.inf)
+        for trial in range(MOST_TRIALS):
+            fastest, before = min(least.values()), dict(least)
+            for kernel in kernels:
+                if trial and least[kernel] > HOPELESS * fastest:
+                    continue
+                began = time.perf_counter()
+                for place in range(count):
+                    products.multiply(kernel, x, pieces[place], None, copies[place] if copies else None)
+                least[kernel] = min(least[kernel], (time.perf_counter() - began) / count)
+            if trial + 1 >= LEAST_TRIALS and all(least[each] >= STABLE * before[each] for each in kernels):
+                break
+        for kernel, seconds in least.items():
+            times[kernel].append(seconds * outs / len(pieces[0]))
+        bar.update()
+    # A product that takes longer with fewer rows than with more was disturbed by another program.
+    return {kernel: np.minimum.accumulate(each[::-1])[::-1].tolist() for kernel, each in times.items()}
+
+
+def _file(shapes: Iterable[Shape], dtype: torch.dtype) -> Path | None:
+    facts = [sorted(shapes), str(dtype), torch.get_num_threads(), processor(), source_digest(), torch.__version__]
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
+    with contextlib.suppress(OSError):
+        return cache_folder() / f"kernels-{digest}.json"
+    return None  # without a home folder, times are measured anew
+
+
+def _read(path: Path | None, shapes: Iterable[Shape], kernels: Sequence[Kernel]) -> dict[Shape, Times] | None:
+    """Return the times of a file; None if it is missing or incomplete."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        found: dict[Shape, Times] = {
+            shape: {kernel: [float(each) for each in stored[_name(shape)][kernel]] for kernel in kernels}
+            for shape in shapes
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    complete = all(len(each) == len(ROW_COUNTS) for times in found.values() for each in times.values())
+    return found if complete else None
+
+
+def _write(path: Path | None, times: dict[Shape, Times]) -> None:
+    """Keep times; a folder that cannot be written to only costs measuring again."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump({_name(shape): each for shape, each in times.items()}, file, indent=1)
+        os.replace(name, path)
+
+
+def _name(shape: Shape) -> str:
+    return f"{shape[0]}x{shape[1]}"
