@@ -3,9 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# One thread: the bundled model is too small for more.
-STORY := OMP_NUM_THREADS=1 $(BIN)/speculant generate "Once upon a time" --method aded --compare --max-new-tokens 300
-
 .PHONY: setup demo test lint typecheck test-oldest test-peers test-llamacpp clean
 
 setup: $(VENV)/.ready
@@ -16,11 +13,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	@echo "--- an empty memory"
-	@$(STORY)
-	@echo "--- a memory that begins with the tri-grams of the model's training text"
-	@cp src/speculant/models/stories/trigrams.speculant $(VENV)/demo-memory
-	@$(STORY) --memory $(VENV)/demo-memory
+	@$(BIN)/speculant demo
 
 test: setup lint typecheck
 	$(BIN)/pytest
@@ -60,7 +53,7 @@ $(VENV)/.llamacpp: $(VENV)/.ready
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp
-	$(BIN)/pytest -m peers tests/bench/test_llamacpp.py tests/bench/test_gguf_file.py
+	$(BIN)/pytest -m peers tests/bench/systems/test_llamacpp.py tests/bench/systems/test_gguf_file.py
 
 clean:
 	rm -rf $(VENV) .venv-oldest build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,7 +16,7 @@ from typing import Any
 
 from speculant import Speculator
 from speculant.api.loading import load_model
-from speculant.api.speculator import AUTO
+from speculant.api.options import AUTO
 from speculant.core.stats import Stats
 from stories import TOKENS, cut_prompts
 

@@ -28,7 +28,7 @@ from speculant.api.loading import load_tokenizer
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
-from speculant.cli.options import quieten
+from speculant.cli.loading import quieten
 from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.suffix.array import SuffixArrayBuilder

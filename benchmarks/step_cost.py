@@ -1,11 +1,11 @@
 """The cost of a target pass by its rows: transformers, our accelerated pass, llama.cpp, and the limit of the machine.
 
-The model has random weights in the shape of a config. Each round times every kind of pass, the memory bandwidth and the
-matrix product of the model's dtype once, one after the other in one process; medians and minima of all rounds are
-recorded. The limit of a pass is the longer of its weights' bytes / bandwidth and its operations / peak, both the highest
-that were measured; the peak of a dtype is that of its own products, or of float products where those are faster,
-since weights can be converted. llama.cpp runs the same weights, a chain of tokens with logits after each, where
-`speculant[llamacpp]` is installed.
+The model has random weights in the shape of a config. Each round times every kind of pass, the memory bandwidth and
+the matrix product of the model's dtype once, one after the other in one process; medians and minima of all rounds are
+recorded. The limit of a pass is the longer of its weights' bytes / bandwidth and its operations / peak, both the
+highest that were measured; the peak of a dtype is that of its own products, or of float products where those are
+faster, since weights can be converted. llama.cpp runs the same weights, a chain of tokens with logits after each,
+where `speculant[llamacpp]` is installed.
 
     python benchmarks/step_cost.py --config $SPECULANT_DATA/models/shape-0.5b --json benchmarks/results/step-cost.json
 """

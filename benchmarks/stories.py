@@ -34,10 +34,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cut = Path(folder) / "prompts.json"
         cut.write_text(json.dumps(cut_prompts(stories)))
-        for name, model in {
-            "bundled": ["--model", "bundled"],
-            "stories260k": ["--model", str(data / "models/stories260K")],
-        }.items():
+        for name, source in {"bundled": "bundled", "stories260k": str(data / "models/stories260K")}.items():
+            model = ["--model", source]
             for method in METHODS:
                 compare(args.out / f"stories-{name}-{method}.json", method, cut, model, [])
             for method, kind in CORPORA.items():

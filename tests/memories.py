@@ -1,4 +1,4 @@
-"""Memory files for tests: every method that has one, taught a text."""
+"""Memory files for tests: every method that has one, after learning a text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def drafter(method: str, **options: Any) -> Drafter:
     return METHODS[method].build(**{"vocabulary": VOCABULARY, "tokenizer": "t", **options})
 
 
-def teach(held: Drafter, text: Iterable[int]) -> None:
-    """Play a request that says `text` after its first token; the target finds the token after next likely too."""
+def learn(held: Drafter, text: Iterable[int]) -> None:
+    """Play a request whose output is `text` after its first token; the token after next is among the target's top-k."""
     first, *rest = text
     session = held.open(start([first]))
     for token, following in zip(rest, [*rest[1:], rest[-1]], strict=True):
@@ -38,10 +38,10 @@ def teach(held: Drafter, text: Iterable[int]) -> None:
 
 
 def saved(path: Path, method: str, *texts: Iterable[int], **options: Any) -> Path:
-    """Write the memory of a drafter that was taught these texts."""
+    """Write the memory of a drafter that has learned these texts."""
     held = drafter(method, **options)
     for text in texts:
-        teach(held, text)
+        learn(held, text)
     held.save(path)
     return path
 

@@ -22,7 +22,7 @@ def drafter(**options: object) -> MixDrafter:
 
 
 def commit(session: Session, *tokens: int) -> None:
-    """Tell a session what was committed."""
+    """Commit tokens to a session."""
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 

@@ -8,7 +8,7 @@ from speculant.drafters.mix.arrays import LONGEST_ROW, Features, new_features
 from speculant.drafters.mix.cells import UNIT, Cells, new_cells, observe
 from speculant.drafters.mix.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
-from speculant.drafters.mix.mixer import combine, new_mixer, remember, squash, train
+from speculant.drafters.mix.mixer import combine, count_token, new_mixer, squash, train
 from speculant.drafters.mix.repetition import NOWHERE
 from tables import ids
 
@@ -62,6 +62,6 @@ class World:
             for context in range(LEARNED):
                 if hashes[context]:
                     observe(self.table(context), hashes[context], token, 8 * UNIT)
-            remember(self.mixer, token)
+            count_token(self.mixer, token)
             self.last_use[token] = len(self.text)
             self.text.append(token)

@@ -10,7 +10,18 @@ import pytest
 
 import speculant
 
-NAMES = ["Batch", "DraftTree", "Piece", "Result", "Source", "SpeculantError", "Speculator", "Stats", "Ticket"]
+NAMES = [
+    "Batch",
+    "BatchError",
+    "DraftTree",
+    "Generation",
+    "Piece",
+    "Result",
+    "Source",
+    "SpeculantError",
+    "Speculator",
+    "Stats",
+]
 HEAVY = "{'torch', 'transformers', 'numba'} & set(sys.modules)"
 
 

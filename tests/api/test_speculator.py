@@ -174,7 +174,8 @@ def test_text_needs_a_tokenizer_and_chat_a_template(tiny: Speculator) -> None:
 def test_chat_messages_go_through_the_template(stories: Speculator) -> None:
     """Guards chat prompts: one start-of-text token, and the content in it."""
     ids = stories.encode_chat([{"role": "user", "content": "Once upon a time"}])
-    assert ids == stories.tokenizer("Once upon a time")["input_ids"]
+    assert ids.count(stories.tokenizer.bos_token_id) == 1
+    assert "Once upon a time" in stories.tokenizer.decode(ids)
     assert stories.generate([{"role": "user", "content": "Once upon a time"}], max_new_tokens=5).stats.tokens <= 5
 
 

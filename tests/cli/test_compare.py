@@ -29,7 +29,7 @@ def test_two_results(tmp_path: Path, capsys: CaptureFixture) -> None:
     assert json.loads(capsys.readouterr().out)["rows"][1]["speedup"]["ratio"] == 2.0
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "cannot read"), ("{", "not JSON"), ("{}", "no result")])
+@pytest.mark.parametrize(("text", "message"), [(None, "cannot read"), ("{", "not JSON"), ("{}", "not a result")])
 def test_faults(text: str | None, message: str, tmp_path: Path, capsys: CaptureFixture) -> None:
     """What is no result is named."""
     if text is not None:

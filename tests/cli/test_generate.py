@@ -145,8 +145,10 @@ def test_a_text_that_fills_the_model_is_compared_too(tiny_folder: Path, record: 
 
 
 def test_chat_goes_through_the_template(record: Callable[..., Any]) -> None:
-    """The bundled template adds nothing to a single message, so both ways agree."""
-    assert record("Tom sat", *SHORT, "--chat", "--compare")["ids"] == record("Tom sat", *SHORT)["ids"]
+    """The prompt is sent as a user's message."""
+    expected = Speculator.from_pretrained().generate([{"role": "user", "content": "Tom sat"}], max_new_tokens=12)
+    found = record("Tom sat", *SHORT, "--chat", "--compare")
+    assert (found["ids"], found["identical"]) == (expected.ids, True)
 
 
 def test_many_prompts_share_memory_and_a_block(tmp_path: Path, capsys: CaptureFixture) -> None:

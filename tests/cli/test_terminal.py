@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from speculant.bench.suite.rows import Row
-from speculant.cli.bench_progress import Lines, short_trial
+from speculant.cli.bench_progress import Lines
 from speculant.cli.terminal import ERASE_LINE, Pace, colored, duration, print_table, progress, waiting
 
 CaptureFixture = pytest.CaptureFixture[str]
@@ -63,13 +63,6 @@ def test_a_log_gets_lines_and_a_warning(capsys: CaptureFixture) -> None:
 def row(seconds: float, **changes: Any) -> Row:
     found = dict.fromkeys(Row.__dataclass_fields__, None) | {"task": "t", "method": "m", "temperature": 0.0, "batch": 1}
     return Row(**{**found, "seconds": seconds, **changes})
-
-
-def test_a_short_trial_is_named() -> None:
-    """Seconds are counted for each method and task; the shortest decides."""
-    assert short_trial([row(6.0), row(6.0)]) == ""
-    assert "One trial of 3.0 seconds" in short_trial([row(6.0), row(6.0), row(3.0, method="n")])
-    assert short_trial([]) == ""
 
 
 def test_bars_are_for_terminals(capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 
+from speculant.api.batch import BatchError
 from speculant.core import errors
 
 PARENTS = {
@@ -18,7 +19,6 @@ PARENTS = {
     "ModelNotFoundError": "ModelError",
     "TokenizerError": "ModelError",
     "OutOfMemoryError": "ModelError",
-    "BatchError": "SpeculantError",
     "MemoryFileError": "SpeculantError",
     "CorruptMemoryError": "MemoryFileError",
     "ForeignMemoryError": "MemoryFileError",
@@ -40,3 +40,10 @@ def test_exit_codes(name: str) -> None:
     """A wrong request ends with 2, anything else that went wrong with 1."""
     kind = getattr(errors, name)
     assert kind.exit_code == (2 if issubclass(kind, errors.UsageError) else 1)
+
+
+def test_batch_errors_are_part_of_the_tree() -> None:
+    """Guards the one error that stands elsewhere, since it carries results."""
+    assert BatchError.__base__ is errors.SpeculantError
+    assert BatchError.exit_code == 1
+    assert "BatchError" in (errors.__doc__ or "")

@@ -14,7 +14,7 @@ from speculant.core.tree import ROOT, DraftTree
 from speculant.registry import METHODS
 from trees import paths_of
 
-VOCABULARY = 40
+VOCABULARY = 80
 NAMES = tuple(name for name in METHODS if name != "draft-model")  # which needs a model
 BUDGETS = tuple(
     Budget(nodes=nodes, depth=depth, trees=trees)
@@ -46,8 +46,10 @@ def verified(tree: DraftTree, truth: list[int], needed: int, random: np.random.G
     tokens = np.array(truth[: len(path) + 1], np.int32)
     if not needed:
         return Verified(tree=tree, path=np.array(path, np.int32), tokens=tokens)
-    top_ids = random.integers(0, VOCABULARY, (len(tree) + 1, needed)).astype(np.int32)
-    top_ids[[0, *(node + 1 for node in path)], 0] = tokens
+    ranked = random.permuted(np.tile(np.arange(VOCABULARY, dtype=np.int32), (len(tree) + 1, 1)), axis=1)
+    for row, token in zip([0, *(node + 1 for node in path)], tokens, strict=True):
+        ranked[row] = [token, *ranked[row][ranked[row] != token]]
+    top_ids = ranked[:, :needed]
     top_logits = -np.sort(random.exponential(2, top_ids.shape), axis=1).astype(np.float32)
     return Verified(tree=tree, path=np.array(path, np.int32), tokens=tokens, top_ids=top_ids, top_logits=top_logits)
 

@@ -37,7 +37,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def holds_the_memory(path: Path) -> bool:
-    """Say whether the file reads as what `write` wrote."""
+    """Return whether the file reads as what `write` wrote."""
     arrays, facts = read(path)
     same = [np.array_equal(arrays[name], array) and arrays[name].dtype == array.dtype for name, array in ARRAYS.items()]
     return list(arrays) == list(ARRAYS) and all(same) and facts == FACTS
@@ -131,20 +131,20 @@ def test_other_files_are_refused(path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({"kind": "suffix", "tokenizer": "abc"}, "kind 'trigram', not 'suffix'"),
         ({"kind": "trigram", "tokenizer": "xyz"}, "fingerprint abc, this model's is xyz"),
     ],
 )
-def test_foreign_files_are_refused(path: Path, asked: dict[str, str], said: str) -> None:
-    """A memory of another method or tokenizer would draft nonsense; the message says which it is."""
-    with pytest.raises(ForeignMemoryError, match=said):
+def test_foreign_files_are_refused(path: Path, asked: dict[str, str], message: str) -> None:
+    """A memory of another method or tokenizer would draft nonsense; the message names the cause."""
+    with pytest.raises(ForeignMemoryError, match=message):
         read_memory(path, **asked)
 
 
 def test_a_newer_format_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a later version is told from a damaged one."""
+    """The error for a file of a later version is not that of a damaged one."""
     monkeypatch.setattr(memory_file, "VERSION", 2)
     write(path)
     monkeypatch.undo()

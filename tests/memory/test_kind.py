@@ -43,7 +43,7 @@ def test_a_corpus_is_read_by_methods_that_cannot_save_too() -> None:
 
 @pytest.mark.parametrize("method", KEPT)
 def test_description(method: str, tmp_path: Path) -> None:
-    """What a memory holds is counted from what was taught."""
+    """The counts of a memory are those of the learned text."""
     memory = learned(tmp_path, method, TEXT)
     found = find_memory_kind(memory.kind).describe(memory)
     assert list(found) == list(HELD[method])
@@ -53,8 +53,8 @@ def test_description(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", KEPT)
 def test_an_empty_memory_is_what_a_new_drafter_writes(method: str, tmp_path: Path) -> None:
     """Nothing of the text stays, not even in the mixture, and no array is forgotten."""
-    fresh, taught = learned(tmp_path, method), learned(tmp_path, method, TEXT)
-    arrays, facts = find_memory_kind(taught.kind).empty(taught)
+    fresh, full = learned(tmp_path, method), learned(tmp_path, method, TEXT)
+    arrays, facts = find_memory_kind(full.kind).empty(full)
     assert facts == fresh.facts
     assert facts.get("vocabulary", VOCABULARY) == VOCABULARY
     assert set(arrays) == set(fresh.arrays)
@@ -64,6 +64,6 @@ def test_an_empty_memory_is_what_a_new_drafter_writes(method: str, tmp_path: Pat
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    """A file of a later version is told from a damaged one."""
+    """The error for a file of a later version is not that of a damaged one."""
     with pytest.raises(ForeignMemoryError, match="no method that reads memories of kind 'x'"):
         find_memory_kind("x")

@@ -53,13 +53,13 @@ def test_both_texts_are_known(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", KEPT)
 def test_an_empty_memory_adds_nothing(method: str, tmp_path: Path) -> None:
     """Merged with an empty one, a memory stays as it is, whichever comes first."""
-    taught, empty = learned(tmp_path, method, FIRST, SECOND), learned(tmp_path, method)
-    for pair in ([taught, empty], [empty, taught]):
+    full, empty = learned(tmp_path, method, FIRST, SECOND), learned(tmp_path, method)
+    for pair in ([full, empty], [empty, full]):
         memory = read_any_memory(merged(tmp_path / "m", *pair))
-        assert memory.facts == taught.facts
-        assert set(memory.arrays) == set(taught.arrays)
+        assert memory.facts == full.facts
+        assert set(memory.arrays) == set(full.arrays)
         for name, array in memory.arrays.items():
-            assert np.allclose(array, taught.arrays[name], rtol=1e-6, atol=1e-6), name
+            assert np.allclose(array, full.arrays[name], rtol=1e-6, atol=1e-6), name
 
 
 @pytest.mark.parametrize("method", KEPT)
@@ -79,7 +79,7 @@ def test_weights_of_trigrams_add_up(tmp_path: Path) -> None:
 
 
 def test_the_heaviest_rows_of_trigrams_stay(tmp_path: Path) -> None:
-    """A table over the limit loses its lightest rows and then fits; an index that does not fit is said."""
+    """A table over the limit loses its lightest rows and then fits; an index that does not fit is refused."""
     often, seldom = learned(tmp_path, "aded", *[FIRST] * 4), learned(tmp_path, "aded", range(30, 56))
     whole = trigram.merge([often, seldom], LIMIT)[0]
     limit = sum(array.nbytes for array in whole.values()) - 150

@@ -1,4 +1,4 @@
-"""What nodes turn out to be worth: of late, by their weight and their depth, and first what the drafter says."""
+"""Acceptance model: acceptance of late by weight and depth, and the drafter's own estimate before that."""
 
 from __future__ import annotations
 
@@ -6,60 +6,80 @@ import numpy as np
 import pytest
 
 from speculant.core.tree import DraftTree
-from speculant.sizing.acceptance import Values
+from speculant.sizing.acceptance import AcceptanceModel
 from trees import chain
+from walks import sampled
 
 
-def test_values_are_those_of_late() -> None:
-    """A request that changes its nature is followed, and the next one begins with what this one taught."""
-    shared = Values()
-    values = Values(shared)
+def test_probabilities_are_those_of_late() -> None:
+    """A request that changes its nature is followed, and the next one begins with what this one observed."""
+    shared = AcceptanceModel()
+    model = AcceptanceModel(shared)
     tree = chain(0.5, 0.5, 0.5, 0.5)
     for path in [[0, 1, 2, 3]] * 300:
-        values.learn(tree, path)
-    assert values.of(tree)[0] == pytest.approx(1, abs=0.02)
+        model.observe(tree, path)
+    assert model.probabilities(tree)[0] == pytest.approx(1, abs=0.02)
     for _ in range(300):
-        values.learn(tree, [])
-    assert values.of(tree)[0] < 0.1
-    assert Values(values).of(tree).tolist() == values.of(tree).tolist()
-    assert shared.of(tree)[0] == 0.5
+        model.observe(tree, [])
+    assert model.probabilities(tree)[0] < 0.1
+    assert AcceptanceModel(model).probabilities(tree).tolist() == model.probabilities(tree).tolist()
+    assert shared.probabilities(tree)[0] == 0.5
 
 
-def test_what_was_met_decides_and_the_word_where_nothing_was() -> None:
-    """Weights that were never met are believed; no node is ever worth more than 1."""
-    values = Values()
+def test_observations_decide_and_the_estimate_where_there_are_none() -> None:
+    """Weights that were never observed count as estimated; no probability is ever above 1."""
+    model = AcceptanceModel()
     for _ in range(200):
-        values.learn(chain(0.5), [0])
-    assert values.of(chain(0.5, 0.1)) == pytest.approx([1, 0.1], abs=0.03)
+        model.observe(chain(0.5), [0])
+    assert model.probabilities(chain(0.5, 0.1)) == pytest.approx([1, 0.1], abs=0.03)
 
 
 def test_depth_counts() -> None:
-    """Deep nodes that never come true lose their worth though shallow ones of the same weight keep theirs."""
-    values = Values()
+    """Deep nodes that are never accepted lose their probability, though shallow ones of the same weight keep theirs."""
+    model = AcceptanceModel()
     for _ in range(300):
-        values.learn(chain(0.5, 0.5, 0.5, 0.5), [0, 1])
-    assert values.of(chain(0.5, 0.5, 0.5)) == pytest.approx([1, 1, 0], abs=0.15)
-
-
-def test_rate() -> None:
-    """The rate is of late, never below plain decoding's, and a request begins with little of that of others."""
-    values = Values()
-    assert values.rate == 1
-    for _ in range(300):
-        values.learn_rate(3, 1.5)
-    assert values.rate == pytest.approx(2)
-    after = Values(values)
-    for _ in range(100):
-        after.learn_rate(1, 2.0)
-    assert after.rate == 1
-    assert values.rate == pytest.approx(2)
+        model.observe(chain(0.5, 0.5, 0.5, 0.5), [0, 1])
+    assert model.probabilities(chain(0.5, 0.5, 0.5)) == pytest.approx([1, 1, 0], abs=0.15)
 
 
 def test_branches_have_the_depth_of_their_parents() -> None:
     """Guards the depth of siblings: it is the path's length, not the place in the draft."""
-    values = Values()
+    model = AcceptanceModel()
     tree = DraftTree(np.arange(3, dtype=np.int32), np.full(3, -1, np.int32), np.full(3, 0.5, np.float32))
     for _ in range(300):
-        values.learn(tree, [2])
-    worth = values.of(tree)
-    assert worth[0] == worth[1] == worth[2] == pytest.approx(1 / 3, abs=0.02)
+        model.observe(tree, [2])
+    first, second, third = model.probabilities(tree)
+    assert first == second == third == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_acceptance_by_depth() -> None:
+    """The probability to reach a depth is the product of the rates of the depths above, of late."""
+    model, source = AcceptanceModel(), np.random.default_rng(1)
+    assert model.by_depth(3) == pytest.approx([0.7, 0.49, 0.343])
+    for _ in range(1000):
+        right = source.random(6) < np.array([0.9, 0.5, 0.9, 0.2, 0.9, 0.9])
+        model.observe(sampled(*[1.0] * 6), list(range(int(np.argmin(np.append(right, False))))))
+    assert model.by_depth(4) == pytest.approx(np.cumprod([0.9, 0.5, 0.9, 0.2]), abs=0.1)
+    for _ in range(300):
+        model.observe(sampled(1.0, 1.0), [])
+    assert model.by_depth(1)[0] < 0.1
+
+
+def test_depths_beyond_the_counted_ones() -> None:
+    """Guards long chains: deeper than is counted, the deepest rate goes on; a budget of no nodes has no depths."""
+    model = AcceptanceModel()
+    for _ in range(50):
+        model.observe(sampled(*[1.0] * 70), list(range(70)))
+    deep = model.by_depth(80)
+    assert deep.shape == (80,)
+    assert (np.diff(deep) <= 0).all()
+    assert deep[-1] / deep[-2] == pytest.approx(deep[62] / deep[61], rel=0.01)
+    assert model.by_depth(0).shape == (0,)
+
+
+def test_sampled_drafts_leave_the_bands_of_weight_alone() -> None:
+    """Guards the drafter's estimates: those of sampled nodes are none, and would teach the bands nonsense."""
+    model = AcceptanceModel()
+    for _ in range(50):
+        model.observe(sampled(0.5, 0.4), [])
+    assert model.probabilities(chain(0.5)).tolist() == [0.5]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WARM_UP = "one two one two one two"
 WARM_UP_TOKENS, WARM_UP_NODES = 8, 8  # so few tokens would end before sizes of their own choice have grown
 THREAD_TOKENS = 16
-SLOWER = 1.3  # times as fast on one thread, from which on it is said
+SLOWER = 1.3  # times as fast on one thread, from which on it is noted
 
 
 class Baselines:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
 from speculant.cli.commands import Command
 from speculant.cli.options import (
     AttentionOption,
@@ -34,39 +33,11 @@ speculant bench --forced traces/*.jsonl --config shape.json --out forced
 speculant bench your/model --growth --out growth   # cost by length
 """
 
-TRIALS, FORCED_TRIALS = 3, 1
-NEW_TOKENS = 256
-
 
 class BenchCommand(Command):
     """The command, whose --forced takes all files up to the next option."""
 
     lists = ("--forced",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """What is timed and how; see the options of the command."""
-
-    loading: Loading
-    tasks: str | None
-    forced: Sequence[str]
-    config: str | None
-    data: str | None
-    limit: int | None
-    growth: bool
-    max_new_tokens: int | None
-    methods: str
-    assistant: str | None
-    nodes: int | str | None
-    memory_limit: int
-    temperature: str
-    seed: int
-    batch: str
-    trials: int | None
-    inflate: str | None
-    out: str
-    restart: bool
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from speculant.cli.values import temperature
 from speculant.core.errors import FileError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.cli.bench import Bench
+    from speculant.cli.bench_settings import Bench
 
 ROWS = "rows.jsonl"
 RESULTS = ("result.json", "table.md", "report.html")

@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from speculant.cli.terminal import Advance, Pace, duration, progress, say
+from speculant.cli.terminal import Pace, duration, progress, say
 
 if TYPE_CHECKING:
-    from speculant.bench.suite.rows import Row
+    from speculant.bench.suite.estimate import Progress
 
 LONG = 600.0
 EVERY = 30.0  # seconds between lines
-SHORT = 10.0
 
 
 @contextmanager
-def shown(total: int, *, found: int = 0, clock: Callable[[], float] = time.monotonic) -> Iterator[Advance]:
-    """Show progress over the items of a benchmark, on a terminal and in logs.
+def shown(
+    total: int, *, found: int = 0, expected: float | None = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[Progress], None]]:
+    """Show progress over the items of a benchmark, on a terminal and in logs; warn where it will take long.
 
     Args:
         total: items in all.
         found: of them, those an earlier run completed.
+        expected: the seconds that the rest is expected to take, if that is known.
         clock: returns seconds.
 
     Yields:
-        A function that takes how many more items are done.
+        A function that takes how far the run has come.
     """
     lines = Lines(total, found=found, clock=clock, silent=sys.stderr.isatty())
+    if expected is not None:
+        lines.warn(expected, "by the warm-up")
     with progress("decoding", total, "items") as bar:
+        done = 0
 
-        def advance(items: int = 1) -> None:
-            bar(items)
-            lines.advance(items)
+        def advance(now: Progress) -> None:
+            nonlocal done
+            bar(now.done - done)
+            if now.done > found:
+                lines.advance(now.done - max(done, found))
+            done = now.done
 
         yield advance
 
@@ -63,27 +71,16 @@ class Lines:
         left = pace.seconds_left
         if left is None or not left:
             return
-        if not self._warned and left > LONG:
-            self._warned = True
-            say(
-                f"warning: this will take about {duration(left)} more, by the {pace.done} of {pace.total} items so "
-                "far. Ctrl-C ends it; the same command goes on from there. --limit and --trials make it shorter."
-            )
+        self.warn(left, f"by the {pace.done} of {pace.total} items so far")
         if not self._silent and pace.seconds >= self._next:
             self._next = pace.seconds + EVERY
             say(f"{pace.done} of {pace.total} items, about {duration(left)} left.")
 
-
-def short_trial(rows: Sequence[Row]) -> str:
-    """Return a warning if a single trial of few seconds is all that figures rest on; empty if not."""
-    seconds: dict[tuple[str, str, float, int], float] = {}
-    for row in rows:
-        key = row.task, row.method, row.temperature, row.batch
-        seconds[key] = seconds.get(key, 0.0) + row.seconds
-    shortest = min(seconds.values(), default=SHORT)
-    if shortest >= SHORT:
-        return ""
-    return (
-        f"One trial of {shortest:.1f} seconds decides: timings that short vary by tens of percent. Use --trials 3, or "
-        "more items."
-    )
+    def warn(self, left: float, reason: str) -> None:
+        """Warn once where the rest will take long."""
+        if not self._warned and left > LONG:
+            self._warned = True
+            say(
+                f"warning: this will take about {duration(left)} more, {reason}. "
+                "Ctrl-C ends it; the same command goes on from there. --limit and --trials make it shorter."
+            )

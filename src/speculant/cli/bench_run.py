@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.bench import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
 from speculant.cli.bench_checks import batches, task_names, temperatures
-from speculant.cli.bench_progress import short_trial, shown
+from speculant.cli.bench_progress import shown
+from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
 from speculant.cli.loading import check_device, load, model_source, quick_imports, quieten, set_threads_for
@@ -30,19 +30,19 @@ def run(asked: Bench) -> int:
         quieten()
         from speculant.api.loading import load_model
     from speculant.api.speculator import Speculator
-    from speculant.bench.report.summary import summary
+    from speculant.bench.report.bench_table import bench_table
+    from speculant.bench.report.result_files import write_results
+    from speculant.bench.report.scaling_table import scaling_findings, scaling_table
+    from speculant.bench.report.summary import measurement_warnings, summary
     from speculant.bench.scaling.measure import lengths_of
-    from speculant.bench.scaling.report import growth_table, verdict
-    from speculant.bench.suite.records import write_records
     from speculant.bench.suite.rows import RowFile
-    from speculant.bench.suite.runner import Contest
-    from speculant.bench.suite.scores import scores
+    from speculant.bench.suite.runner import Runner
     from speculant.bench.suite.tasks import Sampling
     from speculant.bench.systems.llamacpp import LLAMACPP
-    from speculant.bench.systems.select import line_up, named_methods
+    from speculant.bench.systems.selection import build_systems, parse_methods
     from speculant.bench.systems.system import PLAIN
 
-    methods = named_methods(
+    methods = parse_methods(
         asked.methods,
         forced=bool(asked.forced),
         assisted=asked.assistant is not None,
@@ -64,59 +64,58 @@ def run(asked: Bench) -> int:
         "memory_limit": asked.memory_limit << 20,
         "fast": asked.loading.fast,
     }
-    contest = Contest(
+    runner = Runner(
         tasks=tasks,
-        contestants=line_up(methods, model, assistant=assistant, **options),
+        systems=build_systems(methods, model, assistant=assistant, **options),
         plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
         samplings=[Sampling(temperature, asked.seed) for temperature in temperatures(asked.temperature)],
         trials=asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
         batches=batches(asked.batch),
     )
-    settings = conditions(asked, contest)
+    settings = conditions(asked, runner)
     file = RowFile(Path(asked.out), settings, restart=asked.restart)
     if file.rows:
         say(f"going on with the run in {asked.out}.")
-    if left := contest.left(file):
+    if left := runner.remaining_items(file):
         with waiting("warming up"):
-            contest.warm_up()
-    with shown(contest.plays, found=contest.plays - left) as advance:
-        contest.play(file, advance)
-    growth = measured_growth(asked, model, methods, len(lengths)) if asked.growth else None
-    figures = summary(file.rows)
+            runner.warm_up()
+    with shown(runner.total_items, found=runner.total_items - left, expected=runner.estimate_seconds(file)) as advance:
+        runner.run(file, advance)
+    scaling = measured_scaling(asked, model, methods, len(lengths)) if asked.growth else None
+    rows = summary(file.rows)
     notes = sentences(settings, mapped)
     notes += [note for task in tasks for note in task.notes]
-    notes += [f"{note[0].upper()}{note[1:]}" for note in contest.contestants[0].notes]
-    notes += [note for each in contest.contestants if each.name == LLAMACPP for note in each.notes]
-    if contest.trials == 1 and (warning := short_trial(file.rows)):
-        notes.append(warning)
-    write_records(
+    notes += [f"{note[0].upper()}{note[1:]}" for note in runner.systems[0].notes]
+    notes += [note for each in runner.systems if each.name == LLAMACPP for note in each.notes]
+    notes += measurement_warnings(rows)
+    write_results(
         Path(asked.out),
-        figures,
+        rows,
         labels=labels(settings),
         notes=notes,
         settings=settings,
         environment=environment(model),
-        growth=growth,
+        scaling=scaling,
     )
-    if figures:
-        print_table(scores(figures), names=2)
-    if growth is not None:
-        print_table(growth_table(growth), names=2)
-        print("\n".join(verdict(growth)))
+    if rows:
+        print_table(bench_table(rows), names=2)
+    if scaling is not None:
+        print_table(scaling_table(scaling), names=2)
+        print("\n".join(scaling_findings(scaling)))
     print("\n".join(notes), flush=True)
     return 0
 
 
-def measured_growth(asked: Bench, model: Any, methods: Sequence[str], lengths: int) -> dict[str, Any]:
-    """Measure how cost grows, with the first of our own methods that drafts, or `mix`."""
+def measured_scaling(asked: Bench, model: Any, methods: Sequence[str], lengths: int) -> dict[str, Any]:
+    """Measure how cost scales, with the first of our own methods that drafts, or `mix`."""
     from speculant.api.speculator import Speculator
-    from speculant.bench.scaling.measure import measure_growth
+    from speculant.bench.scaling.measure import measure_scaling
     from speculant.registry import METHODS
 
     drafting = next((name for name in methods if name in METHODS and name != "none"), "mix")
     options: dict[str, Any] = {"method": drafting, "memory_limit": asked.memory_limit << 20, "fast": asked.loading.fast}
-    with progress("growth", lengths, "lengths") as advance:
-        return measure_growth(lambda: Speculator.from_transformers(model, **options), advance=advance)
+    with progress("scaling", lengths, "lengths") as advance:
+        return measure_scaling(lambda: Speculator.from_transformers(model, **options), advance=advance)
 
 
 def placement(asked: Bench) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def placement(asked: Bench) -> dict[str, Any]:
 def target(asked: Bench) -> tuple[Any, Any]:
     """Load or make the model that is asked for, and its tokenizer or None; set the threads that fit it."""
     from speculant.bench.systems.inflate import inflate
-    from speculant.bench.systems.shapes import random_model
+    from speculant.bench.systems.random_weights import random_model
 
     if asked.config is not None:
         model, tokenizer = random_model(Path(asked.config), **placement(asked)), None
@@ -172,16 +171,16 @@ def forced_tasks(asked: Bench, model: Any) -> tuple[list[Task], bool]:
 def asked_tasks(asked: Bench, model: Any, tokenizer: Any) -> list[Task]:
     """Return a task per suite."""
     from speculant.bench.suite.suites import read_suite
-    from speculant.bench.suite.tasks import asked_task
+    from speculant.bench.suite.tasks import prompt_task
 
     folder = None if asked.data is None else Path(asked.data)
     return [
-        asked_task(
+        prompt_task(
             Path(name).stem if name.endswith(".jsonl") else name,
             read_suite(name, folder)[: asked.limit],
             tokenizer,
             positions=positions_of(model),
-            most=asked.max_new_tokens or NEW_TOKENS,
+            max_new_tokens=asked.max_new_tokens or NEW_TOKENS,
         )
         for name in task_names(asked)
     ]

@@ -86,8 +86,8 @@ def check(
     speculator = load_speculator(loading, drafting).speculator
     import numpy as np
 
+    from speculant.bench.suite.margin_summary import MarginSummary
     from speculant.bench.suite.margins import margins
-    from speculant.bench.suite.proof import Proof
     from speculant.core.errors import PromptError, TokenizerError
 
     if speculator.tokenizer is None:
@@ -100,9 +100,9 @@ def check(
             result = speculator.generate(ids, max_new_tokens=max_new_tokens, temperature=0)
         except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from None
-        proofs.append(Proof(margins(plain, np.array(ids, np.int32), result.ids)))
+        proofs.append(MarginSummary(margins(plain, np.array(ids, np.int32), result.ids)))
         say(f"{number} of {len(given)}: {proofs[-1].line()}")
-    whole_proof = Proof([margin for proof in proofs for margin in proof.margins])
+    whole_proof = MarginSummary([margin for proof in proofs for margin in proof.margins])
     if as_json:
         found = {"method": method, "environment": environment(speculator.model)} | whole_proof.to_json()
         found["places"] = [

@@ -30,16 +30,16 @@ def ratios(
     as_json: JsonFlag = False,
 ) -> int:
     """Print the ratios."""
-    from speculant.bench.report.comparison import compare, differing, lines
-    from speculant.bench.suite.records import read_result
+    from speculant.bench.report.comparison import compare, comparison_table, differences
+    from speculant.bench.report.result_files import read_result
     from speculant.cli.terminal import print_table
 
     before, after = read_result(Path(first)), read_result(Path(second))
-    rows, different = compare(before, after), differing(before, after)
+    rows, different = compare(before, after), differences(before, after)
     if as_json:
         print(json.dumps({"rows": rows, "different": different}, indent=2))
         return 0
-    print_table(lines(rows), names=2)
+    print_table(comparison_table(rows), names=2)
     for name in different:
         print(f"different: {name}")
     return 0

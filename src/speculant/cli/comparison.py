@@ -62,8 +62,8 @@ class Comparison:
             return ""
         if max(ratios) > STEADY * min(ratios):
             return (
-                f"this machine is too noisy to tell: plain decoding alone ran at {min(speeds):.0f} to "
-                f"{max(speeds):.0f} tokens/s. End other programs, or generate more tokens"
+                f"this machine is too noisy to tell: the pairs range from {min(ratios):.2f}x to {max(ratios):.2f}x, "
+                f"plain decoding from {min(speeds):.0f} to {max(speeds):.0f} tokens/s. End other programs"
             )
         if min(ratios) < 1 < max(ratios):
             return "the pairs disagree about which is faster. Generate more tokens for a clearer answer"

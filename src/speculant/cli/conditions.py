@@ -9,8 +9,8 @@ from speculant.cli.loading import model_source
 from speculant.cli.options import BUNDLED
 
 if TYPE_CHECKING:
-    from speculant.bench.suite.runner import Contest
-    from speculant.cli.bench import Bench
+    from speculant.bench.suite.runner import Runner
+    from speculant.cli.bench_settings import Bench
 
 LABELS = ("forced", "random weights", "inflated")
 
@@ -26,32 +26,32 @@ def model_name(asked: Bench) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
-def conditions(asked: Bench, contest: Contest) -> dict[str, Any]:
+def conditions(asked: Bench, runner: Runner) -> dict[str, Any]:
     """Return how it is run: what must be the same for a run to go on."""
     import torch
 
-    from speculant.bench.systems.system import Own
+    from speculant.bench.systems.system import SpeculantSystem
 
     return {
         "model": model_name(asked),
-        "tasks": {task.name: len(task.items) for task in contest.tasks},
+        "tasks": {task.name: len(task.items) for task in runner.tasks},
         "forced": bool(asked.forced),
         "random_weights": asked.config is not None,
         "inflated": asked.inflate,
-        "methods": [contestant.name for contestant in contest.contestants],
+        "methods": [system.name for system in runner.systems],
         "assistant": asked.assistant and Path(asked.assistant).name,
         "nodes": asked.nodes,
         "memory_limit_mb": asked.memory_limit,
-        "temperatures": [sampling.temperature for sampling in contest.samplings],
+        "temperatures": [sampling.temperature for sampling in runner.samplings],
         "seed": asked.seed,
-        "batches": list(contest.batches),
-        "trials": contest.trials,
+        "batches": list(runner.batches),
+        "trials": runner.trials,
         "limit": asked.limit,
         "max_new_tokens": asked.max_new_tokens,
-        "dtype": str(contest.plain.model.dtype).removeprefix("torch."),
-        "device": str(contest.plain.model.device),
-        "attention": contest.plain.model.config._attn_implementation,
-        "fast": any(isinstance(each, Own) and each.fast for each in contest.contestants),
+        "dtype": str(runner.plain.model.dtype).removeprefix("torch."),
+        "device": str(runner.plain.model.device),
+        "attention": runner.plain.model.config._attn_implementation,
+        "fast": any(isinstance(each, SpeculantSystem) and each.fast for each in runner.systems),
         "threads": torch.get_num_threads(),
     }
 
@@ -76,8 +76,8 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
     sizes = [str(size) for size in settings["batches"] if size > 1]
     if sizes:
         how += (
-            f" Batches of {' and '.join(sizes)}: items go through them in groups, {GROUP} for each seat, methods one "
-            "after the other on each group; speed-ups compare with plain decoding in batches of the same size."
+            f" Batches of {' and '.join(sizes)}: items go through them in groups, {GROUP} per request of a batch, "
+            "methods one after the other on each group; speed-ups compare with plain decoding in batches of that size."
         )
     if not settings["tasks"]:
         how = f"{where}."

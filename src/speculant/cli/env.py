@@ -64,7 +64,7 @@ def environment(model: Any = None) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the processor's name, as far as the system tells it."""
+    """Return the processor's name, or its architecture where the system has no name for it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -20,7 +20,8 @@ from speculant.cli.terminal import say, waiting
 from speculant.core.errors import PromptError, SpeculantError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.api.batch import Batch, Ticket
+    from speculant.api.batch import Batch
+    from speculant.api.result import Generation as Request
     from speculant.cli.loading import Loaded
     from speculant.cli.prompts import Message, Prompt
 
@@ -125,7 +126,7 @@ class Generation:
         if self._batch is not None:
             stats = self._batch.stats
             say("\n" + totals(self._outcomes, stats.seconds))
-            say(f"batch       {stats.seats / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
+            say(f"batch       {stats.sequences / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
             self._notes += stats.notes
         elif self._output.many:
             say("\n" + totals(self._outcomes))
@@ -196,7 +197,7 @@ class Generation:
             with waiting("repeating both in turns"):
                 baselines.after(prompt, comparison)
 
-    def _show(self, place: int, tickets: Sequence[Ticket]) -> None:
+    def _show(self, place: int, tickets: Sequence[Request]) -> None:
         outcome = self._outcomes[place]
         say(f"--- {place + 1} of {len(tickets)}: {shortened(outcome.prompt)}")
         if self._output.json != "-":

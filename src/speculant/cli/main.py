@@ -26,6 +26,7 @@ from speculant.core.errors import SpeculantError
 NAME = "speculant"
 USAGE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 2, 130, 141, 143
 COMMANDS = {  # each registered by the module of that name
+    "demo": "see on the bundled model what drafting does",
     "generate": "continue a prompt",
     "chat": "talk with a model in several turns",
     "methods": "list the drafting methods and their settings",

@@ -17,7 +17,6 @@ from speculant.cli.files import check_writable
 from speculant.cli.options import JsonFlag, MemoryLimitOption
 from speculant.cli.terminal import say
 from speculant.core.errors import FileError, ForeignMemoryError, UsageError
-from speculant.registry import METHODS
 
 if TYPE_CHECKING:
     from speculant.memory.file import Memory
@@ -87,7 +86,7 @@ def merge(
         ForeignMemoryError: the files are of different kinds or tokenizers.
     """
     from speculant.memory.file import read_any_memory, write_memory
-    from speculant.memory.kinds import kind_of
+    from speculant.registry import find_memory_kind
 
     paths, target = [Path(file) for file in files], Path(output)
     check_writable(output)
@@ -100,12 +99,12 @@ def merge(
     if target.exists() and target.resolve() not in places:
         raise UsageError(f"{target} exists and is none of the files to merge; name it among them, or a new file.")
     check_alike(paths, memories)
-    kind, first = kind_of(memories[0]), memories[0]
+    kind, first = find_memory_kind(memories[0].kind), memories[0]
     arrays, facts = kind.merge(memories, memory_limit << 20)
     write_memory(target.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
     merged = read_any_memory(target)
     for path, memory in zip([*paths, target], [*memories, merged], strict=True):
-        print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.holdings(memory))}")
+        print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.describe(memory))}")
     print(f"bytes       {target.stat().st_size}")
     return 0
 
@@ -120,13 +119,13 @@ def clear(
         UsageError: nobody can be asked, and --yes was not given.
     """
     from speculant.memory.file import read_any_memory, write_memory
-    from speculant.memory.kinds import kind_of
+    from speculant.registry import find_memory_kind
 
     path = Path(file).resolve()  # a link's own file is what holds the text
     memory = read_any_memory(path)
-    kind = kind_of(memory)
+    kind = find_memory_kind(memory.kind)
     check_writable(str(path))
-    held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.holdings(memory))}"
+    held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.describe(memory))}"
     if not yes and not agreed(held):
         say("nothing was changed.")
         return 1
@@ -180,9 +179,9 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
         FileError: the file is gone.
     """
     from speculant.memory.file import VERSION
-    from speculant.memory.kinds import kind_of
+    from speculant.registry import find_memory_kind, methods_reading
 
-    kind = kind_of(memory)
+    kind = find_memory_kind(memory.kind)
     try:
         status = path.stat()
     except OSError as error:
@@ -191,14 +190,10 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
     return {
         "file": str(path),
         "kind": memory.kind,
-        "methods": [
-            method.name
-            for method in METHODS.values()
-            if method.drafter.startswith(f"{kind.module}:") and (method.memory or method.corpus)
-        ],
+        "methods": [method.name for method in methods_reading(memory.kind)],
         "tokenizer": memory.tokenizer,
         "vocabulary": memory.facts.get("vocabulary"),
-        "holds": kind.holdings(memory),
+        "holds": kind.describe(memory),
         "bytes": status.st_size,
         "checksums": "verified",
         "version": VERSION,

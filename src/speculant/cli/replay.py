@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Annotated
 
 import typer
 
 from speculant.cli.commands import Command
 from speculant.cli.options import MemoryLimitOption
+from speculant.cli.replay_settings import Order, Replay
 from speculant.cli.values import node_limit, whole
 from speculant.core.errors import UsageError
 
@@ -27,34 +25,6 @@ speculant replay traces/*.jsonl --method mix,aded,lookup --json out.json
 """
 
 NODES = 64
-
-
-class Order(str, Enum):
-    """The order of requests."""
-
-    FILE = "file"
-    SHUFFLED = "shuffled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """What is played and how; see the options of the command."""
-
-    traces: Sequence[str]
-    tokenizer: str | None
-    methods: Sequence[str]
-    nodes: int
-    keep_memory: bool
-    memory_limit: int
-    corpora: Sequence[str]
-    order: Order
-    seed: int
-    limit: int | None
-    step_cost: str | None
-    by_category: bool
-    json: str | None
-    html: str | None
-    jobs: int | None
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.corpus import Rejected, file_size
-from speculant.cli.replay import Order, Replay
+from speculant.cli.replay_settings import Order, Replay
 from speculant.cli.terminal import progress, say
 from speculant.core.errors import FileError, UsageError
 
@@ -127,10 +127,10 @@ def plan(
 
 def play(runs: Sequence[Run], jobs: int) -> list[Played]:
     """Play the runs behind a progress bar."""
-    from speculant.bench.replay.workers import play_runs
+    from speculant.bench.replay.workers import replay_runs
 
     with progress("playing", sum(run.tokens for run in runs), "tokens") as advance:
-        return play_runs(runs, jobs=jobs, advance=advance)
+        return replay_runs(runs, jobs=jobs, advance=advance)
 
 
 class Results:
@@ -139,8 +139,8 @@ class Results:
     def __init__(
         self, traces: Sequence[Trace], runs: Sequence[Run], played: Sequence[Played], cost: StepCost | None
     ) -> None:
-        from speculant.bench.replay.figures import run_figures
-        from speculant.bench.replay.recorded import DRAFTS, play_recorded, recorded_names
+        from speculant.bench.replay.metrics import run_metrics
+        from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded
 
         self.traces = traces
         self.played = {(run.file, run.method): each for run, each in zip(runs, played, strict=True)}
@@ -149,19 +149,19 @@ class Results:
             for run in runs:
                 if run.file == trace.name:
                     each = self.played[run.file, run.method]
-                    self.rows.append(run_figures(run.file, run.method, run.nodes, each, cost))
+                    self.rows.append(run_metrics(run.file, run.method, run.nodes, each, cost))
             for name in recorded_names(trace.recordings):
-                recorded = play_recorded(name, trace.recordings)
-                self.rows.append(run_figures(trace.name, f"recorded:{name}", DRAFTS, recorded))
+                recorded = replay_recorded(name, trace.recordings)
+                self.rows.append(run_metrics(trace.name, f"recorded:{name}", DRAFTS, recorded))
 
     def page(self, notes: Sequence[str], tokenizer: Any) -> str:
         """Return the page, with an excerpt of each file's last request."""
         from speculant.bench.report.excerpts import last_excerpt
-        from speculant.bench.report.page import page
+        from speculant.bench.report.replay_page import replay_page
 
         recordings = {trace.name: trace.recordings for trace in self.traces}
         excerpts = {key: last_excerpt(each, recordings[key[0]], tokenizer) for key, each in self.played.items()}
-        return page(self.rows, excerpts, notes)
+        return replay_page(self.rows, excerpts, notes, token_ids=tokenizer is None)
 
 
 def settings_of(asked: Replay, jobs: int, left_out: int) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def sentences(settings: dict[str, Any]) -> list[str]:
 
 def show(asked: Replay, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
     """Print the table and write what was asked for."""
-    from speculant.bench.report.table import table
+    from speculant.bench.report.replay_table import replay_table
     from speculant.cli.env import environment
     from speculant.cli.files import write_json, write_text
     from speculant.cli.terminal import print_table
@@ -206,7 +206,7 @@ def show(asked: Replay, results: Results, settings: dict[str, Any], tokenizer: A
     if asked.json == "-":
         say("\n".join(notes))
     else:
-        print_table(table(results.rows, categories=asked.by_category), names=2)
+        print_table(replay_table(results.rows, categories=asked.by_category), names=2)
         print("\n".join(notes), flush=True)
     if asked.html is not None:
         write_text(asked.html, results.page(notes, tokenizer))

@@ -59,8 +59,8 @@ def settings_of(method: Method) -> list[Setting]:
     cls = settings_class(method)
     if cls is None:
         return []
-    hints, told = get_type_hints(cls), described(inspect.getdoc(cls) or "")
-    return [Setting(each.name, hints[each.name], each.default, told.get(each.name, "")) for each in fields(cls)]
+    hints, texts = get_type_hints(cls), described(inspect.getdoc(cls) or "")
+    return [Setting(each.name, hints[each.name], each.default, texts.get(each.name, "")) for each in fields(cls)]
 
 
 def build_settings(method: Method, given: Sequence[str]) -> Any:

@@ -66,18 +66,18 @@ def tune(
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded, tokenizer, used = load(loading)
     from speculant.api.speculator import Speculator
-    from speculant.sizing.tuning import PREFIXES, measure_step_cost, step_cost_file
+    from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
 
     speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=fast)
     say(f"measuring at {len(PREFIXES)} lengths of text, up to {seconds} seconds each; threads: {used}.")
     with progress("measuring", len(PREFIXES), "lengths") as advance:
-        curve = measure_step_cost(speculator, most=nodes, seconds=seconds, advance=advance)
+        curve = measure_step_cost(speculator.engine, most=nodes, seconds=seconds, advance=advance)
     print(table(curve))
     found = {"environment": environment(speculator.model), **curve}
     if json is not None:
         write_json(json, found)
     try:
-        path = step_cost_file(speculator.model, speculator.fast)
+        path = step_cost_file(speculator.engine, speculator.fast)
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"the curve cannot be kept: {error}. Set XDG_CACHE_HOME to a folder of yours.") from error

@@ -113,7 +113,7 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
         start = body + entry["offset"]
         if start + size > path.stat().st_size:
             raise CorruptMemoryError(
-                f"{path} is truncated: the file ends before the end of its array '{name}'. "
+                f"{path} is cut short: the file ends before the end of its array '{name}'. "
                 "Restore a copy, or delete it."
             )
         mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)

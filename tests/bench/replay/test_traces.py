@@ -106,7 +106,7 @@ def test_chat_logs_and_prompts(tmp_path: Path) -> None:
     (chat, plain), rejected = read(write(tmp_path / "t.jsonl", *rows), tokenizer)
     assert rejected == []
     assert tokenizer.decode(chat.output).strip() == "Once upon a time"
-    assert tokenizer.decode(chat.prompt, skip_special_tokens=True).strip().startswith("Tell me.")
+    assert "Tell me." in tokenizer.decode(chat.prompt, skip_special_tokens=True)
     assert chat.category == "chat"
     assert tokenizer.decode([*plain.prompt, *plain.output], skip_special_tokens=True) == "Tom and his dog"
 

@@ -108,7 +108,7 @@ def test_error_of_the_weight_code() -> None:
 
 
 def test_a_row_too_heavy_for_the_code_keeps_its_proportions() -> None:
-    """A corpus may count more than a byte can say; the row is scaled down as a whole."""
+    """A corpus may count more than a byte can hold; the row is scaled down as a whole."""
     base = frozen({(1, 2): {3: 3_000_000, 4: 1_000_000, 5: 1}})
     found = dict(row_in(base, 1, 2))
     assert found[3] / found[4] == pytest.approx(3, rel=0.05)

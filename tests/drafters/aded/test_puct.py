@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Verified
+from speculant.core.drafter import EMPTY_PATH, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
 from speculant.drafters.aded.drafter import PAPER_FALLBACK, PAPER_RULE, AdedPaperDrafter
@@ -175,9 +175,9 @@ def test_only_the_end_of_the_prompt_is_learned() -> None:
 def test_the_update() -> None:
     """Each drafting step adds 0.04 to the last 14 tri-grams, up to 3.0, in units of 1/1300."""
     drafter = AdedPaperDrafter(vocabulary=1000)
-    session = drafter.open(start(range(100, 140)))
-    for step in range(1, 80):
-        session.propose(budget(64))
+    session, random = drafter.open(start(range(100, 140))), np.ones(1, np.uint64)
+    for step in range(1, 79):
+        drafter.step(ids(range(124, 140)), random)
         assert row_of(drafter._table, 137, 138) == [(139, min(52 * step, 3900))]
     assert 0.04 * puct.SCALE == 52
     session.observe(committed(7))
@@ -188,7 +188,16 @@ def test_the_update() -> None:
     assert row_of(drafter._table, 125, 126) == [(127, 3900)]
 
 
-def test_junk_where_nothing_is_known() -> None:
+def test_a_round_drafts_once() -> None:
+    """Asked again, the session neither learns nor draws random numbers again, so the draft stays the same."""
+    drafter = AdedPaperDrafter(vocabulary=1000)
+    session = drafter.open(start(range(100, 140)))
+    first = session.propose(budget(64))
+    assert session.propose(budget(64)).tokens.tolist() == first.tokens.tolist()
+    assert row_of(drafter._table, 137, 138) == [(139, 52)]
+
+
+def test_the_fallback_where_nothing_is_known() -> None:
     """After a pair never seen the published code drafts token 100, in small vocabularies one that exists."""
     for vocabulary in (1000, 60):
         session = AdedPaperDrafter(vocabulary=vocabulary).open(start(range(30)))
@@ -211,7 +220,7 @@ def test_bounds_of_the_draft() -> None:
     for vocabulary in (2, 3, 6, 20):
         text = np.random.default_rng(vocabulary).integers(0, vocabulary, 600).astype(np.int32)
         drafter = AdedPaperDrafter(vocabulary=vocabulary)
-        drafter.learn(text)
+        drafter._table.learn(text)
         session, other = (drafter.open(start(text[:30])) for _ in range(2))
         depths = set()
         for token in text[30:80].tolist():
@@ -231,7 +240,7 @@ def test_same_seed_same_draft() -> None:
 
     def drafts(seed: int) -> list[list[int]]:
         drafter = AdedPaperDrafter(vocabulary=3)
-        session = drafter.open(start(text[:50]))
+        session = drafter.open(Start(prompt=text[:50], seed=np.random.SeedSequence(seed)))
         listed = []
         for token in text[50:120].tolist():
             tree = session.propose(budget(64))
@@ -241,4 +250,3 @@ def test_same_seed_same_draft() -> None:
 
     assert drafts(1) == drafts(1)
     assert drafts(1) != drafts(2)
-    assert len(drafts(-1)) == 70

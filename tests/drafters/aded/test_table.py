@@ -132,7 +132,7 @@ def test_the_smallest_and_largest_ids() -> None:
 
 @pytest.mark.parametrize("text", [[], [3]])
 def test_too_short_to_learn(text: list[int]) -> None:
-    """A text without a pair of tokens teaches nothing."""
+    """Nothing is learned from a text without a pair of tokens."""
     held = table()
     held.learn(ids(text))
     assert held.successors == 0
@@ -194,7 +194,7 @@ def test_never_above_a_limit_that_growth_meets_exactly() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1000, 60_000])
 def test_a_limit_too_small_for_anything(limit: int) -> None:
-    """Learning ends, keeps what came last, and takes no more than that or the two smallest levels."""
+    """Learning ends, keeps the latest rows, and takes no more than the limit or the two smallest levels."""
     random = np.random.default_rng(6)
     text = random.integers(0, 3000, 20_000).astype(np.int32)
     held = table(limit=limit)

@@ -21,7 +21,7 @@ def drafter(**settings: int) -> LookupDrafter:
 
 
 def commit(session: Session, *tokens: int) -> None:
-    """Tell a session what was committed."""
+    """Commit tokens to a session."""
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
@@ -32,7 +32,7 @@ def test_the_longest_match_counts() -> None:
 
 
 def test_the_most_recent_of_equals_counts() -> None:
-    """Beyond three tokens longer matches are not told apart, as published; a setting changes that."""
+    """Matches beyond three tokens count as equally long, as published; a setting changes that."""
     text = ids([8, 1, 2, 3, 50, 9, 1, 2, 3, 60, 8, 1, 2, 3])
     assert drafter(copied=1).open(start(text)).propose(budget(8)).tokens.tolist() == [60]
     assert drafter(copied=1, longest=4).open(start(text)).propose(budget(8)).tokens.tolist() == [50]

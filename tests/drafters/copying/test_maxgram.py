@@ -24,7 +24,7 @@ def drafter(**options: object) -> MaxGramDrafter:
 
 
 def commit(session: Session, *tokens: int) -> None:
-    """Tell a session what was committed."""
+    """Commit tokens to a session."""
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
@@ -38,7 +38,7 @@ def test_the_longest_match_is_copied() -> None:
 
 
 def test_bigrams_where_nothing_matches() -> None:
-    """Past requests say what follows a token that this one has not seen, and from there copies are looked for again."""
+    """Bi-grams of past requests follow a token that is new to this request; behind them matches are looked up again."""
     held = drafter()
     held.open(start([1, 2, 3, 4]))
     assert held.open(start([50, 1])).propose(budget(64)).tokens.tolist() == [2, 3, 4]
@@ -110,7 +110,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
-    """Each is told apart, and nothing is forgotten."""
+    """Each has its own error, and nothing learned is lost."""
     held = drafter()
     held.open(start([1, 2]))
     drafter(tokenizer="other").save(tmp_path / "other")

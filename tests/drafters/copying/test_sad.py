@@ -19,7 +19,7 @@ def open_session(prompt: list[int], **settings: int) -> Session:
 
 
 def commit(session: Session, *tokens: int) -> None:
-    """Tell a session what was committed."""
+    """Commit tokens to a session."""
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
@@ -105,7 +105,7 @@ def test_an_empty_prompt_and_no_budget() -> None:
 
 
 def test_weights_follow_what_was_right() -> None:
-    """At the start little speaks for the prompt; a long agreement makes it sure; weights fall along the chain."""
+    """Weights are low at the start, rise with a long agreement, and fall along the chain."""
     session = open_session(list(range(100)))
     first = session.propose(budget(64))
     assert first.weights[0] == pytest.approx(0.05)

@@ -26,7 +26,7 @@ from trees import make_tree, paths_of
 
 
 def test_a_repeated_text_is_known() -> None:
-    """What was said once is drafted far ahead when it comes again, in another request too."""
+    """A text seen once is drafted far ahead when it occurs again, in another request too."""
     held, text = drafter(), language(0, 600)
     first = play(held, text)
     again = play(held, text, text)
@@ -60,7 +60,7 @@ def test_a_prompt_of_one_token() -> None:
 
 
 def test_an_empty_prompt() -> None:
-    """Engines may begin with nothing; the drafter just has nothing to say."""
+    """Engines may start with an empty prompt; the drafter then drafts nothing."""
     held = drafter(settings=MixSettings(top_k=2))
     session = held.open(start([]))
     assert len(session.propose(budget(8))) == 0
@@ -169,7 +169,7 @@ def test_finds_the_most_probable_paths() -> None:
 
 
 def test_probabilities_are_calibrated() -> None:
-    """On a source whose law is known drafts claim what comes true, and on average what the law says."""
+    """On a source of known distribution weights match acceptance, and on average the true probabilities."""
     random = np.random.default_rng(8)
     law = random.dirichlet(np.full(20, 0.3), 20)
     text = [0]
@@ -212,7 +212,7 @@ def test_the_targets_other_choices_are_learned() -> None:
 
 
 def test_what_is_asked_of_the_target() -> None:
-    """As many best tokens as the settings say, and none where nothing is learned from them."""
+    """As many top tokens as the settings ask for, and none where nothing is learned from them."""
     assert drafter(settings=MixSettings(top_k=5)).needs == Needs(top_k=5)
     assert drafter(settings=MixSettings(top_k=0)).needs == Needs()
 

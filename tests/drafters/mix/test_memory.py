@@ -70,8 +70,8 @@ def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
         ("text", CorruptMemoryError, "not a Speculant memory"),
         ("nothing", FileError, "no memory file"),
     ]
-    for name, error, said in refused:
-        with pytest.raises(error, match=said):
+    for name, error, message in refused:
+        with pytest.raises(error, match=message):
             held.load(tmp_path / name)
     held.save(tmp_path / "after")
     assert (tmp_path / "after").read_bytes() == good
@@ -218,10 +218,10 @@ def test_the_limit_holds_for_what_is_loaded(tmp_path: Path) -> None:
 
 
 def test_threads_share_the_memory(tmp_path: Path) -> None:
-    """Learning, drafting, saving and loading at once corrupts nothing: drafts are trees of tokens that were taught."""
+    """Learning, drafting, saving and loading at once corrupts nothing: drafts are trees of tokens that were learned."""
     held = drafter(vocabulary=10_000)
     texts = [(language(i, 1500, 40) + 100 * i).astype(np.int32) for i in range(3)]
-    taught = set(np.concatenate(texts).tolist())
+    learned = set(np.concatenate(texts).tolist())
     held.save(tmp_path / "empty")
     failures: list[BaseException] = []
 
@@ -231,7 +231,7 @@ def test_threads_share_the_memory(tmp_path: Path) -> None:
             for at in range(100, len(text), 4):
                 tree = session.propose(budget(32))
                 check(tree, 32, 10_000)
-                assert set(tree.tokens.tolist()) <= taught
+                assert set(tree.tokens.tolist()) <= learned
                 commit(session, *text[at : at + 4].tolist())
                 if at % 500 == 0:
                     held.save(path)
@@ -248,7 +248,7 @@ def test_threads_share_the_memory(tmp_path: Path) -> None:
     assert failures == []
     for entries in (held._tables.narrow.entries, held._tables.wide.entries):
         tokens = entries[(entries >> 20 & 127) > 0] & (MAX_TOKENS - 1)
-        assert set(tokens.tolist()) <= taught
+        assert set(tokens.tolist()) <= learned
     assert np.isfinite(held._tables.mixer.weights).all()
 
 

@@ -21,7 +21,7 @@ from speculant.drafters.mix.arrays import (
     STATES,
 )
 from speculant.drafters.mix.contexts import SKIP, TARGET_ONE, TARGET_TWO
-from speculant.drafters.mix.mixer import frequency_bands, new_mixer, remember, squash, train
+from speculant.drafters.mix.mixer import count_token, frequency_bands, new_mixer, squash, train
 from speculant.drafters.mix.repetition import NOWHERE
 
 
@@ -110,11 +110,11 @@ def test_numbers_stay_in_bounds(text: str) -> None:
 
 
 def test_late_tokens() -> None:
-    """The cache holds the tokens of late, heaviest first, and forgets slowly; the counts are exact."""
+    """The cache holds the recent tokens, heaviest first, and decays slowly; the counts are exact."""
     mixer, random = new_mixer(VOCABULARY), np.random.default_rng(3)
     text = [*(random.zipf(1.5, 3000) % 50), *[77] * 100]
     for token in text:
-        remember(mixer, int(token))
+        count_token(mixer, int(token))
     tokens, weights = mixer.cache
     assert mixer.frequency[:-1].tolist() == np.bincount(text, minlength=VOCABULARY).tolist()
     assert mixer.frequency[-1] == len(text)

@@ -1,4 +1,4 @@
-"""Token Recycling: the shape of the tree, what every row teaches, and a run on a real model."""
+"""Token Recycling: the shape of the tree, what is learned from every row, and a run on a real model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def drafter(**options: object) -> RecyclingDrafter:
     return RecyclingDrafter(**{"vocabulary": 100, "tokenizer": "t", "settings": settings, **options})
 
 
-def teach(held: RecyclingDrafter, token: int, *best: int) -> None:
-    """Let the target find `best` likely after a token."""
+def learn(held: RecyclingDrafter, token: int, *best: int) -> None:
+    """Let `best` be the target's top tokens after a token."""
     commit(held.open(start([token])), [best], best[0])
 
 
 def commit(session: Session, best: object, *tokens: int) -> None:
-    """Tell a session of a round without a draft."""
+    """Observe a round without a draft."""
     top = np.array(best, np.int32)
     logits = np.zeros(top.shape, np.float32)
     empty = DraftTree.empty()
@@ -60,9 +60,9 @@ def test_the_shape() -> None:
 def test_a_tree_is_read_off_the_matrix() -> None:
     """Successors of successors, as far as they are known."""
     held = drafter()
-    teach(held, 1, 2, 3)
-    teach(held, 2, 4, 5)
-    teach(held, 4, 1, 9)
+    learn(held, 1, 2, 3)
+    learn(held, 2, 4, 5)
+    learn(held, 4, 1, 9)
     tree = held.open(start([1])).propose(budget(80))
     assert {(2,), (3,), (2, 4), (2, 5), (2, 4, 1), (2, 4, 9), (2, 4, 1, 2)} <= set(paths_of(tree))
     assert not any(path[:2] == (3, 4) for path in paths_of(tree))
@@ -98,7 +98,7 @@ def test_weights_follow_what_was_right() -> None:
     """Ranks that turn out right gain, so a small budget takes other nodes of the same shape."""
     held = drafter()
     for token in range(4):
-        teach(held, token, (token + 1) % 4, (token + 2) % 4)
+        learn(held, token, (token + 1) % 4, (token + 2) % 4)
     before = held.open(start([0])).propose(budget(80))
     session, at = held.open(start([0])), 0
     for _ in range(300):
@@ -134,8 +134,8 @@ def test_odd_requests() -> None:
 def test_saved_and_loaded(tmp_path: Path) -> None:
     """The matrix and the shares come back; ids that a smaller vocabulary lacks are unknown."""
     held = drafter()
-    teach(held, 1, 2, 99)
-    teach(held, 1, 2, 99)
+    learn(held, 1, 2, 99)
+    learn(held, 1, 2, 99)
     held.save(tmp_path / "memory")
     for vocabulary, expected in ((100, [2, 99]), (120, [2, 99]), (90, [2])):
         loaded = drafter(vocabulary=vocabulary)
@@ -143,7 +143,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         tree = loaded.open(start([1])).propose(budget(8))
         assert tree.tokens.tolist() == expected
         assert tree.weights[0] == held.open(start([1])).propose(budget(8)).weights[0]
-        teach(loaded, 1, 3, 4)
+        learn(loaded, 1, 3, 4)
     with pytest.raises(UnsupportedError, match="keeps 2 successors"):
         drafter(settings=RecyclingSettings()).load(tmp_path / "memory")
 
@@ -151,7 +151,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
     """Another tokenizer's and no memory at all are refused, and nothing is forgotten."""
     held = drafter()
-    teach(held, 1, 2, 3)
+    learn(held, 1, 2, 3)
     drafter(tokenizer="other").save(tmp_path / "other")
     (tmp_path / "text").write_text("no memory")
     with pytest.raises(ForeignMemoryError):

@@ -96,7 +96,7 @@ def test_a_continuation_ends_with_its_document() -> None:
 
 
 def test_the_limit_is_kept() -> None:
-    """A full automaton takes no more and says where it stopped."""
+    """A full automaton takes no more and returns where it stopped."""
     automaton = SuffixAutomaton(limit=100_000)
     text = np.random.default_rng(0).integers(0, 1000, 5000).astype(np.int32)
     taken = automaton.extend(text)

@@ -22,7 +22,7 @@ def drafter(**options: object) -> SuffixDrafter:
 
 
 def commit(session: Session, *tokens: int) -> None:
-    """Tell a session what was committed."""
+    """Commit tokens to a session."""
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
@@ -72,7 +72,7 @@ def test_estimates_leave_room_for_the_unseen() -> None:
 
 
 def test_settings_bound_the_draft() -> None:
-    """Factor, depth, size and least probability each do what they say."""
+    """Factor, depth, size and least probability each limit the draft."""
     text = ids([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
 
     def drafted(**settings: float) -> list[int]:

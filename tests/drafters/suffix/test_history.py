@@ -124,7 +124,7 @@ def test_a_file_larger_than_the_limit_leaves_its_latest(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    """Missing, damaged and foreign files are told apart, and nothing is learned from them."""
+    """Missing, damaged and foreign files have errors of their own, and nothing is learned from them."""
     held, fresh = Remembering("tree"), Remembering("tree")
     held.learn(ids([1, 2, 3]))
     held.save(tmp_path / "m")
@@ -172,7 +172,7 @@ def test_huge_vocabularies_are_refused() -> None:
 
 @pytest.mark.parametrize(("method", "learned"), [(SuffixDrafter, 15), (SamDrafter, 35)])
 def test_threads_share_it(method: type[SuffixDrafter | SamDrafter], learned: int) -> None:
-    """Requests that run at the same time lose nothing and corrupt nothing; closing twice teaches once."""
+    """Requests that run at the same time lose nothing and corrupt nothing; closing twice learns once."""
     held = method(vocabulary=100)
     failed: list[BaseException] = []
 

@@ -55,7 +55,7 @@ def grow(texts: list[list[int]], depth: int, step: int) -> SuffixTree:
 
 @given(documents, st.integers(2, 9), st.integers(1, 7))
 def test_counts_are_those_made_by_hand(texts: list[list[int]], depth: int, step: int) -> None:
-    """Every context up to the depth has its count, however the text came, in at most two nodes a token."""
+    """Every context up to the depth has its count, however the text was split, in at most two nodes per token."""
     tree = grow(texts, depth, step)
     assert contexts(tree) == by_hand(texts, depth)
     assert tree.tree.used[NODES] <= 2 * tree.size + 1
@@ -83,7 +83,7 @@ def test_long_repetition_stays_small() -> None:
 
 
 def test_the_limit_is_kept() -> None:
-    """A full tree takes no more and says where it stopped; what it holds stays right."""
+    """A full tree takes no more and returns where it stopped; its counts stay right."""
     random = np.random.default_rng(0)
     text = random.integers(0, 1000, 5000).astype(np.int32)
     tree = SuffixTree(depth=4, limit=100_000)

@@ -1,4 +1,4 @@
-"""Passes over several sequences, on models whose layers or positions do not make that easy, and beside other threads."""
+"""Passes over several sequences, on models whose layers or positions make that hard, and beside other threads."""
 
 from __future__ import annotations
 

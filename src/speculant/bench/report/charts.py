@@ -64,6 +64,8 @@ def line_chart(
         unit_square: let both axes run from 0 to 1 and draw the diagonal.
     """
     with _drawing(label, lines, _HEIGHT) as (figure, axes):
+        from matplotlib.ticker import MaxNLocator
+
         axes.grid(visible=True, color=LINE, linewidth=0.6)
         if unit_square:
             axes.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1)
@@ -74,7 +76,7 @@ def line_chart(
             axes.plot(xs, ys, color=_color(line.color), linewidth=1.8, marker="o", markersize=3.5, clip_on=False)
         if not unit_square:
             axes.set_ylim(bottom=y_min)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         return _svg(figure, label)

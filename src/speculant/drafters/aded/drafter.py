@@ -303,7 +303,7 @@ class AdedPaperSession(Session):
 
         The published method learns and draws random numbers when it drafts; so it drafts once a round.
         """
-        if len(self._tail) < 2:
+        if min(budget.nodes, budget.depth) < 1 or len(self._tail) < 2:
             return DraftTree.empty()
         if self._draft is None:
             self._draft = self._drafter.step(self._tail, self._random)

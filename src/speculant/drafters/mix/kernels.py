@@ -27,7 +27,7 @@ from speculant.drafters.mix.contexts import (
     hash_contexts,
 )
 from speculant.drafters.mix.features import gather
-from speculant.drafters.mix.mixer import combine, remember, squash, train
+from speculant.drafters.mix.mixer import combine, count_token, squash, train
 from speculant.drafters.mix.repetition import NOWHERE, index, seek
 
 Array = npt.NDArray[Any]
@@ -100,7 +100,7 @@ def learn_text(
             if SHORTER[c] >= 0 and find(narrow, hashes[SHORTER[c]]) < 0:
                 continue
             observe(wide if WIDE[c] else narrow, hashes[c], token, memory)
-        remember(mixer, token)
+        count_token(mixer, token)
         last_use[token] = i
         index(heads, text, i)
         if copy[0] != NOWHERE and text[copy[0]] == token:

@@ -226,7 +226,7 @@ def _nudge(mixer: Mixer, i: int, state: int, error: float, band: int) -> float:
 
 
 @njit(cache=True, nogil=True)
-def remember(mixer: Mixer, token: int) -> None:
+def count_token(mixer: Mixer, token: int) -> None:
     """Count a token, and add it to the cache of recent tokens."""
     mixer.frequency[token] += 1
     mixer.bands[token] = log_band(mixer.frequency[token], FREQUENCIES - 1)

@@ -26,7 +26,7 @@ def empty(memory: Memory) -> Contents:
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
-    """Take each token's row from the last file that knows it; add up how often each rank was right.
+    """Take each token's row from the last file that has it; add up how often each rank was right.
 
     Raises:
         UnsupportedError: the files keep different numbers of successors, or the matrix exceeds the limit.

@@ -28,7 +28,7 @@ class Tree(NamedTuple):
     """The arrays of a tree.
 
     Attributes:
-        nodes: Int32[C, 8], parent, edge (first token times 128 plus length), where the edge stands in the log, count,
+        nodes: Int32[C, 8], parent, edge (first token times 128 plus length), the edge's start in the log, count,
             first child, next sibling, sibling before (the first has the last there), run of equal counts.
         firsts: Int32[C], the first node of each run; free ones are linked.
         slots: Int32[S], the nodes, hashed by parent and first token.
@@ -67,8 +67,8 @@ def child_of(tree: Tree, parent: int, token: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def forget(tree: Tree, slot: int) -> None:
-    """Empty a slot and close the gap."""
+def empty_slot(tree: Tree, slot: int) -> None:
+    """Empty a slot and close the gap in its probe sequence."""
     size = len(tree.slots)
     gap, slot = slot, slot + 1 if slot + 1 < size else 0
     while tree.slots[slot] != ROOT:

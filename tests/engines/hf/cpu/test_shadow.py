@@ -69,10 +69,10 @@ def test_the_model_is_left_as_it_was() -> None:
     assert set(model.state_dict()) == set(twin.state_dict())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "phi3"])
 def test_an_interrupt_anywhere_leaves_the_model_whole(name: str, compiled: Any) -> None:
     """Guards Ctrl-C at every line of ours in an accelerated pass: the model's own passes are right afterwards."""
-    model = tiny_model(name)
+    model = tiny_model(name, num_hidden_layers=1)
     prepared = prepare_model(model, True)
     with torch.inference_mode():
         expected = model(IDS).logits

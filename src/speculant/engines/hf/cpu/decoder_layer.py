@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_hooks
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.cache import InPlaceLayer
 from speculant.engines.hf.cpu.gqa import Attention, GQAttention, is_plain_sdpa, native_call, shares_keys
 from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
@@ -190,7 +191,7 @@ class FusedLayer:
             pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), None, None)
             call = Attention(*pointers, *sizes, *key.stride()[:2], *value.stride()[:2])
             self._project(layer, hidden_states, positions, call, kernel)
-            attended = self._attend(shadow, query, key, value, attention_mask, past_key_values, options)
+            attended = self._attend(query, key, value, attention_mask, past_key_values, options)
         return self._finish(layer, hidden_states, attended, kernel)
 
     def _project(self, layer: _Layer, x: Tensor, positions: _Positions, call: Attention, kernel: Kernel | None) -> None:
@@ -225,19 +226,14 @@ class FusedLayer:
         return linear(linear.module, x).contiguous()
 
     def _attend(
-        self,
-        shadow: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        options: dict[str, Any],
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]
     ) -> Tensor:
         """Add the keys to the cache; return the output [B, n, width] of the attention that the config names."""
-        attention = shadow.self_attn
-        name = attention.__dict__["config"]._attn_implementation  # of the pass, which may be over several sequences
+        attention = self._attention
+        name = attention.config._attn_implementation
         attend = self._gqa if name == "sdpa" and self._gqa and is_plain_sdpa() else ALL_ATTENTION_FUNCTIONS[name]
+        if isinstance(cache, BatchCache):
+            attend = cache.attend
         if cache is not None:
             key, value = cache.update(key, value, attention.layer_idx)
         options |= window_option(attention)

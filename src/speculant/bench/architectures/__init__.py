@@ -1,0 +1,1 @@
+"""Every causal architecture of transformers, tiny and random, compared with its own `generate`."""

@@ -1,0 +1,60 @@
+"""The table of architectures in the documentation, made of what was found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+_INTRODUCTION = """# Architectures
+
+Which causal language models of transformers {transformers} Speculant verifies drafts on, and how. Every class that
+`AutoModelForCausalLM` knows was built with tiny random weights (fp32, torch {torch}; windows, chunks and rotary limits
+scaled down with it, so that texts cross them), and its drafted texts were compared with those of `model.generate`:
+greedy and sampled, alone and in batches, with eager and sdpa attention, wherever the class has them. Drafts were random
+trees of right and wrong guesses.
+
+{texts} texts were compared, {wrong}. {trees} architectures take trees, {chains} take chains, {refused} are refused, and
+{missing} could not be built here.
+
+- **trees**: whole draft trees are verified in one pass.
+- **chains**: a draft is one path; the reason is in `stats.notes`.
+- **refused**: `UnsupportedError` with the reason, before anything is decoded.
+
+This page is generated: `python benchmarks/architectures.py -o docs/architectures.md`; the raw results are in
+`benchmarks/results/architectures.json`. A model that is not listed, or has another config, is probed before its first
+draft in the same way (`src/speculant/engines/hf/probe.py`).
+
+| architecture | class | drafts | reason |
+|---|---|---|---|
+"""
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the page, in Markdown."""
+    found = results["architectures"]
+    verdicts = Counter(each["verdict"] for each in found.values())
+    wrong = sum(len(each["mismatches"]) for each in found.values())
+    page = _INTRODUCTION.format(
+        **results["versions"],
+        texts=sum(each["comparisons"] for each in found.values()),
+        wrong="all were equal" if not wrong else f"{wrong} differed",
+        trees=verdicts["trees"],
+        chains=verdicts["chains"],
+        refused=verdicts["refused"],
+        missing=verdicts["not built"],
+    )
+    lines = [
+        f"| {name} | {each['kind']} | {each['verdict']} | {_reason(each)} |" for name, each in sorted(found.items())
+    ]
+    return page + "\n".join(lines) + "\n"
+
+
+def _reason(found: Mapping[str, Any]) -> str:
+    """Return the reason without what the other columns say, as one cell."""
+    reason = str(found["reason"]).replace("|", "\\|").replace("\n", " ").removeprefix(f"{found['kind']} ")
+    reason = reason.removeprefix("cannot verify drafts: ").removeprefix("drafts are verified as chains: ")
+    for ending in (" Use plain `model.generate` for it.", " Use the method 'none', or plain `model.generate`."):
+        reason = reason.removesuffix(ending)
+    wrong = "; ".join(found["mismatches"])
+    return f"{reason} **differs: {wrong}**" if wrong else reason

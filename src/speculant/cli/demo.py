@@ -1,0 +1,139 @@
+"""`speculant demo`: shows in under a minute what drafting does, on the bundled model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from speculant.cli.commands import Command
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from speculant.bench.demo import Answer, Measured
+
+HELP = """\
+Show in under a minute what drafting does, on the bundled model.
+
+A session whose memory fills, an edit, and stories that begin with a memory made from a corpus, each decoded with drafts
+and without."""
+EXAMPLES = """
+speculant demo
+speculant demo --json demo.json   # everything measured
+"""
+
+BAR = 24  # characters of a bar
+INTRODUCTION = """\
+A model normally computes one token per pass. With Speculant a drafter guesses the next few tokens and the model checks
+them all in one pass: guesses that were right cost almost nothing, wrong ones are discarded. The text stays the same.
+
+Everything here runs on one CPU thread with the bundled story model (5.5 million parameters), which is too small for
+more threads. Each request is decoded without drafts and with them, by turns, {repetitions} times; times are medians."""
+TITLES = {
+    "session": "1. A session of ten stories: the memory is empty at first and learns from every answer",
+    "edit": "2. An edit: most of the answer stands in the prompt",
+    "corpus": "3. New stories, with a memory made from a corpus beforehand",
+}
+ROWS = {
+    "session": "session of ten stories",
+    "edit": "editing a story",
+    "corpus": "stories, memory from a corpus",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo", cls=Command, help=HELP, epilog=EXAMPLES)(demo)
+
+
+def demo(
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="write everything measured here too")
+    ] = None,
+) -> int:
+    """Decode three kinds of requests with drafts and without, and print how fast that was."""
+    from rich.console import Console
+
+    from speculant.cli.compiling import compilation_announced
+    from speculant.cli.env import environment
+    from speculant.cli.files import JSON, check_result, write_json
+    from speculant.cli.loading import load
+    from speculant.cli.options import Loading
+    from speculant.cli.terminal import progress
+
+    check_result("--json", json, JSON)
+    console = Console(highlight=False)
+    model, tokenizer, _ = load(Loading(device="cpu", threads=1))
+    from speculant.bench.demo import REPETITIONS, measure, plays, scenes
+
+    console.print(INTRODUCTION.format(repetitions=REPETITIONS), end="\n\n")
+    chosen, found = scenes(), []
+    with compilation_announced(), progress("decoding", plays(chosen), "requests") as advance:
+        for scene in chosen:
+            found.append(measure(scene, model, tokenizer, advance=lambda: advance(1)))
+            console.print(scene_block(found[-1]), end="\n\n")
+    console.print(summary(found))
+    if json is not None:
+        write_json(json, {"environment": environment(model), "scenes": [each.to_json() for each in found]})
+    return 0
+
+
+def scene_block(measured: Measured) -> RenderableType:
+    """Return a scene's title, the speed-up of each request, and one answer with its accepted drafts coloured."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(TITLES[measured.scene.name], style="bold"), speed_ups(measured.answers)]
+    if measured.scene.name == "edit":
+        parts += [Text(), answer_text(measured.answers[0])]
+    return Group(*parts)
+
+
+def speed_ups(answers: Sequence[Answer]) -> Table:
+    """Return a bar per request."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    longest = max(answer.speed_up for answer in answers)
+    for answer in answers:
+        length = max(1, round(BAR * answer.speed_up / longest))
+        table.add_row(f"{answer.speed_up:5.2f}x", Text("█" * length, style="green"), shortened(answer.request.label))
+    return table
+
+
+def answer_text(answer: Answer) -> Text:
+    """Return the answer; tokens that were guessed right are green."""
+    from rich.text import Text
+
+    text = Text(f"{answer.request.label} (green: guessed right)\n", style="bold")
+    for part, accepted in answer.parts:
+        text.append(part, style="not bold green" if accepted else "not bold")
+    return text
+
+
+def summary(found: Iterable[Measured]) -> Table:
+    """Return the final table."""
+    from rich.table import Table
+
+    table = Table("", title="tokens per second", title_justify="left")
+    for name in ("plain", "drafted", "speed-up", "identical"):
+        table.add_column(name, justify="right")
+    for measured in found:
+        table.add_row(
+            ROWS[measured.scene.name],
+            f"{measured.plain_speed:.0f}",
+            f"{measured.drafted_speed:.0f}",
+            f"{measured.speed_up:.2f}x",
+            "yes" if measured.identical else "no",
+        )
+    return table
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """Return the text, or its beginning where it is long."""
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."

@@ -1,0 +1,35 @@
+"""What one call of `speculant replay` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Order(str, Enum):
+    """The order of requests."""
+
+    FILE = "file"
+    SHUFFLED = "shuffled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What is played and how; see the options of the command."""
+
+    traces: Sequence[str]
+    tokenizer: str | None
+    methods: Sequence[str]
+    nodes: int
+    keep_memory: bool
+    memory_limit: int
+    corpora: Sequence[str]
+    order: Order
+    seed: int
+    limit: int | None
+    step_cost: str | None
+    by_category: bool
+    json: str | None
+    html: str | None
+    jobs: int | None

@@ -1,0 +1,143 @@
+"""What a model is probed for before its first draft, and how the result is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models import tiny_model
+from speculant import Speculator
+from speculant.bench.architectures.catalogue import build
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf import probe
+from speculant.engines.hf.capabilities import check_model
+from speculant.engines.hf.engine import HFEngine
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "speculant"
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "verdict"),
+    [
+        ("llama", "sdpa", "trees"),
+        ("gpt_neo", "eager", "chains"),
+        ("gpt_neo (global layers)", "eager", "trees"),
+        ("llama4_text (full attention, temperature tuning)", "sdpa", "chains"),
+        ("llama4_text (full attention)", "sdpa", "trees"),
+        ("llama (rope: dynamic)", "sdpa", "trees"),
+        ("phi3 (rope: longrope)", "sdpa", "trees"),
+        ("llama (a window left in its config)", "sdpa", "trees"),
+        ("doge", "sdpa", "refused"),
+    ],
+)
+def test_what_no_config_says_is_found(name: str, attention: str, verdict: str) -> None:
+    """Guards losslessness: masks by cache slot or by content, and scales by slot, are seen in the logits."""
+    model = build(name, attention)
+    outcome = probe.examine(model, check_model(model))
+    assert outcome.verdict == verdict
+    assert bool(outcome.reason) == (verdict != "trees")
+    assert outcome.notes == ()
+
+
+def test_limits_far_beyond_the_probe_are_reached_on_a_small_model() -> None:
+    """Guards long limits: the windows of a real config are too far away to be crossed by the model itself."""
+    model = tiny_model("mistral", sliding_window=4096, max_position_embeddings=32768)
+    wrong = check_model(model)
+    object.__setattr__(wrong, "window", 4095)  # which no text of the model shorter than that shows
+    assert probe.examine(model, wrong).verdict == "trees"
+    tiny, small = probe._tiny(model, wrong)
+    assert small.window == 6
+    assert tiny.config.num_hidden_layers == 2
+
+
+def test_the_result_is_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards start-up time: the second speculator of a model shape probes nothing."""
+    first = probe.probe_model(tiny_model("llama"), check_model(tiny_model("llama")))
+    [file] = folder.glob("probe-*.json")
+    assert json.loads(file.read_text())["verdict"] == "trees"
+    monkeypatch.setattr(probe, "examine", lambda *_: pytest.fail("probed again"))
+    assert probe.probe_model(tiny_model("llama"), check_model(tiny_model("llama"))) == first
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"verdict": "perhaps", "notes": []}', b"\xff\xfe"])
+def test_a_broken_result_is_probed_again(folder: Path, content: bytes) -> None:
+    """Guards files cut off by a crash or written by something else."""
+    model = tiny_model("llama")
+    probe.probe_model(model, check_model(model))
+    [file] = folder.glob("probe-*.json")
+    file.write_bytes(content)
+    probe.probe_model(model, check_model(model))
+    assert json.loads(file.read_text())["verdict"] == "trees"
+
+
+def test_a_folder_that_cannot_be_written_does_not_matter(folder: Path) -> None:
+    """Guards read-only homes: a file is in the place of the folder."""
+    folder.write_text("in the way")
+    model = tiny_model("llama")
+    assert probe.probe_model(model, check_model(model)).trees
+
+
+def test_another_attention_is_another_result(folder: Path) -> None:
+    """Guards the key of the result."""
+    for attention in ("sdpa", "eager"):
+        model = tiny_model("llama", attention)
+        probe.probe_model(model, check_model(model))
+    assert len(list(folder.glob("probe-*.json"))) == 2
+
+
+def test_random_streams_are_left_as_they_were(folder: Path) -> None:
+    """Guards sampling: a text must not depend on whether the model was probed before it."""
+    model = tiny_model("llama")
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    probe.probe_model(model, check_model(model))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_plain_decoding_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the baseline: a model that is refused for drafts is decoded plainly."""
+    monkeypatch.setattr(HFEngine, "probe", lambda *_, **__: pytest.fail("probed"))
+    assert Speculator.from_transformers(tiny_model("llama"), method="none").generate([5], max_new_tokens=2).ids
+
+
+def test_a_refused_model_says_why_and_decodes_plainly(folder: Path) -> None:
+    """Guards Doge, whose masks go by the content of a pass: alone and in batches only plain decoding is right."""
+    model = build("doge", "sdpa")
+    with pytest.raises(UnsupportedError, match="DogeForCausalLM cannot verify drafts: in a random text"):
+        Speculator.from_transformers(model, method="lookup").generate([5, 6, 7], max_new_tokens=20)
+    speculator = Speculator.from_transformers(model, method="none")
+    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, do_sample=False)[0, 3:].tolist()
+    results = speculator.generate_batch([[5, 6, 7], [5, 6, 7]], max_new_tokens=20, temperature=0)
+    assert [result.ids for result in results] == [expected] * 2
+
+
+def test_chains_are_noted(folder: Path) -> None:
+    """Guards the user's view: `stats.notes` gives the reason."""
+    speculator = Speculator.from_transformers(build("gpt_neo", "eager"), method="lookup", nodes=4)
+    notes = speculator.generate([5, 6, 7], max_new_tokens=4, temperature=0).stats.notes
+    assert any("verified as chains" in note for note in notes)
+    assert not speculator.engine.capabilities.trees
+
+
+def test_what_cannot_be_built_small_is_probed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards remote code: a class that fails with a small config is probed with short texts, and a note says so."""
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise TypeError("no such size")
+
+    monkeypatch.setattr(probe, "tiny_model", failing)
+    model = tiny_model("llama")
+    outcome = probe.examine(model, check_model(model))
+    assert outcome.verdict == "trees"
+    assert "beyond its limits" in outcome.notes[0]

@@ -1,0 +1,51 @@
+"""Rounds for tests of sizing, without a model: drafts, what was accepted of them, and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from speculant.core.tree import DraftTree, Proposal
+from speculant.core.verifier import Walk
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.exploration import ExplorationBonus
+from speculant.sizing.latency import LatencyModel
+from speculant.sizing.policy import AdaptiveSizing, Sizing, SizingState
+from speculant.sizing.step_cost import StepCost
+from speculant.sizing.throughput import Throughput
+from trees import chain
+
+
+def sampled(*weights: float) -> DraftTree:
+    """Return a chain of sampled nodes."""
+    tree = chain(*weights)
+    return DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(np.full((len(weights), 8), 0.125)))
+
+
+def curve(per_node: float, *, most: int = 64) -> StepCost:
+    """Return the cost of passes: a second, and so much for each row beside the first."""
+    return StepCost(np.array([0.0, most]), np.array([1.0, 1.0 + most * per_node]))
+
+
+def adaptive(known: StepCost | None, *, most: int = 64, exploration: ExplorationBonus | None = None) -> AdaptiveSizing:
+    """Return the policy of a first stream or batch."""
+    return AdaptiveSizing(LatencyModel(most=most, known=known), AcceptanceModel(), Throughput(), exploration)
+
+
+def observe(
+    sizing: Sizing,
+    states: Sequence[SizingState],
+    drafts: Sequence[DraftTree],
+    accepted: Sequence[int],
+    *,
+    target: float,
+    draft: float = 0.0,
+    tokens: int | None = None,
+) -> None:
+    """Let a policy learn from a round in which so many first nodes of each chain were accepted.
+
+    `tokens` are those of each sequence, where they are not one more than its accepted nodes.
+    """
+    walks = [Walk(list(range(n)), [7] * (n + 1 if tokens is None else tokens), False) for n in accepted]
+    sizing.observe(states, drafts, walks, target_seconds=target, draft_seconds=draft)
