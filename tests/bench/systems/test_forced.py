@@ -31,9 +31,7 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("method", ["none", "lookup", "mix"])
-def test_the_output_is_the_recording_and_every_pass_is_run(
-    method: str, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_output_is_the_recording(method: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own choices do not matter, and it is run once per round and once for the prompt."""
     passes, forward = [], model.forward
     monkeypatch.setattr(model, "forward", lambda *args, **options: passes.append(1) or forward(*args, **options))

@@ -3,7 +3,8 @@
 The target runs every pass that decoding takes, on the tokens of the recording; its logits are computed and then
 ignored. So weights may be random: the cost is that of the model's shape, the acceptance that of the recording.
 Drafters that learn from the target's logits get none, since those of random weights would mislead them; the top
-logits they ask for are still computed, so that their cost is included. The LLMA paper's repository benchmarks this way (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487).
+logits they ask for are still computed, so that their cost is included. The LLMA paper's repository benchmarks this
+way (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def forced_request(
 
 
 def forced_parts(speculator: Speculator, size: int = 1) -> Parts:
-    """Return the parts that decode forced requests: the speculator's, whose drafter gets none of the target's logits."""
+    """Return the parts for forced requests: the speculator's, whose drafter gets none of the target's logits."""
     parts = speculator.parts(size)
     return replace(parts, drafter=NoLogitsDrafter(parts.drafter))
 
