@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speculant.engines.hf.acceleration import PlainPasses
+from speculant import Speculator
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, GraphRunner
-from speculant.engines.hf.engine import HFEngine
 
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
 
@@ -71,14 +71,15 @@ class Tapes:
         return replay
 
 
-def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LENGTH) -> HFEngine:
-    """Return an engine whose passes are replayed."""
+def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LENGTH, **options: Any) -> Speculator:
+    """Return a speculator whose passes are replayed."""
     tapes = tapes or Tapes()
-    return HFEngine(model, acceleration=PlainPasses(graphs=GraphRunner(model, lambda: tapes, capacity=capacity)))
+    fast = Acceleration(graphs=GraphRunner(model, lambda: tapes, capacity=capacity))
+    return Speculator.from_transformers(model, fast=fast, **options)
 
 
-def graphs_of(engine: HFEngine) -> GraphRunner:
-    """Return what replays an engine's passes."""
-    graphs = engine.acceleration.graphs
-    assert isinstance(graphs, GraphRunner)
+def graphs_of(speculator: Speculator) -> GraphRunner:
+    """Return what replays a speculator's passes."""
+    graphs = speculator.fast.graphs
+    assert graphs is not None
     return graphs

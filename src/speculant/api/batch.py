@@ -191,6 +191,7 @@ class Batch:
             self.stats.notes = list(self._engine.notes)
 
     def _round(self) -> None:
+        self._collect([generation for generation in self._admitted if generation.left])  # an interrupt kept them here
         active = [generation for generation in self._admitted if generation.sequence.active]
         if not active:
             return
@@ -238,7 +239,7 @@ class Batch:
     def _next_unread(self) -> Generation | None:
         """Return the request whose prompt is to be read next."""
         for generation in self._admitted:
-            if generation.sequence.session is None:
+            if not (generation.sequence.sources or generation.left):
                 return generation
         if self._waiting and len(self._admitted) < self._size:
             self._admitted.append(self._waiting.popleft())
@@ -248,7 +249,8 @@ class Batch:
     def _collect(self, generations: Sequence[Generation]) -> None:
         """Take what a round added to the texts, since the caches have it; retire requests that ended or failed."""
         for generation in generations:
-            if generation.done:  # another request's streamer removed it meanwhile
+            if generation.done:  # another request's streamer removed it meanwhile, or an interrupt kept it here
+                self._retire(generation)
                 continue
             try:
                 piece = self._take(generation)
@@ -278,9 +280,6 @@ class Batch:
         self._retire(generation)
 
     def _retire(self, generation: Generation) -> None:
-        for queue in (self._waiting, self._admitted):
-            if generation in queue:
-                queue.remove(generation)
         generation.done = True
         try:
             generation.sequence.close()
@@ -289,6 +288,9 @@ class Batch:
         if not self._keep_caches:
             generation.sequence.cache.release()
             generation.result.cache = None
+        for queue in (self._waiting, self._admitted):  # last: what an interrupt left undone is done in the next round
+            if generation in queue:
+                queue.remove(generation)
 
     def _raise_interrupt(self) -> None:
         error, self._interrupt = self._interrupt, None

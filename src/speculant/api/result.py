@@ -83,6 +83,11 @@ class Generation:
         self._streamer = streamer
         self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist())
 
+    @property
+    def left(self) -> bool:
+        """Whether nothing more will be decoded."""
+        return self.done or self.sequence.ended or self.error is not None or self.sequence.error is not None
+
     def take(self) -> Piece | None:
         """Return what was committed since the last call, None if nothing was; it is in the result."""
         sequence, result = self.sequence, self.result

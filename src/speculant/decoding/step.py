@@ -44,6 +44,16 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What a sequence is about to commit: a path of its draft, and the target's own token."""
+
+    sequence: Sequence
+    draft: DraftTree
+    result: Pass
+    walk: Walk
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """What a round did to one sequence: its draft, what was committed, and the seconds that observing took."""
 
@@ -67,9 +77,11 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
 
     Raises:
         OutOfMemoryError, UsageError: the pass failed; nothing was committed.
-        KeyboardInterrupt: it came; the sequence that it met has failed, the others are as before or after the round.
+        KeyboardInterrupt: it came; the sequence that it met, if any, has failed, the others are as before or after the
+            round.
     """
     sequences, clock = [sequence for sequence in sequences if sequence.active], parts.clock
+    found: list[Found] = []
     try:
         began = clock()
         sequences, drafts = _draft(sequences, parts)
@@ -80,16 +92,15 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
             [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)],
             parts.drafter.needs,
         )
-        found = _walk(sequences, drafts, passes, parts)
+        _walk(sequences, drafts, passes, parts, found)
         verified = clock()
-        rounds = _commit(sequences, drafts, passes, found, parts)
+        rounds = _commit(found, parts)
         result = Rounds(rounds, drafted - began, verified - drafted)
         _observe(result, parts)
-    except BaseException as error:
+    except BaseException:
+        _commit(found, parts)  # interrupted between sequences: tokens that were drawn cannot be taken back
         for sequence in sequences:
             sequence.cache.rollback()
-            if len(sequence.sampler.tokens) > len(sequence.sources):  # interrupted between its text and its cache
-                sequence.fail(error)
         raise
     _raise_interrupt(sequences)
     return result
@@ -165,8 +176,10 @@ def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree 
         return None
 
 
-def _walk(sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], parts: Parts) -> list[Walk | None]:
-    """Return what each sequence commits, None where its processors fail; the device is waited for once."""
+def _walk(
+    sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], parts: Parts, found: list[Found]
+) -> None:
+    """Find what each sequence commits, if its processors do not fail; the device is waited for once."""
     verifier, prepared = parts.verifier, dict[int, object]()
     for place, (sequence, draft, result) in enumerate(zip(sequences, drafts, passes, strict=True)):
         try:
@@ -175,31 +188,27 @@ def _walk(sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass]
             sequence.fail(error)
     waiting = [place for place, array in prepared.items() if array is not None]
     read = dict(zip(waiting, parts.engine.read([prepared[place] for place in waiting]), strict=True))
-    walks = list[Walk | None]()
-    for place, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-        walk = None
+    for place, (sequence, draft, result) in enumerate(zip(sequences, drafts, passes, strict=True)):
         if sequence.active:
             try:
                 walk = verifier.walk(draft, read.get(place), sequence.sampler)
                 sequence.sampler.end_round()
+                found.append(Found(sequence, draft, result, walk))
             except BaseException as error:
                 sequence.fail(error)
-        walks.append(walk)
-    return walks
 
 
-def _commit(
-    sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], walks: list[Walk | None], parts: Parts
-) -> list[Round]:
-    """Commit and let each session learn; return what happened to those that did not fail before."""
+def _commit(found: list[Found], parts: Parts) -> list[Round]:
+    """Commit and let each session learn; return what happened to those that did not fail, nor were committed before."""
     rounds = []
-    for sequence, draft, result, walk in zip(sequences, drafts, passes, walks, strict=True):
-        if walk is None:
+    for each in found:
+        sequence, draft, walk = each.sequence, each.draft, each.walk
+        if sequence.error is not None or len(sequence.sources) == len(sequence.sampler.tokens):
             continue
         try:
             sequence.commit(draft, walk)
             began = parts.clock()
-            _session(sequence).observe(_verified(draft, walk, result))
+            _session(sequence).observe(_verified(draft, walk, each.result))
             rounds.append(Round(sequence, draft, walk, parts.clock() - began))
         except BaseException as error:
             sequence.fail(error)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
-import speculant
+from interrupts import interrupted
 from models import tiny_model
 from passes import IDS, opened, plain_text
 from speculant.core.engine import Needs
@@ -21,34 +17,9 @@ from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
 from trees import make_tree
 
-SOURCES = str(Path(speculant.__file__).parent)
 TREE = make_tree([7, 8, 9, 10], [-1, 0, -1, 2])
 PROMPTS = [IDS, IDS[:, :5]]
 STRIDE = 13  # of about 2,000 lines; with 1, every line was tried
-
-
-def interrupted(work: Callable[[], Any], line: int) -> bool:
-    """Do some work, with a Ctrl-C at so many lines of Speculant's files into it; return whether it got there."""
-    left = line
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(SOURCES):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
 
 
 def everything_works(model: Any, config: dict[str, Any], text: list[int]) -> None:

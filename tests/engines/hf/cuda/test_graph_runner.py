@@ -11,26 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from speculant.engines.hf.target import TransformersTarget
 from torch import Tensor, nn
 
 from models import tiny_model
+from passes import IDS, opened, plain_text
 from speculant import Speculator
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.capabilities import check_model
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
-from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, CapturedPasses, CaptureError, length_bucket
-from tapes import Tapes, passes_of, recorded
+from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.target_cache import HFTargetCache
+from tapes import Tapes, graphs_of, recorded
 from trees import random_draft
 
-IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
 MODELS = ["llama", "qwen3", "mistral", "gpt2", "gemma3", "mixtral", "phi3", "gpt_neox"]
 
 
-def plain_text(model: Any, ids: Tensor, tokens: int) -> list[int]:
-    options = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    found: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
-    return found
+def verify(engine: HFEngine, cache: HFTargetCache, root: int, tree: DraftTree) -> Tensor:
+    """Return the logits of a root and a draft below it."""
+    logits: Tensor = engine.forward([(cache, root, tree)])[0].logits
+    return logits
+
+
+def rows_to_keep(path: list[int]) -> list[int]:
+    """Return the rows of the root and the nodes of a path."""
+    return [0, *(node + 1 for node in path)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> Non
     assert result.ids == plain_text(model, IDS, 220)
     assert tapes.replayed == result.stats.rounds
     assert tapes.recorded > len(ROWS)
-    assert passes_of(speculator)._lent.capacity > LEAST_LENGTH
+    assert graphs_of(speculator)._buffers.capacity > LEAST_LENGTH
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -74,22 +79,17 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
     """Guards masks, positions, windows and padding in every number of rows, with paths that move rows."""
     model, random = tiny_model(name), np.random.default_rng(3)
     padding = torch.tensor([[0, 0, 0, *[1] * 9]]) if padded else None
-    passes = CapturedPasses(model, Tapes, capacity=LEAST_LENGTH)
-    targets = [
-        TransformersTarget(model, check_model(model), IDS, padding=padding, fast=fast)
-        for fast in (Acceleration(), Acceleration(captured=passes))
-    ]
-    with torch.no_grad():
-        for target in targets:
-            target.prefill()
-        for nodes in (0, 1, 2, 3, 8, 13, 30, 64, 5):
-            tree = random_draft(random, nodes, 61)
-            plain, replayed = (target.verify(7, tree) for target in targets)
-            torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
-            path = tree.path(int(random.integers(len(tree)))).tolist() if len(tree) else []
-            for target in targets:
-                target.commit(path)
-    for plain, replayed in zip(*(target.cache.layers for target in targets), strict=True):
+    graphs = GraphRunner(model, Tapes, capacity=LEAST_LENGTH)
+    engines = [HFEngine(model), HFEngine(model, acceleration=Acceleration(graphs=graphs))]
+    caches = [opened(engine, padding=padding) for engine in engines]
+    for nodes in (0, 1, 2, 3, 8, 13, 30, 64, 5):
+        tree = random_draft(random, nodes, 61)
+        plain, replayed = (verify(*each, 7, tree) for each in zip(engines, caches, strict=True))
+        torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
+        path = tree.path(int(random.integers(len(tree)))).tolist() if len(tree) else []
+        for cache in caches:
+            cache.keep(rows_to_keep(path))
+    for plain, replayed in zip(*(cache.cache.layers for cache in caches), strict=True):
         torch.testing.assert_close(replayed.keys, plain.keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(replayed.values, plain.values, atol=1e-5, rtol=1e-5)
 
@@ -97,17 +97,19 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
 def test_buffers_stay_where_they_are() -> None:
     """Guards what a graph relies on: between rounds nothing that it reads or writes moves, the cache included."""
     speculator = recorded(tiny_model("llama"))
-    passes = passes_of(speculator)
+    graphs = graphs_of(speculator)
 
     def places() -> list[int]:
-        fixed = [passes._logits, passes._seen, passes._columns, *passes._inputs.values()]
-        return [each.data_ptr() for each in [*fixed, *passes._lent.keys, *passes._lent.values]]
+        fixed = [graphs._logits, graphs._seen, graphs._columns, *graphs._inputs.values()]
+        return [each.data_ptr() for each in [*fixed, *graphs._buffers.keys, *graphs._buffers.values]]
 
     before = places()
     stream = speculator.stream(IDS, max_new_tokens=60, temperature=0, eos_token_id=None)
     for _ in itertools.islice(stream, 1, None):
         assert places() == before
-        for layer, keys, values in zip(stream.result.cache.layers, passes._lent.keys, passes._lent.values, strict=True):
+        for layer, keys, values in zip(
+            stream.result.cache.layers, graphs._buffers.keys, graphs._buffers.values, strict=True
+        ):
             assert (layer.keys.data_ptr(), layer.values.data_ptr()) == (keys.data_ptr(), values.data_ptr())
     assert len(stream.result.ids) == 60
 
@@ -115,56 +117,46 @@ def test_buffers_stay_where_they_are() -> None:
 def test_logits_outlive_the_next_pass() -> None:
     """Guards scores that a request keeps, since every pass writes its logits to the same place."""
     model = tiny_model("llama")
-    target = TransformersTarget(
-        model, check_model(model), IDS, fast=Acceleration(captured=CapturedPasses(model, Tapes))
-    )
-    with torch.no_grad():
-        target.prefill()
-        first = target.verify(7, DraftTree.empty())
-        kept = first.clone()
-        target.commit([])
-        target.verify(8, DraftTree.empty())
+    engine = HFEngine(model, acceleration=Acceleration(graphs=GraphRunner(model, Tapes)))
+    cache = opened(engine)
+    first = verify(engine, cache, 7, DraftTree.empty())
+    kept = first.clone()
+    cache.keep([0])
+    verify(engine, cache, 8, DraftTree.empty())
     assert torch.equal(first, kept)
 
 
 def test_a_round_that_fails_leaves_nothing() -> None:
     """Guards rollback: the text goes on as if the pass had not been."""
     model, tapes = tiny_model("llama"), Tapes()
-    fast = Acceleration(captured=CapturedPasses(model, lambda: tapes))
-    target = TransformersTarget(model, check_model(model), IDS, fast=fast)
+    engine = HFEngine(model, acceleration=Acceleration(graphs=GraphRunner(model, lambda: tapes)))
+    cache = opened(engine)
     tree = random_draft(np.random.default_rng(2), 12, 61)
-    with torch.no_grad():
-        target.prefill()
-        expected = target.verify(7, tree)
-        target.rollback()
-        tapes.fail_replay = True
-        with pytest.raises(ValueError, match="interrupted"):
-            target.verify(7, tree)
-        target.rollback()
-        assert target.cache.get_seq_length() == IDS.shape[1]
-        torch.testing.assert_close(target.verify(7, tree), expected)
+    expected = verify(engine, cache, 7, tree)
+    cache.rollback()
+    tapes.fail_replay = True
+    with pytest.raises(ValueError, match="interrupted"):
+        verify(engine, cache, 7, tree)
+    cache.rollback()
+    assert cache.cache.get_seq_length() == IDS.shape[1]
+    torch.testing.assert_close(verify(engine, cache, 7, tree), expected)
 
 
-def test_larger_drafts_and_gradients_run_plain_passes() -> None:
+def test_larger_drafts_run_plain_passes() -> None:
     """Guards what no shape fits, in the middle of a text: plain passes append to the same rows."""
     model, tapes = tiny_model("llama"), Tapes()
-    passes = CapturedPasses(model, lambda: tapes)
-    plain, target = (
-        TransformersTarget(model, check_model(model), IDS, fast=fast)
-        for fast in (Acceleration(), Acceleration(captured=passes))
-    )
+    graphs = GraphRunner(model, lambda: tapes)
+    engines = [HFEngine(model), HFEngine(model, acceleration=Acceleration(graphs=graphs))]
+    caches = [opened(engine) for engine in engines]
     random = np.random.default_rng(4)
-    with torch.no_grad():
-        for each in (plain, target):
-            each.prefill()
-        for nodes in (10, 100, 10):
-            tree = random_draft(random, nodes, 61)
-            torch.testing.assert_close(target.verify(3, tree), plain.verify(3, tree), atol=1e-5, rtol=1e-5)
-            for each in (plain, target):
-                each.commit(tree.path(len(tree) - 1).tolist())
-        assert passes._lent.holds(target.cache)
+    for nodes in (10, 100, 10):
+        tree = random_draft(random, nodes, 61)
+        plain, replayed = (verify(*each, 3, tree) for each in zip(engines, caches, strict=True))
+        torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
+        for cache in caches:
+            cache.keep(rows_to_keep(tree.path(len(tree) - 1).tolist()))
+    assert graphs._buffers.holds(caches[1].cache)
     assert tapes.replayed == 2
-    assert target.verify(3, DraftTree.empty()).requires_grad
 
 
 def test_requests_take_turns_with_the_buffers() -> None:
@@ -187,7 +179,7 @@ def test_requests_take_turns_with_the_buffers() -> None:
 def test_nothing_of_another_text_is_read() -> None:
     """Guards rows of an earlier text that are no numbers: a weight of zero would not hide them."""
     model, speculator = tiny_model("llama"), recorded(tiny_model("llama"))
-    for rows in (*passes_of(speculator)._lent.keys, *passes_of(speculator)._lent.values):
+    for rows in (*graphs_of(speculator)._buffers.keys, *graphs_of(speculator)._buffers.values):
         rows.fill_(torch.nan)
     result = speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None)
     assert result.ids == plain_text(model, IDS, 30)
@@ -308,14 +300,14 @@ def adapted(model: Any) -> None:
 )
 def test_what_a_recording_would_miss_is_refused(change: Callable[[Any], object], reason: str) -> None:
     """Guards settings that a recording would freeze or leave out."""
-    with pytest.raises(CaptureError, match=reason):
-        CapturedPasses(refused(change), Tapes)
+    with pytest.raises(GraphError, match=reason):
+        GraphRunner(refused(change), Tapes)
 
 
 def test_models_without_trees_are_refused() -> None:
     """Guards models that take no mask or no positions."""
-    with pytest.raises(CaptureError, match="chains only"):
-        CapturedPasses(tiny_model("bloom"), Tapes)
+    with pytest.raises(GraphError, match="chains only"):
+        GraphRunner(tiny_model("bloom"), Tapes)
 
 
 def test_a_pass_that_waits_for_the_device_is_refused() -> None:
@@ -329,18 +321,18 @@ def test_a_pass_that_waits_for_the_device_is_refused() -> None:
             return input * input.sum().item()
 
     model.model.norm = nn.Sequential(model.model.norm, Looking())
-    with pytest.raises(CaptureError, match="waits for the device"):
-        CapturedPasses(model, Tapes)
+    with pytest.raises(GraphError, match="waits for the device"):
+        GraphRunner(model, Tapes)
 
 
 def test_a_device_that_cannot_record_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the fallback of `fast=True` on CUDA: plain passes and one line; unasked, not even that."""
     model = tiny_model("llama")
-    with pytest.raises(CaptureError, match=r"device is full$"):
-        CapturedPasses(model, failing)
-    with pytest.raises(CaptureError):
-        CapturedPasses(model)  # CUDA graphs on a CPU
-    monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.CapturedPasses", refusing)
+    with pytest.raises(GraphError, match=r"device is full$"):
+        GraphRunner(model, failing)
+    with pytest.raises(GraphError):
+        GraphRunner(model)  # CUDA graphs on a CPU
+    monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.GraphRunner", refusing)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert prepare_model(model, True).notes == ("not prepared for fast passes: the device is full.",)
     assert prepare_model(model, None) == prepare_model(model, False) == Acceleration()
@@ -352,18 +344,18 @@ def failing() -> Tapes:
     return tapes
 
 
-def refusing(model: Any) -> CapturedPasses:
-    raise CaptureError("the device is full")
+def refusing(model: Any) -> GraphRunner:
+    raise GraphError("the device is full")
 
 
 def test_prepared_models_replay_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the default: nothing is recorded on a CPU, nor on CUDA unless asked for."""
-    model, passes = tiny_model("llama"), CapturedPasses(tiny_model("llama"), Tapes)
-    assert all(prepare_model(model, fast).captured is None for fast in (None, True, False))
-    monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.CapturedPasses", lambda _: passes)
+    model, graphs = tiny_model("llama"), GraphRunner(tiny_model("llama"), Tapes)
+    assert all(prepare_model(model, fast).graphs is None for fast in (None, True, False))
+    monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.GraphRunner", lambda _: graphs)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    assert prepare_model(model, True).captured is passes
-    assert prepare_model(model, None).captured is None
+    assert prepare_model(model, True).graphs is graphs
+    assert prepare_model(model, None).graphs is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -372,12 +364,12 @@ def test_cuda_graphs_give_the_text_of_plain_decoding(name: str) -> None:
     """Guards the recording itself, where there is a device for it; runs nowhere else."""
     model = tiny_model(name).cuda()
     speculator = Speculator.from_transformers(model, fast=True, nodes=20)
-    passes, ids = passes_of(speculator), IDS.cuda()
+    graphs, ids = graphs_of(speculator), IDS.cuda()
     assert speculator.generate(ids, max_new_tokens=220, temperature=0, eos_token_id=None).ids == plain_text(
         model, ids, 220
     )
-    assert not passes._failed
-    assert len({length for _, length in passes._replays}) > 1
+    assert not graphs._failed
+    assert len({length for _, length in graphs._replays}) > 1
 
 
 @pytest.mark.parametrize("capacity", [LEAST_LENGTH, 512])
