@@ -33,7 +33,7 @@ def test_a_sample_of_architectures(name: str, tmp_path: Path, monkeypatch: pytes
     assert (found.accepted > 10) == (found.verdict != "refused")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", names())
 def test_every_architecture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the table in the documentation, architecture by architecture."""
