@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test lint typecheck test-oldest test-peers test-llamacpp clean
+.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -15,8 +15,18 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	@$(BIN)/speculant demo
 
+# A process per core, a thread per process.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
 test: setup lint typecheck
-	$(BIN)/pytest
+	$(PYTEST)
+
+test-slow: setup
+	$(PYTEST) -m slow
+
+# Every causal architecture of transformers against its own generate: half an hour on two cores.
+test-architectures: setup
+	$(PYTEST) -m matrix
 
 lint: setup
 	$(BIN)/ruff check .
@@ -33,7 +43,7 @@ typecheck: setup
 	@touch $@
 
 test-oldest: .venv-oldest/.ready
-	.venv-oldest/bin/pytest tests/engines tests/decoding tests/api/test_speculator.py tests/test_stories.py
+	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n auto --dist worksteal tests/engines tests/decoding tests/api/test_speculator.py tests/test_stories.py
 
 # Against the official ADED drafter and Arctic's suffix tree. The latter is built from source with the torch that is
 # here; left to itself, its build would fetch another one.
@@ -45,7 +55,7 @@ $(VENV)/.peers: $(VENV)/.ready
 	@touch $@
 
 test-peers: $(VENV)/.peers
-	$(BIN)/pytest -m peers
+	$(BIN)/pytest -m peers tests/bench
 
 # That llama.cpp computes what transformers does. It is built from source, which takes minutes.
 $(VENV)/.llamacpp: $(VENV)/.ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rounds import budget, start
-from speculant.bench.replay.player import Played, replay
+from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.traces import Recording
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
 from speculant.core.tree import DraftTree
@@ -35,7 +35,7 @@ def language(seed: int, length: int, vocabulary: int = VOCABULARY) -> np.ndarray
     return text.astype(np.int32)
 
 
-def play(held: MixDrafter, *texts: np.ndarray, nodes: int = 64) -> Played:
+def play(held: MixDrafter, *texts: np.ndarray, nodes: int = 64) -> ReplayResult:
     """Let the drafter draft each text after its first five tokens."""
     return replay(held, [Recording(prompt=text[:5], output=text[5:]) for text in texts], nodes=nodes)
 

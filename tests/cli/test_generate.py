@@ -18,9 +18,9 @@ from speculant.cli.comparison import PAIRS
 from speculant.cli.generation import shortened
 from speculant.cli.loading import Loaded
 from speculant.cli.main import main
-from speculant.decoding.step import Decoding
 from speculant.drafters.mix.drafter import MixSession
-from speculant.engines.hf.batch_pass import RaggedPass
+from speculant.engines.hf.batch_pass import BatchPass
+from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 KEYS = [
     *("prompt", "text", "ids", "finish_reason", "method", "tokens", "rounds", "mat", "tokens_per_second"),
@@ -368,27 +368,27 @@ MANY = ["Once upon a time", "The dog", "One day", "Tom sat"]
 
 
 @pytest.fixture
-def together(tmp_path: Path) -> list[str]:
-    """Return the arguments for some prompts at once, with a method that remembers when a request ends."""
+def batched(tmp_path: Path) -> list[str]:
+    """Return the arguments for a batch of prompts, with a method that learns when a request ends."""
     (tmp_path / "p.json").write_text(json.dumps(MANY))
     files = ["--prompts", str(tmp_path / "p.json"), "--json", str(tmp_path / "out.json")]
     return ["generate", *files, *SHORT, "--batch", "4", "--method", "suffix", "--memory", str(tmp_path / "memory")]
 
 
 def test_a_batch_goes_on_after_a_failure(
-    tmp_path: Path, together: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+    tmp_path: Path, batched: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """The texts of the others are printed, what there is of the failed one too, and the end names it."""
-    follow, rounds = Decoding.follow, []
+    walk, walks = SampleThenFollow.walk, []
 
-    def failing(decoding: Decoding, tree: Any) -> Any:
-        rounds.append(tree)
-        if len(rounds) == 6:
+    def failing(rule: SampleThenFollow, draft: Any, *rest: Any) -> Any:
+        walks.append(draft)
+        if len(walks) == 10:  # after four prompts and a round of four
             raise ZeroDivisionError("a bug")
-        return follow(decoding, tree)
+        return walk(rule, draft, *rest)
 
-    monkeypatch.setattr(Decoding, "follow", failing)
-    assert main(together) == 1
+    monkeypatch.setattr(SampleThenFollow, "walk", failing)
+    assert main(batched) == 1
     out, err = capsys.readouterr()
     records = json.loads((tmp_path / "out.json").read_text())
     assert [found["finish_reason"] for found in records] == ["length", "error", "length", "length"]
@@ -399,7 +399,7 @@ def test_a_batch_goes_on_after_a_failure(
 
 
 def test_an_interrupted_batch_keeps_texts_and_memory(
-    tmp_path: Path, together: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+    tmp_path: Path, batched: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """Ctrl-C prints what there is of every text, in order, and what was learned is saved."""
     decode, rounds = Batch._round, []
@@ -411,7 +411,7 @@ def test_an_interrupted_batch_keeps_texts_and_memory(
         return decode(batch)
 
     monkeypatch.setattr(Batch, "_round", interrupted)
-    assert main(together) == 130
+    assert main(batched) == 130
     out, err = capsys.readouterr()
     records = json.loads((tmp_path / "out.json").read_text())
     assert all(0 < found["tokens"] < 12 for found in records)
@@ -423,9 +423,9 @@ def test_an_interrupted_batch_keeps_texts_and_memory(
 
 
 def test_a_batch_says_how_it_was_run(
-    tmp_path: Path, together: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+    tmp_path: Path, batched: list[str], monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """Where a model's sequences cannot share a pass, the block says so."""
-    monkeypatch.setattr(RaggedPass, "_together", lambda *_: [][1])
-    assert main(together) == 0
+    monkeypatch.setattr(BatchPass, "_together", lambda *_: [][1])
+    assert main(batched) == 0
     assert "note        the sequences of a batch are run one after the other" in capsys.readouterr().err

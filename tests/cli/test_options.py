@@ -64,7 +64,7 @@ def test_the_speculator_is_as_described(tiny_folder: Path) -> None:
     loaded = load_speculator(loading, Drafting(method="lookup", settings=("copied=3",), nodes=5))
     speculator = loaded.speculator
     assert str(speculator.model.dtype) == "torch.bfloat16"
-    assert speculator.abilities.additive
+    assert speculator.engine.capabilities.additive
     assert (speculator.nodes, speculator.method) == (5, "lookup")
     assert speculator.drafter.settings.copied == 3  # type: ignore[attr-defined]
     assert loaded.threads == "1, as asked"

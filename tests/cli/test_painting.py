@@ -6,7 +6,7 @@ import pytest
 
 from speculant.api.result import Piece
 from speculant.cli.painting import GREEN, RESET, YELLOW, can_paint, painted
-from speculant.decoding.step import Source
+from speculant.decoding.sequence import Source
 
 
 def test_tokens_are_painted_by_source() -> None:

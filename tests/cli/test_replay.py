@@ -10,7 +10,7 @@ import pytest
 
 from speculant.api.loading import bundled_model
 from speculant.cli.main import main
-from speculant.core.drafter import NoDrafter
+from speculant.drafters.none import NoDrafter
 
 CaptureFixture = pytest.CaptureFixture[str]
 ROW = {"prompt_ids": [1, 2], "output_ids": [4, 5, 6] * 10, "category": "x", "recorded": {"eagle": [2] * 40}}

@@ -113,7 +113,10 @@ def two_states(turn: int, random: np.random.Generator) -> float:
 
 
 @pytest.mark.parametrize("stall", [at_first, in_bursts, a_neighbour, two_states])
-@pytest.mark.parametrize("rate", [0.02, 0.6])
+@pytest.mark.parametrize(
+    "rate",
+    [0.02, 0.6, pytest.param(0.9, marks=pytest.mark.xfail(reason="one size run alone shows no other's cost"))],
+)
 def test_stalls_do_not_change_sizes(rate: float, stall: Stall) -> None:
     """Whatever slows the machine down, throughput stays within 5 % of the best fixed size's, plain decoding's too."""
     truth = StepCost(np.array([0.0, 1, 16, 64]), np.array([1.0, 1.1, 1.4, 4]))

@@ -112,7 +112,6 @@ class Preparation:
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
         ids = call.ids[:, call.start :]
         self._check_length(ids)
-        engine.probe(drafts=self._method != "none")
         generator = None if seed is None else _generator(engine.model.device, seed)
         plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator)
         cache = engine.open(

@@ -14,7 +14,7 @@ from speculant.core.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from speculant.bench.replay.corpora import Corpus
-    from speculant.bench.replay.player import Played
+    from speculant.bench.replay.player import ReplayResult
     from speculant.bench.replay.runs import Run
     from speculant.bench.replay.traces import Recording
     from speculant.sizing.step_cost import StepCost
@@ -125,7 +125,7 @@ def plan(
     ]
 
 
-def play(runs: Sequence[Run], jobs: int) -> list[Played]:
+def play(runs: Sequence[Run], jobs: int) -> list[ReplayResult]:
     """Play the runs behind a progress bar."""
     from speculant.bench.replay.workers import replay_runs
 
@@ -137,7 +137,7 @@ class Results:
     """What was played, with the acceptance that the traces recorded of other drafters."""
 
     def __init__(
-        self, traces: Sequence[Trace], runs: Sequence[Run], played: Sequence[Played], cost: StepCost | None
+        self, traces: Sequence[Trace], runs: Sequence[Run], played: Sequence[ReplayResult], cost: StepCost | None
     ) -> None:
         from speculant.bench.replay.metrics import run_metrics
         from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded

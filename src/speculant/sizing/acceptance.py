@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import ROOT, DraftTree
+from speculant.core.tree import DraftTree
 
 Float64 = npt.NDArray[np.float64]
 
@@ -49,14 +49,10 @@ class AcceptanceModel:
 
     def observe(self, tree: DraftTree, path: Sequence[int]) -> None:
         """Count which nodes of a draft were accepted."""
+        accepted = np.array(path, np.int64)
         if tree.proposal is None:
-            _count(tree.parents, tree.weights, np.array(path, np.int64), self._expected, self._accepted)
-        deeper = bool((tree.parents == (path[-1] if path else ROOT)).any())
-        reached = min(len(path) + deeper, _DEEPEST)
-        self._reached *= _DECAY
-        self._passed *= _DECAY
-        self._reached[:reached] += 1
-        self._passed[: min(len(path), _DEEPEST)] += 1
+            _count(tree.parents, tree.weights, accepted, self._expected, self._accepted)
+        _count_depths(tree.parents, accepted, self._reached, self._passed)
 
 
 @njit(cache=True)
@@ -84,6 +80,20 @@ def _count(parents, weights, path, expected, accepted):  # type: ignore[no-untyp
         band = _band(weights[node])
         accepted[0, band] += 1
         accepted[rows[node], band] += 1
+
+
+@njit(cache=True)
+def _count_depths(parents, path, reached, passed):  # type: ignore[no-untyped-def]
+    reached *= _DECAY
+    passed *= _DECAY
+    last = path[-1] if len(path) else -1
+    passed[: len(path)] += 1
+    reached[: len(path)] += 1
+    if len(path) < len(reached):
+        for parent in parents:
+            if parent == last:
+                reached[len(path)] += 1
+                break
 
 
 @njit(cache=True)

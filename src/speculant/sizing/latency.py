@@ -34,9 +34,10 @@ _FOLLOW = 0.3  # share of a pass's error that moves the level
 _LEARN = 0.06  # share that moves the cost of its size, once that is known
 _JUMP = math.log(2)  # the largest error that counts
 _FORGET = 64  # rounds without a try after which a size is believed to be cheaper; twice as many each time
-_SAME = 0.003  # a smaller change of a size's cost is no reason to compute the curve again
+_SAME = 0.004  # a smaller change of a size's cost is no reason to compute the curve again
 _DRAFT_TIMES = 15
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
+_START = 8  # nodes whose time a draft takes before its first node, as far as stalls are recognised
 _DECAY = 0.98
 _SPREAD = 16.0  # nodes: sizes of drafts must differ by about as much before drafting time is attributed to them
 
@@ -66,7 +67,8 @@ class LatencyModel:
         self._level = plain
         self._curve = self._base
         self._draft_times: deque[float] = deque(maxlen=_DRAFT_TIMES)
-        self._line = np.zeros(5)  # decayed: rounds, nodes, nodes squared, time of drafting, time by nodes
+        self._draft_rates: deque[float] = deque(maxlen=_DRAFT_TIMES)  # times over nodes, `_START` more of them
+        self._line = [0.0] * 5  # decayed: rounds, nodes, nodes squared, time of drafting, time by nodes
         self.drafting = 0.0
 
     @property
@@ -159,21 +161,26 @@ class LatencyModel:
     @property
     def usual_drafting(self) -> float:
         """What drafting takes in a round, in units of `curve`: the lower quartile, which stalls do not change."""
-        times = sorted(self._draft_times)
-        return times[(len(times) - 1) // 4] if len(times) > 1 else 0.0
+        return _lower_quartile(self._draft_times) if len(self._draft_times) > 1 else 0.0
 
     def observe_drafting(self, nodes: int, seconds: float) -> float:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
         What they grow by per node becomes `drafting`, by a straight line through the rounds of late. A round that took
-        far longer than usual does not predict the next and counts as a slow usual one; what is usual is not known
-        before the second.
+        far longer than usual for its nodes does not predict the next and counts as a slow usual one; what is usual is
+        not known before the second.
         """
-        self._draft_times.append(seconds / self._level)
+        time = seconds / self._level
+        self._draft_times.append(time)
+        self._draft_rates.append(time / (nodes + _START))
         if len(self._draft_times) == 1:
             return 0.0
-        time = min(self._draft_times[-1], _STALL * self.usual_drafting)
-        self._line = _DECAY * self._line + np.array([1.0, nodes, nodes * nodes, time, nodes * time])
-        rounds, x, xx, y, xy = self._line.tolist()
+        time = min(time, _STALL * _lower_quartile(self._draft_rates) * (nodes + _START))
+        added = (1.0, nodes, nodes * nodes, time, nodes * time)
+        self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]
         self.drafting = max(0.0, (rounds * xy - x * y) / (rounds * xx - x * x + (rounds * _SPREAD) ** 2 / 16))
         return time
+
+
+def _lower_quartile(values: deque[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]

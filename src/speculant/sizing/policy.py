@@ -163,6 +163,7 @@ class AdaptiveSizing:
         """
         self._latency, self._acceptance, self._exploration = latency, acceptance, exploration
         self._shared, self._throughput = throughput, Throughput(throughput)
+        self._counts = np.arange(len(latency.curve) + 1)
 
     def open(self) -> SizingState:
         return SizingState(AcceptanceModel(self._acceptance), wanted=min(MAX_NODES, int(self._latency.sizes[-1])))
@@ -191,11 +192,12 @@ class AdaptiveSizing:
         gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
         base = len(drafts) - 1 + held
-        values = np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
-        room = max(0, self._latency.most - base)
-        price, costs = self._price(len(drafts)), self._costs(base, min(len(values), room))
-        net = np.append(0, np.cumsum(values[: len(costs) - 1])) - price * costs
-        nodes = int(np.argmax(net))
+        values = gains[0] if len(gains) == 1 else np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
+        room = min(len(values), max(0, self._latency.most - base))
+        price, costs = self._price(len(drafts)), self._costs(base, room)
+        net = values[:room].cumsum() - price * costs[1:]
+        best = int(net.argmax()) if room else 0
+        nodes = best + 1 if room and net[best] > 0 else 0
         kept = share(gains, nodes)
         for state, draft, gain, n in zip(states, drafts, gains, kept, strict=True):
             if draft.proposal is None:
@@ -208,9 +210,12 @@ class AdaptiveSizing:
 
     def _costs(self, base: int, nodes: int) -> Float64:
         """Return Float64[nodes + 1], what a round with 0, 1, ... nodes costs more than one over `base` draft rows."""
-        rows = np.minimum(base + np.arange(nodes + 1), len(self._latency.curve) - 1)
-        curve = self._latency.curve[rows]
-        return np.asarray(curve - curve[0] + self._latency.drafting * np.arange(nodes + 1), np.float64)
+        curve, end = self._latency.curve, base + nodes + 1
+        rows = curve[base:end]
+        if len(rows) <= nodes:  # beyond the curve passes cost as much as at its end
+            rows = np.append(rows, np.full(nodes + 1 - len(rows), curve[-1]))
+        costs: Float64 = rows - rows[0] + self._latency.drafting * self._counts[: nodes + 1]
+        return costs
 
     def observe(
         self,

@@ -1,41 +1,41 @@
-"""Playing recordings: what is counted, what drafters are shown, and in which order."""
+"""Replaying recordings: what is counted, what drafters observe, and in which order."""
 
 from __future__ import annotations
 
 from speculant.bench.replay.player import replay
-from speculant.core.drafter import NoDrafter
 from speculant.core.tree import DraftTree
+from speculant.drafters.none import NoDrafter
 
 from scripted import Scripted, recording  # isort: skip
 
 
 def test_plain_decoding_is_a_token_a_round() -> None:
     """Every output id counts, the last one too."""
-    played = replay(NoDrafter(), [recording([4, 5, 6])], nodes=8)
-    assert (played.tokens, played.rounds, played.mat) == (3, 3, 1.0)
-    assert played.drafting is not None
-    assert played.drafting.memory_bytes is None
-    assert played.drafting.deepest.tolist() == [0, 0, 0]
+    result = replay(NoDrafter(), [recording([4, 5, 6])], nodes=8)
+    assert (result.tokens, result.rounds, result.mat) == (3, 3, 1.0)
+    assert result.drafting is not None
+    assert result.drafting.memory_bytes is None
+    assert result.drafting.deepest.tolist() == [0, 0, 0]
 
 
 def test_the_last_round_counts_what_was_left() -> None:
     """A draft that goes on beyond the end gains nothing from it."""
     drafter = Scripted(DraftTree.from_paths([[4, 4, 4, 4]]))
-    played = replay(drafter, [recording([4, 4, 4, 4, 4, 4, 4])], nodes=8)
+    result = replay(drafter, [recording([4, 4, 4, 4, 4, 4, 4])], nodes=8)
     assert drafter.seen == [[4, 4, 4, 4, 4], [4, 4]]
-    assert (played.tokens, played.rounds, played.mat) == (7, 2, 3.5)
-    assert played.accepted.tolist() == [4, 1]
+    assert (result.tokens, result.rounds, result.mat) == (7, 2, 3.5)
+    assert result.accepted.tolist() == [4, 1]
 
 
 def test_columns() -> None:
-    """Rounds are told apart by request, and the budget is kept."""
+    """Rounds are distinguished by request, and the budget is kept."""
     drafter = Scripted(DraftTree.from_paths([[4, 5], [6]]))
-    played = replay(drafter, [recording([4, 9], "x", [1, 2]), recording([7], "y", [3])], nodes=2)
+    result = replay(drafter, [recording([4, 9], "x", [1, 2]), recording([7], "y", [3])], nodes=2)
     assert drafter.prompts == [[1, 2], [3]]
     assert drafter.closed == 2
-    assert (played.categories, played.prompt_tokens.tolist()) == (("x", "y"), [2, 1])
-    assert (played.request.tolist(), played.accepted.tolist()) == ([0, 1], [1, 0])
-    drafting = played.drafting
+    assert (result.categories, result.prompt_tokens.tolist()) == (("x", "y"), [2, 1])
+    assert (result.request.tolist(), result.accepted.tolist()) == ([0, 1], [1, 0])
+    drafting = result.drafting
     assert drafting is not None
     assert (drafting.nodes.tolist(), drafting.deepest.tolist()) == ([2, 2], [2, 2])
     assert len(drafting.propose_seconds) == len(drafting.learn_seconds) == len(drafting.open_seconds) == 2
@@ -43,7 +43,7 @@ def test_columns() -> None:
 
 
 def test_memory_is_kept_unless_renewed() -> None:
-    """One drafter plays every request, or each gets its own."""
+    """One drafter is used for every request, or each gets its own."""
     made: list[Scripted] = []
 
     def renew() -> Scripted:

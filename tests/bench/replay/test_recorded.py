@@ -17,9 +17,9 @@ MATS = {"gsm8k": (1.18, 2.78), "cnn": (1.40, 2.73), "instructcoder": (2.12, 3.49
 
 def test_a_round_begins_behind_the_last() -> None:
     """Yields are read where rounds begin, and the last round counts only what was left."""
-    played = replay_recorded("e", [recording([1, 2, 3, 4, 5], e=[2, 9, 1, 5, 9])])
-    assert played.accepted.tolist() == [1, 0, 1]
-    assert (played.tokens, played.rounds) == (5, 3)
+    result = replay_recorded("e", [recording([1, 2, 3, 4, 5], e=[2, 9, 1, 5, 9])])
+    assert result.accepted.tolist() == [1, 0, 1]
+    assert (result.tokens, result.rounds) == (5, 3)
 
 
 def test_as_many_as_were_drafted() -> None:

@@ -28,9 +28,9 @@ def make(method: str = "aded", **changes: Any) -> Run:
 def test_every_replayable_method_plays(name: str) -> None:
     """Each commits exactly the recorded tokens, and rounds are deterministic."""
     run = pickle.loads(pickle.dumps(make(name)))
-    played = run.replay()
-    assert played.tokens == run.tokens == 48
-    assert np.array_equal(played.accepted, make(name).replay().accepted)
+    result = run.replay()
+    assert result.tokens == run.tokens == 48
+    assert np.array_equal(result.accepted, make(name).replay().accepted)
 
 
 def test_memory_is_kept_or_not() -> None:

@@ -40,7 +40,7 @@ def test_the_template_is_used(tokenizer: Any) -> None:
 
 
 def test_without_a_template_the_texts_are_joined(tokenizer: Any) -> None:
-    """A base model's log can be played too."""
+    """A base model's log can be replayed too."""
     tokenizer.chat_template = None
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
     ids, _ = encode_chat(tokenizer, messages, "No")
@@ -56,6 +56,6 @@ def test_a_refusing_template_is_a_bad_row(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("content", [None, 3, [{"type": "image_url"}], ["a"]])
 def test_what_is_not_text(content: Any) -> None:
-    """Pictures and tool calls cannot be played."""
+    """Pictures and tool calls cannot be replayed."""
     with pytest.raises(ValueError, match="not text"):
         message_text({"role": "assistant", "content": content})

@@ -31,9 +31,9 @@ def test_several_processes_give_the_results_of_one() -> None:
     """Results are in the order of the runs, whichever ends first, and every token is reported."""
     reported: list[int] = []
     listed = runs("aded", "none", "none")
-    played = replay_runs(listed, jobs=2, advance=reported.append)
+    result = replay_runs(listed, jobs=2, advance=reported.append)
     alone = replay_runs(listed, jobs=1)
-    assert [each.accepted.tolist() for each in played] == [each.accepted.tolist() for each in alone]
+    assert [each.accepted.tolist() for each in result] == [each.accepted.tolist() for each in alone]
     assert sum(reported) == sum(run.tokens for run in listed)
     assert active_children() == []
 

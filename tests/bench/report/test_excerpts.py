@@ -15,8 +15,8 @@ from speculant.core.tree import DraftTree
 def test_the_last_request_by_ids() -> None:
     """Drafted tokens and the target's own alternate as the rounds did."""
     recordings = [recording([9]), recording([4, 5, 6, 4, 5])]
-    played = replay(Scripted(DraftTree.from_paths([[4, 5]])), recordings, nodes=4)
-    pieces = last_excerpt(played, recordings)
+    result = replay(Scripted(DraftTree.from_paths([[4, 5]])), recordings, nodes=4)
+    pieces = last_excerpt(result, recordings)
     assert [piece.text for piece in pieces] == ["4 ", "5 ", "6 ", "4 ", "5 "]
     assert [piece.drafted for piece in pieces] == [True, True, False, True, False]
     assert [piece.begins for piece in pieces] == [True, False, False, True, False]

@@ -15,8 +15,8 @@ from speculant.bench.replay.metrics import run_metrics
 from speculant.bench.replay.player import replay
 from speculant.bench.report.excerpts import Piece, last_excerpt
 from speculant.bench.report.replay_page import headline, replay_page, short_names
-from speculant.core.drafter import NoDrafter
 from speculant.core.tree import DraftTree
+from speculant.drafters.none import NoDrafter
 
 CREATED = datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc)
 
@@ -28,9 +28,9 @@ def replayed() -> tuple[list[dict[str, Any]], dict[tuple[str, str], list[Piece]]
     rows, excerpts = [], {}
     for file in ("model-<a>", "model-b"):
         for method, drafter in (("none", NoDrafter()), ("m&m", Scripted(DraftTree.from_paths([[4, 5]], [0.5])))):
-            played = replay(drafter, recordings, nodes=4)
-            rows.append(run_metrics(file, method, 4, played))
-            excerpts[file, method] = last_excerpt(played, recordings)
+            result = replay(drafter, recordings, nodes=4)
+            rows.append(run_metrics(file, method, 4, result))
+            excerpts[file, method] = last_excerpt(result, recordings)
     return rows, excerpts
 
 
@@ -72,8 +72,8 @@ def test_the_headline_prefers_the_expected_speedup(replayed: Any) -> None:
 
 def test_a_page_of_recorded_acceptance_only() -> None:
     """A file without excerpts, categories or estimates still has its charts."""
-    played = replay(NoDrafter(), [recording([4])], nodes=0)
-    text = replay_page([run_metrics("f", "recorded:e", 0, played)], {}, [])
+    result = replay(NoDrafter(), [recording([4])], nodes=0)
+    text = replay_page([run_metrics("f", "recorded:e", 0, result)], {}, [])
     assert text.count("<svg") == 4
     assert "Where the text came from" not in text
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from speculant.engines.hf.target import TransformersTarget
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import SHAPE, tiny_model
@@ -19,6 +18,7 @@ from speculant.bench.report.scaling_table import scaling_findings, scaling_table
 from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_scaling
 from speculant.cli.main import main
 from speculant.core.errors import UsageError
+from speculant.engines.hf.engine import HFEngine
 
 POSITIONS = 1024
 
@@ -85,12 +85,13 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_passes_are_rolled_back(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All sizes see the same text."""
-    lengths, verify = set[int](), TransformersTarget.verify
-    monkeypatch.setattr(
-        TransformersTarget,
-        "verify",
-        lambda self, *given: (lengths.add(self.cache.get_seq_length()), verify(self, *given))[1],
-    )
+    lengths, forward = set[int](), HFEngine.forward
+
+    def noted(engine: HFEngine, batch: Any, *rest: Any) -> Any:
+        lengths.update(cache.length for cache, _, _ in batch)
+        return forward(engine, batch, *rest)
+
+    monkeypatch.setattr(HFEngine, "forward", noted)
     measure_scaling(lambda: Speculator.from_transformers(model, method="lookup"), repeats=1)
     assert lengths == {512, 767}
 
@@ -99,14 +100,14 @@ def test_the_model_s_attention_is_its_own_again(model: Any, monkeypatch: pytest.
     """Also where a pass fails while its attention is timed."""
     plain, calls = ALL_ATTENTION_FUNCTIONS["sdpa"], list[int]()
 
-    def interrupted(self: Any, *given: Any) -> None:
+    def interrupted(self: Any, *given: Any) -> Any:
         if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:
             calls.append(1)
             raise KeyboardInterrupt
-        return verify(self, *given)
+        return forward(self, *given)
 
-    verify = TransformersTarget.verify
-    monkeypatch.setattr(TransformersTarget, "verify", interrupted)
+    forward = HFEngine.forward
+    monkeypatch.setattr(HFEngine, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measure_scaling(lambda: Speculator.from_transformers(model), repeats=1)
     assert calls == [1]

@@ -1,4 +1,4 @@
-"""Forced runs: every pass is run, the recording is what is said."""
+"""Forced runs: every pass is run, and the output is the recording."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from models import VOCABULARY, tiny_model
-from scripted import Scripted, recording
+from scripted import Scripted, ScriptedSession, recording
 from speculant.api.speculator import Speculator
 from speculant.bench.replay.player import replay
-from speculant.bench.systems.forced import ForcedSampler, ForcingProcessor, check_forced, fit_vocabulary, force
-from speculant.core.drafter import Needs, Verified
+from speculant.bench.systems.forced import ForcingProcessor, check_forced, fit_vocabulary, force
+from speculant.core.drafter import Session, Start, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.registry import find_method
+from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 PROMPT = np.array([3, 4, 5], np.int32)
 OUTPUT = [7, 8, 9, 10, 11] * 6
@@ -29,47 +31,59 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("method", ["none", "lookup", "mix"])
-def test_the_recording_is_said_and_every_pass_is_run(method: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the model would say does not matter, and it is run once per round and once for the prompt."""
+def test_the_output_is_the_recording(method: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own choices do not matter, and it is run once per round and once for the prompt."""
     passes, forward = [], model.forward
     monkeypatch.setattr(model, "forward", lambda *args, **options: passes.append(1) or forward(*args, **options))
     speculator = Speculator.from_transformers(model, method=method, nodes=8)
-    ids, stats = force(speculator, PROMPT, ForcedSampler(OUTPUT))
+    ids, stats = force(speculator, PROMPT, OUTPUT)
     assert ids == OUTPUT
     assert len(passes) == stats.rounds + 1
     assert (stats.mat > 2) == (method != "none")
 
 
 def test_acceptance_is_that_of_a_replay(model: Any) -> None:
-    """A forced run accepts what a replay of the same text accepts behind the first token, which prefill gives."""
+    """A forced run accepts what a replay of the same text accepts after the first token, which prefill yields."""
     speculator = Speculator.from_transformers(model, method="lookup", nodes=8)
-    _, stats = force(speculator, PROMPT, ForcedSampler(OUTPUT))
+    _, stats = force(speculator, PROMPT, OUTPUT)
     drafter = find_method("lookup").build(vocabulary=VOCABULARY, tokenizer="", memory_limit=1 << 20)
-    played = replay(drafter, [recording(OUTPUT[1:], prompt=[*PROMPT.tolist(), OUTPUT[0]])], nodes=8)
-    assert (stats.rounds, stats.tokens - 1) == (played.rounds, played.tokens)
+    result = replay(drafter, [recording(OUTPUT[1:], prompt=[*PROMPT.tolist(), OUTPUT[0]])], nodes=8)
+    assert (stats.rounds, stats.tokens - 1) == (result.rounds, result.tokens)
 
 
 class Curious(Scripted):
-    """Asks for the target's best tokens and notes what it gets."""
+    """Asks for the target's top tokens and hidden states."""
 
-    needs = Needs(top_k=3)
+    @property
+    def needs(self) -> Needs:
+        return Needs(top_k=3, hidden_layers=(-1,))
+
+    def open(self, start: Start) -> Session:
+        """Return a session that checks what it gets."""
+        self.prompts.append(start.prompt.tolist())
+        return CuriousSession(self)
+
+
+class CuriousSession(ScriptedSession):
+    """Checks that it gets none of them."""
 
     def observe(self, verified: Verified) -> None:
-        """Note it."""
         assert verified.top_ids is None
         assert verified.top_logits is None
+        assert verified.hidden is None
         super().observe(verified)
 
 
 def test_drafters_are_shown_no_logits(model: Any) -> None:
-    """Those of random weights would teach them nonsense; all the rest they see."""
+    """Those of random weights would mislead them; everything else they get."""
     drafter = Curious(DraftTree.from_paths([[7, 8]], [0.5]))
-    ids, _ = force(Speculator(model, None, drafter, method="x", nodes=4), PROMPT, ForcedSampler(OUTPUT))
+    speculator = Speculator(model, None, drafter, method="x", verifier=SampleThenFollow(), nodes=4)
+    ids, _ = force(speculator, PROMPT, OUTPUT)
     assert [token for tokens in drafter.seen for token in tokens] == ids == OUTPUT
 
 
 def test_the_processor_forbids_nothing() -> None:
-    """Prompt lookup asks which tokens are forbidden; forbidding all but one would tell it the text."""
+    """Prompt lookup asks which tokens are forbidden; forbidding all but one would reveal the text to it."""
     processor = ForcingProcessor(3, [7])
     scores = processor(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, VOCABULARY))
     assert scores.argmax() == 7

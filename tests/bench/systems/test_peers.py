@@ -42,10 +42,10 @@ def test_peers_draft(name: str, tmp_path: Path) -> None:
     """Each drafts what repeats within its budget over several requests, and refuses to save or load."""
     pytest.importorskip(MODULES[name])
     drafter = find_peer(name)()
-    played = replay(drafter, [recording([4, 5, 6] * 30, prompt=[1, 2])] * 2, nodes=8)
-    assert played.mat > 1.5
-    assert played.drafting is not None
-    assert played.drafting.nodes.max() <= 8
+    result = replay(drafter, [recording([4, 5, 6] * 30, prompt=[1, 2])] * 2, nodes=8)
+    assert result.mat > 1.5
+    assert result.drafting is not None
+    assert result.drafting.nodes.max() <= 8
     for refused in (drafter.save, drafter.load):
         with pytest.raises(UnsupportedError, match="a peer's memory cannot"):
             refused(tmp_path / "memory")

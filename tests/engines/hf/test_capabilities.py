@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from models import SHAPE, tiny_model
-from speculant import Speculator
+from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.capabilities import check_model
 
@@ -82,7 +82,48 @@ def test_half_precision_and_quantised_weights_are_noted() -> None:
 def test_others_are_refused_with_reason_and_way_out(make: Any, reason: str) -> None:
     """Guards against wrong output on models this loop cannot roll back or read."""
     with pytest.raises(UnsupportedError, match=reason):
-        Speculator.from_transformers(make())
+        check_model(make())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("openai-gpt", "has no key-value cache"),
+        ("xlnet", "has no key-value cache"),
+        ("xlm", "has no key-value cache"),
+        ("mpt", "decodes without a key-value cache"),
+        ("cpmant", "prompt tokens of its own"),
+        ("prophetnet", "several tokens ahead"),
+        ("fuyu", "multimodal"),
+    ],
+)
+def test_what_is_no_plain_decoder_is_refused_for_what_it_is(name: str, reason: str) -> None:
+    """Guards messages: these failed with errors about caches in use elsewhere and the like."""
+    with pytest.raises(UnsupportedError, match=reason):
+        check_model(build(name, "eager"))
+
+
+def test_encoders_are_refused_unless_they_decode() -> None:
+    """Guards masks: BERT and its like attend in both directions unless their config says otherwise."""
+    model = build("bert", "sdpa")
+    assert check_model(model).trees
+    model.config.is_decoder = False
+    with pytest.raises(UnsupportedError, match="both directions"):
+        check_model(model)
+
+
+def test_layers_that_attend_in_chunks_verify_chains() -> None:
+    """Guards Llama 4, whose chunks go by cache slot."""
+    capabilities = check_model(build("llama4_text", "sdpa"))
+    assert not capabilities.trees
+    assert "chunks" in capabilities.notes[0]
+
+
+def test_a_window_that_the_class_ignores_is_the_caches() -> None:
+    """Guards configs with a window left in: Llama's masks have none, but `generate` hands it a cache that forgets."""
+    llama, mistral = build("llama (a window left in its config)", "sdpa"), tiny_model("mistral")
+    assert check_model(llama).window_by_cache
+    assert not check_model(mistral).window_by_cache
 
 
 def _encoder_decoder() -> T5Config:

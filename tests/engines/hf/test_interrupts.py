@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of a pass: the sequence, the model's own `generate` and other threads go on as if nothing was."""
+"""Ctrl-C anywhere in a pass: the sequence, the model's own `generate` and other threads go on as if nothing was."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trees import make_tree
 
 TREE = make_tree([7, 8, 9, 10], [-1, 0, -1, 2])
 PROMPTS = [IDS, IDS[:, :5]]
+STRIDE = 13  # of about 2,000 lines; with 1, every line was tried
 
 
 def everything_works(model: Any, config: dict[str, Any], text: list[int]) -> None:
@@ -66,9 +67,9 @@ def test_an_interrupted_pass_leaves_nothing_behind(attention: str, sequences: in
             torch.testing.assert_close(result.logits, logits, atol=1e-4, rtol=1e-4)
         for cache in caches:
             cache.rollback()
-        if line % 40 == 1:
+        if line % 90 == 1:
             everything_works(model, config, text)
-        line += 1 if line < 40 else 3  # every line of what comes first, then a third: passes repeat their lines
+        line += STRIDE
     assert line > 100
     assert not engine.batch_note
     everything_works(model, config, text)

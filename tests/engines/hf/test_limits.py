@@ -30,7 +30,7 @@ def test_plain_and_drafted_texts_are_those_of_generate(name: str, length: int) -
     model = build(name, "sdpa")
     prompt = [3 + (7 * i + length) % 50 for i in range(length)]
     expected = plain(model, prompt, 24)
-    speculator = Speculator.from_transformers(model, method="none", nodes=8)
+    speculator = Speculator.from_transformers(model, method="none", nodes=8, fast=False)
     for drafter in (speculator.drafter, Guesses({tuple(prompt): expected})):
         speculator.drafter = drafter
         ids = torch.tensor([prompt])
@@ -46,7 +46,7 @@ def test_texts_on_both_sides_of_a_limit_share_a_batch(name: str) -> None:
     model = build(name, "sdpa")
     prompts = [[5, 9, 14, 3], [8, 5, 9] * 6, [3, 8] * 6, [7] * 13]
     texts = {tuple(prompt): plain(model, prompt, 12) for prompt in prompts}
-    speculator = Speculator.from_transformers(model, method="none", nodes=8)
+    speculator = Speculator.from_transformers(model, method="none", nodes=8, fast=False)
     speculator.drafter = Guesses(texts)
     results = speculator.generate_batch(prompts, size=4, max_new_tokens=12, temperature=0)
     assert [result.ids for result in results] == list(texts.values())
@@ -66,7 +66,7 @@ def test_a_long_prompt_is_read_at_once(name: str) -> None:
 def test_a_continued_conversation_is_read_anew_beyond_the_limit() -> None:
     """Guards Phi-3: rows of an earlier turn have the factors of a shorter text."""
     model = build("phi3 (rope: longrope)", "sdpa")
-    speculator = Speculator.from_transformers(model, method="none")
+    speculator = Speculator.from_transformers(model, method="none", fast=False)
     first = speculator.generate([5, 9, 14, 3, 8], max_new_tokens=4, temperature=0)
     prompt = [5, 9, 14, 3, 8, *first.ids, 7, 7, 7, 7, 7, 7, 7, 7]
     assert speculator.generate(prompt, max_new_tokens=6, temperature=0, cache=first.cache).ids == plain(
@@ -84,7 +84,7 @@ def test_a_draft_ends_where_positions_do(name: str) -> None:
     positions = int(model.config.max_position_embeddings)
     prompt = [3 + i % 50 for i in range(positions - 12)]
     expected = plain(model, prompt, 12)
-    speculator = Speculator.from_transformers(model, method="none", nodes=40)
+    speculator = Speculator.from_transformers(model, method="none", nodes=40, fast=False)
     speculator.drafter = Guesses({tuple(prompt): [*expected, *expected]})
     result = speculator.generate(prompt, max_new_tokens=40, temperature=0)
     assert result.ids == expected

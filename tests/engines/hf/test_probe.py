@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
-from models import tiny_model
+from models import SHAPE, tiny_model
 from speculant import Speculator
 from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
@@ -48,15 +49,16 @@ def test_what_no_config_says_is_found(name: str, attention: str, verdict: str) -
     assert outcome.notes == ()
 
 
-def test_limits_far_beyond_the_probe_are_reached_on_a_small_model() -> None:
-    """Guards long limits: the windows of a real config are too far away to be crossed by the model itself."""
-    model = tiny_model("mistral", sliding_window=4096, max_position_embeddings=32768)
-    wrong = check_model(model)
-    object.__setattr__(wrong, "window", 4095)  # which no text of the model shorter than that shows
-    assert probe.examine(model, wrong).verdict == "trees"
-    tiny, small = probe._tiny(model, wrong)
+def test_far_limits_are_reached_on_a_small_model() -> None:
+    """Guards long windows: texts that cross a window of thousands of tokens take too long on the model itself."""
+    config = MistralConfig(**SHAPE | {"max_position_embeddings": 32768}, sliding_window=4096)
+    model = MistralForCausalLM(config).eval()
+    tiny, small = probe._tiny(model, check_model(model))
     assert small.window == 6
     assert tiny.config.num_hidden_layers == 2
+    assert tiny.config.max_position_embeddings == 32
+    assert type(tiny) is type(model)
+    assert model.config.sliding_window == 4096
 
 
 def test_the_result_is_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,15 +110,17 @@ def test_random_streams_are_left_as_they_were(folder: Path) -> None:
 def test_plain_decoding_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the baseline: a model that is refused for drafts is decoded plainly."""
     monkeypatch.setattr(HFEngine, "probe", lambda *_, **__: pytest.fail("probed"))
-    assert Speculator.from_transformers(tiny_model("llama"), method="none").generate([5], max_new_tokens=2).ids
+    assert (
+        Speculator.from_transformers(tiny_model("llama"), method="none", fast=False).generate([5], max_new_tokens=2).ids
+    )
 
 
 def test_a_refused_model_says_why_and_decodes_plainly(folder: Path) -> None:
     """Guards Doge, whose masks go by the content of a pass: alone and in batches only plain decoding is right."""
     model = build("doge", "sdpa")
     with pytest.raises(UnsupportedError, match="DogeForCausalLM cannot verify drafts: in a random text"):
-        Speculator.from_transformers(model, method="lookup").generate([5, 6, 7], max_new_tokens=20)
-    speculator = Speculator.from_transformers(model, method="none")
+        Speculator.from_transformers(model, method="lookup", fast=False).generate([5, 6, 7], max_new_tokens=20)
+    speculator = Speculator.from_transformers(model, method="none", fast=False)
     expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, do_sample=False)[0, 3:].tolist()
     results = speculator.generate_batch([[5, 6, 7], [5, 6, 7]], max_new_tokens=20, temperature=0)
     assert [result.ids for result in results] == [expected] * 2
@@ -124,7 +128,7 @@ def test_a_refused_model_says_why_and_decodes_plainly(folder: Path) -> None:
 
 def test_chains_are_noted(folder: Path) -> None:
     """Guards the user's view: `stats.notes` gives the reason."""
-    speculator = Speculator.from_transformers(build("gpt_neo", "eager"), method="lookup", nodes=4)
+    speculator = Speculator.from_transformers(build("gpt_neo", "eager"), method="lookup", nodes=4, fast=False)
     notes = speculator.generate([5, 6, 7], max_new_tokens=4, temperature=0).stats.notes
     assert any("verified as chains" in note for note in notes)
     assert not speculator.engine.capabilities.trees

@@ -12,44 +12,46 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.replay.player import Drafting, Float64, Played
+from speculant.bench.replay.player import Drafting, Float64, ReplayResult
 from speculant.sizing.step_cost import StepCost
 
 SLICES = 20
 
 
-def run_metrics(file: str, method: str, nodes: int, played: Played, cost: StepCost | None = None) -> dict[str, Any]:
+def run_metrics(
+    file: str, method: str, nodes: int, result: ReplayResult, cost: StepCost | None = None
+) -> dict[str, Any]:
     """Return the row of a file and a method.
 
     Args:
         file, method: their names.
         nodes: most nodes per draft.
-        played: the replay.
+        result: the replay.
         cost: of target passes, for the expected speed-up.
     """
-    everything = np.arange(len(played.categories))
+    everything = np.arange(len(result.categories))
     return {
         "file": file,
         "method": method,
         "nodes": nodes,
-        "requests": len(played.categories),
-        **metrics(played, everything, cost),
-        "memory_bytes": played.drafting and played.drafting.memory_bytes,
-        "ece": played.drafting and played.drafting.reliability.ece,
-        "categories": by_category(played, cost),
-        "by_depth": by_depth(played),
-        "over_time": over_time(played),
-        "reliability": played.drafting.reliability.to_json() if played.drafting else [],
+        "requests": len(result.categories),
+        **metrics(result, everything, cost),
+        "memory_bytes": result.drafting and result.drafting.memory_bytes,
+        "ece": result.drafting and result.drafting.reliability.ece,
+        "categories": by_category(result, cost),
+        "by_depth": by_depth(result),
+        "over_time": over_time(result),
+        "reliability": result.drafting.reliability.to_json() if result.drafting else [],
     }
 
 
-def metrics(played: Played, requests: Any, cost: StepCost | None = None) -> dict[str, Any]:
+def metrics(result: ReplayResult, requests: Any, cost: StepCost | None = None) -> dict[str, Any]:
     """Return the metrics over the requests with these numbers."""
-    chosen = np.isin(played.request, requests)
+    chosen = np.isin(result.request, requests)
     rounds = int(chosen.sum())
-    tokens = int(played.accepted[chosen].sum()) + rounds
+    tokens = int(result.accepted[chosen].sum()) + rounds
     found: dict[str, Any] = {"tokens": tokens, "rounds": rounds, "mat": tokens / rounds if rounds else 0.0}
-    drafting = played.drafting
+    drafting = result.drafting
     if drafting is None or not rounds:
         unknown = {"mean": None, "p50": None, "p99": None}
         return found | {"nodes_per_round": None, "draft_us": unknown, "learn_us": None, "speedup": None}
@@ -59,41 +61,41 @@ def metrics(played: Played, requests: Any, cost: StepCost | None = None) -> dict
         "draft_us": _spread(drafting.propose_seconds[chosen]),
         "learn_us": {
             "per_token": float(learned / tokens * 1e6),
-            "per_prompt_token": float(opened / played.prompt_tokens[requests].sum() * 1e6),
+            "per_prompt_token": float(opened / result.prompt_tokens[requests].sum() * 1e6),
         },
         "speedup": None if cost is None else _speedup(tokens, chosen, opened, drafting, cost),
     }
 
 
-def by_category(played: Played, cost: StepCost | None = None) -> list[dict[str, Any]]:
+def by_category(result: ReplayResult, cost: StepCost | None = None) -> list[dict[str, Any]]:
     """Return the metrics per category, in order of appearance."""
-    categories = np.array(played.categories)
-    names = dict.fromkeys(played.categories)
-    return [{"category": name, **metrics(played, np.flatnonzero(categories == name), cost)} for name in names]
+    categories = np.array(result.categories)
+    names = dict.fromkeys(result.categories)
+    return [{"category": name, **metrics(result, np.flatnonzero(categories == name), cost)} for name in names]
 
 
-def by_depth(played: Played) -> list[dict[str, int | None]]:
+def by_depth(result: ReplayResult) -> list[dict[str, int | None]]:
     """Return, per depth from 1, how many drafts reached it and how many were accepted down to it."""
-    drafting = played.drafting
+    drafting = result.drafting
     return [
         {
             "depth": depth,
             "drafted": None if drafting is None else int((drafting.deepest >= depth).sum()),
-            "accepted": int((played.accepted >= depth).sum()),
+            "accepted": int((result.accepted >= depth).sum()),
         }
-        for depth in range(1, int(played.accepted.max(initial=0)) + 1)
+        for depth in range(1, int(result.accepted.max(initial=0)) + 1)
     ]
 
 
-def over_time(played: Played, slices: int = SLICES) -> list[dict[str, Any]]:
+def over_time(result: ReplayResult, slices: int = SLICES) -> list[dict[str, Any]]:
     """Return the MAT of consecutive slices of the requests, of about the same number each."""
-    requests = len(played.categories)
+    requests = len(result.categories)
     edges = np.linspace(0, requests, min(slices, requests) + 1).round().astype(int)
     found = []
     for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        inside = (played.request >= first) & (played.request < end)
+        inside = (result.request >= first) & (result.request < end)
         rounds = int(inside.sum())
-        tokens = int(played.accepted[inside].sum()) + rounds
+        tokens = int(result.accepted[inside].sum()) + rounds
         found.append({"requests": end, "tokens": tokens, "rounds": rounds, "mat": tokens / max(1, rounds)})
     return found
 

@@ -1,7 +1,7 @@
-"""Playing a recorded output as the greedy target: what a drafter would have got accepted, without a model.
+"""Replays recorded outputs as if a greedy target produced them: how many drafted tokens are accepted, without a model.
 
-The first root is the last prompt token, so every output id counts, end of text too, and the last round
-counts only what was left: MAT = tokens / rounds. Memory is kept over the requests of a run, unless asked not to.
+The first root is the last prompt token, so every output id counts, including end of text, and the last round
+counts only the tokens that were left: MAT = tokens / rounds. The memory is kept across requests by default.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drafting:
-    """What drafting took, for R rounds of Q requests.
+    """The cost of drafting, for R rounds of Q requests.
 
     Attributes:
-        nodes, deepest: Int64[R], the nodes of each draft and the depth of its deepest.
+        nodes, deepest: Int64[R], the nodes of each draft and its depth.
         propose_seconds, learn_seconds: Float64[R], of proposing and of observing.
-        open_seconds: Float64[Q], of beginning each request, its prompt learned.
-        memory_bytes: the most that the memory took at the end of a request; None if the drafter does not say.
+        open_seconds: Float64[Q], of opening a session for each request, which learns its prompt.
+        memory_bytes: the largest size of the memory at the end of a request; None if the drafter does not report it.
         reliability: predicted against observed acceptance.
     """
 
@@ -49,15 +49,15 @@ class Drafting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Played:
-    """What came of Q requests in R rounds.
+class ReplayResult:
+    """The result of replaying Q requests in R rounds.
 
     Attributes:
         categories: of each request.
-        prompt_tokens: Int64[Q], tokens read before each answer.
+        prompt_tokens: Int64[Q], the tokens of each prompt.
         request: Int64[R], which request a round belongs to.
-        accepted: Int64[R], the drafted tokens that were right; a round yields one more.
-        drafting: what it took; None for acceptance that was recorded elsewhere.
+        accepted: Int64[R], accepted draft tokens; a round yields one more.
+        drafting: its cost; None for acceptance that was recorded elsewhere.
     """
 
     categories: tuple[str, ...]
@@ -84,7 +84,7 @@ class Played:
 
 @dataclass(slots=True)
 class _Log:
-    """Grows while a run is played; a plain list takes a number faster than an array does."""
+    """Grows during a replay; a plain list takes a number faster than an array does."""
 
     categories: list[str] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Log:
     memory_bytes: int | None = None
     reliability: Reliability = field(default_factory=Reliability)
 
-    def played(self) -> Played:
+    def result(self) -> ReplayResult:
         drafting = Drafting(
             nodes=np.array(self.nodes, np.int64),
             deepest=np.array(self.deepest, np.int64),
@@ -108,7 +108,7 @@ class _Log:
             memory_bytes=self.memory_bytes,
             reliability=self.reliability,
         )
-        return Played(
+        return ReplayResult(
             categories=tuple(self.categories),
             prompt_tokens=np.array(self.prompt_tokens, np.int64),
             request=np.array(self.request, np.int64),
@@ -124,15 +124,15 @@ def replay(
     nodes: int,
     renew: Callable[[], Drafter] | None = None,
     advance: Callable[[int], object] = lambda _tokens: None,
-) -> Played:
-    """Play the recordings in order.
+) -> ReplayResult:
+    """Replay the recordings in order.
 
     Args:
-        drafter: whose drafts are tried.
-        recordings: the requests and their answers.
+        drafter: whose drafts are compared with the outputs.
+        recordings: the prompts and their outputs.
         nodes: most nodes per draft.
-        renew: makes the drafter of each further request, outside of what is timed; None to keep the memory.
-        advance: is told how many output tokens were played, request by request.
+        renew: returns a new drafter for each further request, built outside the timed parts; None to keep the memory.
+        advance: called after each request with the number of its output tokens.
     """
     log = _Log()
     for number, recording in enumerate(recordings):
@@ -140,15 +140,15 @@ def replay(
             drafter = renew()
         log.categories.append(recording.category)
         log.prompt_tokens.append(len(recording.prompt))
-        _play(drafter, recording, nodes, number, log)
-        held = getattr(drafter, "memory_bytes", None)
-        if held is not None:
-            log.memory_bytes = max(held, log.memory_bytes or 0)
+        _replay_one(drafter, recording, nodes, number, log)
+        used = getattr(drafter, "memory_bytes", None)
+        if used is not None:
+            log.memory_bytes = max(used, log.memory_bytes or 0)
         advance(len(recording.output))
-    return log.played()
+    return log.result()
 
 
-def _play(drafter: Drafter, recording: Recording, nodes: int, number: int, log: _Log) -> None:
+def _replay_one(drafter: Drafter, recording: Recording, nodes: int, number: int, log: _Log) -> None:
     clock = time.perf_counter
     parts = Parts(
         engine=RecordedEngine(), drafter=drafter, verifier=SampleThenFollow(), sizing=FixedSizing(nodes), clock=clock

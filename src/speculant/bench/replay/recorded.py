@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from speculant.bench.replay.player import Played
+from speculant.bench.replay.player import ReplayResult
 from speculant.bench.replay.traces import Recording
 
 DRAFTS = 20
@@ -23,7 +23,7 @@ def recorded_names(recordings: Sequence[Recording]) -> list[str]:
     return list(dict.fromkeys(name for recording in recordings for name in recording.recorded))
 
 
-def replay_recorded(name: str, recordings: Sequence[Recording], *, drafts: int = DRAFTS) -> Played:
+def replay_recorded(name: str, recordings: Sequence[Recording], *, drafts: int = DRAFTS) -> ReplayResult:
     """Return the replay of a drafter's recorded acceptance with `drafts` drafted tokens per round."""
     chosen = [recording for recording in recordings if len(recording.recorded.get(name, ()))]
     request: list[int] = []
@@ -37,7 +37,7 @@ def replay_recorded(name: str, recordings: Sequence[Recording], *, drafts: int =
             request.append(number)
             accepted.append(emitted - 1)
             at += emitted
-    return Played(
+    return ReplayResult(
         categories=tuple(recording.category for recording in chosen),
         prompt_tokens=np.array([len(recording.prompt) for recording in chosen], np.int64),
         request=np.array(request, np.int64),

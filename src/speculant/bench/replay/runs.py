@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speculant.bench.replay.corpora import Corpus
-from speculant.bench.replay.player import Played, replay
+from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.traces import Recording
 from speculant.bench.systems.peers import PREFIX, find_peer
 from speculant.core.drafter import Drafter, Persistent
@@ -62,7 +62,7 @@ class Run:
             drafter.load(self.corpus.path)
         return drafter
 
-    def replay(self, advance: Callable[[int], object] = lambda _tokens: None) -> Played:
+    def replay(self, advance: Callable[[int], object] = lambda _tokens: None) -> ReplayResult:
         """Replay the recordings; `advance` is called with the number of output tokens after each request."""
         renew = None if self.keep_memory else self.build
         return replay(self.build(), self.recordings, nodes=self.nodes, renew=renew, advance=advance)

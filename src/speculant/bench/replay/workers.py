@@ -13,14 +13,14 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from speculant.bench.replay.player import Played
+from speculant.bench.replay.player import ReplayResult
 from speculant.bench.replay.runs import Run
 from speculant.core.errors import SpeculantError
 
 Advance = Callable[[int], object]
 
 
-def replay_runs(runs: Sequence[Run], *, jobs: int, advance: Advance = lambda _tokens: None) -> list[Played]:
+def replay_runs(runs: Sequence[Run], *, jobs: int, advance: Advance = lambda _tokens: None) -> list[ReplayResult]:
     """Return the replay of every run.
 
     Args:
@@ -53,15 +53,15 @@ class _Dispatch:
         self._runs, self._advance = runs, advance
         self._waiting = sorted(range(len(runs)), key=lambda i: runs[i].tokens)  # taken from the end
         self._running: dict[Any, int] = {}
-        self._played: dict[int, Played] = {}
+        self._results: dict[int, ReplayResult] = {}
 
-    def run(self, connections: list[Any]) -> list[Played]:
+    def run(self, connections: list[Any]) -> list[ReplayResult]:
         for connection in connections:
             self._send(connection)
         while self._running:
             for connection in wait(list(self._running)):
                 self._receive(connection)
-        return [self._played[i] for i in range(len(self._runs))]
+        return [self._results[i] for i in range(len(self._runs))]
 
     def _send(self, connection: Any) -> None:
         if not self._waiting:
@@ -80,8 +80,8 @@ class _Dispatch:
         match message:
             case int(tokens):
                 self._advance(tokens)
-            case Played() as played:
-                self._played[self._running.pop(connection)] = played
+            case ReplayResult() as result:
+                self._results[self._running.pop(connection)] = result
                 self._send(connection)
             case SpeculantError() as refused:
                 raise refused

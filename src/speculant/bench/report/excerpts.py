@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant.api.detokenizer import Detokenizer
-from speculant.bench.replay.player import Played
+from speculant.bench.replay.player import ReplayResult
 from speculant.bench.replay.traces import Recording
 
 MAX_TOKENS = 240
@@ -29,11 +29,11 @@ class Piece:
     begins: bool
 
 
-def last_excerpt(played: Played, recordings: Sequence[Recording], tokenizer: Any = None) -> list[Piece]:
+def last_excerpt(result: ReplayResult, recordings: Sequence[Recording], tokenizer: Any = None) -> list[Piece]:
     """Return the beginning of the last request's output, drafted with what was learned from all other requests.
 
     Args:
-        played: the replay of the recordings.
+        result: the replay of the recordings.
         recordings: in the order in which they were replayed.
         tokenizer: of the recordings; None to return token ids.
     """
@@ -42,7 +42,7 @@ def last_excerpt(played: Played, recordings: Sequence[Recording], tokenizer: Any
     output = recording.output.tolist()
     pieces: list[Piece] = []
     at = 0
-    for accepted in played.accepted[played.request == len(recordings) - 1].tolist():
+    for accepted in result.accepted[result.request == len(recordings) - 1].tolist():
         for place in range(accepted + 1):
             token = output[at]
             text = f"{token} " if tokenizer is None else detokenizer.push(token)

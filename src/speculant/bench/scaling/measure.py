@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
-class _Times:
+class _Samples:
     """Seconds of each repeat of one size."""
 
     passes: list[float] = field(default_factory=list)
@@ -137,7 +137,7 @@ def _at_length(
         "prefill_peak_bytes": _above(peak.read(), base),
     }
     drafting = _Drafting(speculator, target, session, text[length:], clock)
-    times = {size: _Times() for size in sizes}
+    samples_of = {size: _Samples() for size in sizes}
     peaks = {}
     for size in sizes:  # the first of each size allocates, and shows what is held at most
         peak.reset()
@@ -145,11 +145,11 @@ def _at_length(
         peaks[size] = _above(peak.read(), base)
         drafting.round(size)
     for _ in range(repeats):
-        for size, met in times.items():
-            _measure(speculator.engine, target, size, met, clock)
+        for size, samples in samples_of.items():
+            _measure(speculator.engine, target, size, samples, clock)
             seconds, drafted = drafting.round(size)
-            met.drafting.append(seconds)
-            met.drafted.append(drafted)
+            samples.drafting.append(seconds)
+            samples.drafted.append(drafted)
     session.close()
     prefix["cache_bytes"] = _cache_bytes(target)
     prefix["drafter_bytes"] = getattr(speculator.drafter, "memory_bytes", None)
@@ -157,14 +157,14 @@ def _at_length(
         {
             "prefix": length,
             "nodes": size,
-            "drafted": int(median(met.drafted)),
-            "pass_seconds": median(met.passes),
-            "attention_seconds": median(met.attention) if met.attention else None,
-            "rest_seconds": median(met.rests) if met.rests else None,
-            "draft_seconds": median(met.drafting),
+            "drafted": int(median(samples.drafted)),
+            "pass_seconds": median(samples.passes),
+            "attention_seconds": median(samples.attention) if samples.attention else None,
+            "rest_seconds": median(samples.rests) if samples.rests else None,
+            "draft_seconds": median(samples.drafting),
             "peak_bytes": peaks[size],
         }
-        for size, met in times.items()
+        for size, samples in samples_of.items()
     ]
     return prefix, rounds
 
@@ -199,16 +199,16 @@ class _Drafting:
         return proposed + self._clock() - began, len(tree)
 
 
-def _measure(engine: HFEngine, target: HFTargetCache, nodes: int, met: _Times, clock: Clock) -> None:
+def _measure(engine: HFEngine, target: HFTargetCache, nodes: int, samples: _Samples, clock: Clock) -> None:
     """Time a pass and the attention in it; on an accelerator, where timing attention adds waits, in separate passes."""
     separate = engine.model.device.type != "cpu"
     seconds = _pass(engine, target, nodes, clock) if separate else 0.0
     with _attention_watched(engine.model, clock) as attention:
         watched = _pass(engine, target, nodes, clock)
     seconds = seconds if separate else watched
-    met.passes.append(seconds)
-    met.attention += attention
-    met.rests += [max(0.0, seconds - each) for each in attention]
+    samples.passes.append(seconds)
+    samples.attention += attention
+    samples.rests += [max(0.0, seconds - each) for each in attention]
 
 
 def _pass(engine: HFEngine, target: HFTargetCache, nodes: int, clock: Clock) -> float:

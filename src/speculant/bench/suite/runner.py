@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from speculant.api.speculator import Speculator
+from speculant.bench.suite.batched import Answers
 from speculant.bench.suite.checkpoint import MemoryCheckpoint
 from speculant.bench.suite.estimate import Progress, Rate, TimeEstimate
 from speculant.bench.suite.margins import margins
 from speculant.bench.suite.rows import Divergence, Row, RowFile
 from speculant.bench.suite.tasks import Item, Request, Sampling, Task
-from speculant.bench.suite.together import Answers
 from speculant.bench.systems.system import SpeculantSystem, System
 
 WARM_UP_TOKENS = 8

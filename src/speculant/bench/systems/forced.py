@@ -1,10 +1,10 @@
 """Real cost with real text: true forward passes of any model, next tokens from a recorded output.
 
-The target runs every pass that decoding takes, on the tokens of the recording, and what it says about the next
-token is computed and then not listened to. So weights may be random: the cost is the shape's, the acceptance is
-the recording's. Drafters that learn from the target's logits are shown none, since those of random weights would
-mislead them; the logits they ask for are still taken from the pass, so that this costs what it costs. The LLMA
-paper's repository benchmarks this way too (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487).
+The target runs every pass that decoding takes, on the tokens of the recording; its logits are computed and then
+ignored. So weights may be random: the cost is that of the model's shape, the acceptance that of the recording.
+Drafters that learn from the target's logits get none, since those of random weights would mislead them; the top
+logits they ask for are still computed, so that their cost is included. The LLMA paper's repository benchmarks this
+way (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ForcedSampler(HostSampler):
     """Commits a recorded output, whatever the target's logits are."""
 
     def __init__(self, prompt: Tensor, output: Sequence[int]) -> None:
-        """Take the prompt's ids Int64[1, T] and the output, which must be at least a token long."""
+        """Begin an output of at least one token after a prompt Int64[1, T]."""
         super().__init__(prompt, SamplingPlan())
         self._output = output
 
@@ -47,12 +47,12 @@ class ForcedSampler(HostSampler):
         self._loaded = logits
 
     def choose(self, tree: DraftTree) -> Tensor | None:
-        """Choose for all rows at once on an accelerator, as plain sampling does, and never use it."""
+        """Return the argmax of all rows on an accelerator, at the cost of plain sampling; it is not used."""
         assert self._loaded is not None
         return self._loaded.argmax(-1) if self._loaded.is_cuda else None
 
     def draw(self, row: int) -> int:
-        """Return the recorded token, at the cost of choosing the target's own."""
+        """Return the recorded token, at the cost of computing the target's own."""
         assert self._loaded is not None
         if not self._loaded.is_cuda:
             self._loaded[row].argmax().item()
@@ -74,21 +74,21 @@ def forced_request(
 
 
 def forced_parts(speculator: Speculator, size: int = 1) -> Parts:
-    """Return what decodes forced requests: the speculator's parts, its drafter without the target's logits."""
+    """Return the parts for forced requests: the speculator's, whose drafter gets none of the target's logits."""
     parts = speculator.parts(size)
-    return replace(parts, drafter=Withheld(parts.drafter))
+    return replace(parts, drafter=NoLogitsDrafter(parts.drafter))
 
 
 def force(speculator: Speculator, prompt: Int32, output: Sequence[int]) -> tuple[list[int], Stats]:
-    """Decode a request along a recorded output of at least one token; return its tokens and what happened."""
+    """Decode a request along a recorded output of at least one token; return its tokens and statistics."""
     generation = forced_request(speculator, prompt, output)
     for _ in Stream(generation, forced_parts(speculator)):
         pass
     return generation.result.ids, generation.result.stats
 
 
-class Withheld(Drafter):
-    """A drafter that is not shown the target's logits and hidden states, which are still computed."""
+class NoLogitsDrafter(Drafter):
+    """A drafter that gets no logits and hidden states of the target, which are still computed."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -98,10 +98,10 @@ class Withheld(Drafter):
         return self._drafter.needs
 
     def open(self, start: Start) -> Session:
-        return WithheldSession(self._drafter.open(start))
+        return NoLogitsSession(self._drafter.open(start))
 
 
-class WithheldSession(Session):
+class NoLogitsSession(Session):
     """A session of such a drafter."""
 
     def __init__(self, session: Session) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 from speculant.api.speculator import Speculator
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording
+from speculant.bench.suite.batched import Answers, BatchOutcome, run_batch
 from speculant.bench.suite.tasks import Item, Request, Sampling
-from speculant.bench.suite.together import Answers, Together, play_together
 from speculant.bench.systems.forced import force
 from speculant.registry import find_method
 from speculant.sizing.policy import MAX_NODES
@@ -162,6 +162,6 @@ class SpeculantSystem:
 
     def run_batch(
         self, items: Sequence[Item], sampling: Sampling, *, size: int, plain_answers: Answers | None
-    ) -> Together:
-        """Decode many items in a batch; see `play_together`."""
-        return play_together(self._speculator, items, sampling, size=size, said=plain_answers)
+    ) -> BatchOutcome:
+        """Decode many items in a batch; see `speculant.bench.suite.batched.run_batch`."""
+        return run_batch(self._speculator, items, sampling, size=size, plain_answers=plain_answers)

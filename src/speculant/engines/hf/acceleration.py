@@ -73,4 +73,4 @@ class PlainPasses:
         return implementation
 
     def check_weights(self) -> None:
-        pass
+        """Nothing is kept of the weights."""

@@ -75,14 +75,14 @@ def check_model(model: Any) -> HFCapabilities:
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{name} is an encoder-decoder model; Speculant decodes decoder-only causal LMs.")
-    if any(getattr(config, part, None) is not None for part in ("vision_config", "audio_config")):
+    parameters = inspect.signature(base.forward).parameters
+    parts = [part for part in ("vision_config", "audio_config") if getattr(config, part, None) is not None]
+    if parts or "mm_encoder_outputs" in parameters:
         raise UnsupportedError(
             f"{name} is multimodal. Load its text model alone, for instance with AutoModelForCausalLM, if it has one."
         )
     if not (hasattr(model, "can_generate") and model.can_generate()):
         raise UnsupportedError(f"{name} has no language-model head to decode with; load it with AutoModelForCausalLM.")
-    if reason := _own_way(base, config):
-        raise UnsupportedError(f"{name} {reason}. Use plain `model.generate` for it.")
     layers = set(getattr(text, "layer_types", None) or ())
     if getattr(model, "_is_stateful", False) or layers - KNOWN_LAYERS:
         kinds = ", ".join(sorted(layers - KNOWN_LAYERS)) or "recurrent state"
@@ -90,6 +90,8 @@ def check_model(model: Any) -> HFCapabilities:
             f"{name} has layers whose cache cannot be rolled back after a rejected draft ({kinds}). "
             "Use plain `model.generate` for it."
         )
+    if reason := _own_way(base, config):
+        raise UnsupportedError(f"{name} {reason}. Use plain `model.generate` for it.")
     if model.generation_config.use_cache is False:
         raise UnsupportedError(
             f"{name} decodes without a key-value cache, as its config says. Set `model.generation_config.use_cache` "
@@ -97,7 +99,6 @@ def check_model(model: Any) -> HFCapabilities:
         )
 
     notes: list[str] = []
-    parameters = inspect.signature(base.forward).parameters
     attention = getattr(text, "_attn_implementation", None) or "eager"
     trees = True
     if attention not in TREE_ATTENTION:

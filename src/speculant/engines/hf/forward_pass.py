@@ -60,7 +60,7 @@ class ModelRunner:
             acceleration: faster code for it.
         """
         self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
-        self._selections: dict[int, LayerSelection] = {}  # by the identity of the model that a pass is based on
+        self._selection = LayerSelection(model)
 
     def run(
         self,
@@ -95,9 +95,8 @@ class ModelRunner:
             options["logits_to_keep"] = 1
         count = given.ids.shape[1]
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
-            selection = self._selection(self.acceleration.model_for(self.model, count))
-            taps = selection.taps(needs.hidden_layers, layers)
-            model = selection.view(taps, layers, config)
+            taps = self._selection.taps(needs.hidden_layers, layers)
+            model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config)
             output = model(
                 input_ids=given.ids.to(self.model.device),
                 attention_mask=given.mask,
@@ -108,11 +107,6 @@ class ModelRunner:
             )
         logits: Tensor = output.logits[0]
         return PassOutput(logits[-1:] if last else logits, taps.hidden(count))
-
-    def _selection(self, model: Any) -> LayerSelection:
-        if id(model) not in self._selections:
-            self._selections[id(model)] = LayerSelection(model)
-        return self._selections[id(model)]
 
     def verify(self, given: PassInput, cache: DynamicCache, **options: Any) -> PassOutput:
         """Run a pass as `run` does, in the mode in which transformers' own decoding loop runs its passes."""

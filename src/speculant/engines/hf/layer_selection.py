@@ -81,7 +81,7 @@ class LayerSelection:
         """
         if not wanted:
             return Taps(())
-        count = len(self._place().layers)
+        count = len(self._place(self._model).layers)
         run = range(count) if layers is None else layers
         indices = [run[-1] if index == -1 and len(run) else index for index in wanted]
         for index in indices:
@@ -91,10 +91,13 @@ class LayerSelection:
                 raise UsageError(f"layer {index} is left out of the pass, so it has no hidden states.")
         return Taps(indices)
 
-    def view(self, taps: Taps, layers: Sequence[int] | None, config: Mapping[str, Any] | None = None) -> Any:
-        """Return what a pass is to run on: the model itself, or a view of it.
+    def view(
+        self, source: Any, taps: Taps, layers: Sequence[int] | None, config: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return what a pass is to run on: its source, or a view of that.
 
         Args:
+            source: the model, or what an acceleration runs instead.
             taps: the layers whose output is wanted.
             layers: the layers to run; None for all.
             config: attributes that the layers' config is to have instead of its own.
@@ -104,8 +107,8 @@ class LayerSelection:
             UsageError: the layers are not distinct and in order.
         """
         if not taps.indices and layers is None and config is None:
-            return self._model
-        place = self._place()
+            return source
+        place = self._place(source)
         changed: dict[int, nn.Module] = {}
         if config is not None:
             old = self._model.config.get_text_config(decoder=True)
@@ -117,8 +120,8 @@ class LayerSelection:
             changed[index] = tapped_layer(changed.get(index, place.layers[index]), taps.take(index))
         return view_model(place, changed)
 
-    def _place(self) -> LayerList:
-        place = find_layers(self._model)
+    def _place(self, source: Any) -> LayerList:
+        place = find_layers(source)
         if place is None:
             raise UnsupportedError(
                 f"the decoder layers of {type(self._model).__name__} were not found, so that no hidden states can be "
@@ -142,5 +145,7 @@ class LayerSelection:
         """Return what each layer returns, found by a pass over one token."""
         taps = Taps(range(count))
         token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
-        self.view(taps, None)(input_ids=token, past_key_values=DynamicCache(), use_cache=True, return_dict=True)
+        self.view(self._model, taps, None)(
+            input_ids=token, past_key_values=DynamicCache(), use_cache=True, return_dict=True
+        )
         return {index: taps.outputs(index) for index in range(count)}

@@ -16,6 +16,7 @@ The result is kept in the user's cache folder, one file per config, class, atten
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -130,14 +131,27 @@ def examine(model: Any, capabilities: HFCapabilities, acceleration: Acceleration
         found, runner = "", ModelRunner(model, _changed(capabilities, trees=trees, masked=masked), used)
         if tiny is not None:
             on_tiny = ModelRunner(tiny, _changed(small, trees=trees, masked=masked), PlainPasses())
-            found = first_difference(on_tiny, LONG_TEXTS, plain_tiny)
+            with _one_thread():
+                found = first_difference(on_tiny, LONG_TEXTS, plain_tiny)
         found = found or first_difference(runner, SHORT_TEXTS, plain)
         if not found:
-            batches = tiny is None or not trees or not batch_difference(on_tiny, LONG_TEXTS, plain_tiny)
+            with _one_thread():
+                batches = tiny is None or not trees or not batch_difference(on_tiny, LONG_TEXTS, plain_tiny)
             verdict = "trees" if trees else "chains"
             return Outcome(verdict=verdict, masked=masked, batches=batches, reason=reason, notes=notes)
         reason = reason or found
     return Outcome(verdict="refused", batches=False, reason=found)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run tiny passes on one thread: several only wait for each other, on a busy machine for seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _candidates(capabilities: HFCapabilities) -> Iterator[tuple[bool, bool]]:

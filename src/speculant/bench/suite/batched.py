@@ -1,4 +1,4 @@
-"""A method on many requests at once: a task's items go through a batch, as on a server that is never idle."""
+"""Runs a method on many requests at once: a task's items go through a batch, as on a server under constant load."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Answers = list[list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """What came of a group of items.
+class BatchOutcome:
+    """The outputs of a group of items and their statistics.
 
     Attributes:
         answers: of every item, a list per turn.
@@ -32,16 +32,23 @@ class Together:
     each: list[Stats]
 
 
-def play_together(
-    speculator: Speculator, items: Sequence[Item], sampling: Sampling, *, size: int, said: Answers | None = None
-) -> Together:
-    """Decode items, up to `size` requests in a pass; an item's next turn is admitted when its last one has ended.
+def run_batch(
+    speculator: Speculator,
+    items: Sequence[Item],
+    sampling: Sampling,
+    *,
+    size: int,
+    plain_answers: Answers | None = None,
+) -> BatchOutcome:
+    """Decode items, up to `size` requests in a pass; an item's next turn is submitted when its last one has ended.
 
     Args:
-        speculator: decodes.
-        items, sampling: what is asked, and how.
-        size: of the batch.
-        said: plain decoding's answers, which later turns build on; None for this method's own.
+        speculator: the method to run.
+        items: the conversations.
+        sampling: how tokens are chosen.
+        size: most requests in a pass.
+        plain_answers: the answers of plain decoding, which the prompts of later turns contain; None to use the
+            method's own.
     """
     forced = any(request.forced is not None for request in (item.request([]) for item in items) if request)
     parts = forced_parts(speculator, size) if forced else speculator.parts(size)
@@ -50,26 +57,26 @@ def play_together(
     owners: dict[Generation, int] = {}
     generations: list[Generation] = []
 
-    def ask(place: int) -> None:
-        before = answers[place] if said is None else said[place][: len(answers[place])]
+    def submit_next(place: int) -> None:
+        before = answers[place] if plain_answers is None else plain_answers[place][: len(answers[place])]
         request = items[place].request(before)
         if request is not None:
             generations.append(_generation(speculator, request, sampling))
             owners[batch.submit(generations[-1])] = place
 
     for place in range(len(items)):
-        ask(place)
+        submit_next(place)
     try:
         for generation, _ in batch:
             if generation.error is not None:
                 raise generation.error
             if generation.done:
                 answers[owners[generation]].append(generation.result.ids)
-                ask(owners[generation])
+                submit_next(owners[generation])
     finally:
         batch.close()
     each = [generation.sequence.stats for generation in generations]
-    return Together(answers, sum(stats.prompt_tokens for stats in each), batch.stats, each)
+    return BatchOutcome(answers, sum(stats.prompt_tokens for stats in each), batch.stats, each)
 
 
 def _generation(speculator: Speculator, request: Request, sampling: Sampling) -> Generation:

@@ -1,0 +1,52 @@
+"""Drafted, sampled and batched texts of the causal architectures of transformers are those of `generate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from speculant.bench.architectures.catalogue import names
+from speculant.bench.architectures.compare import examine
+from speculant.bench.architectures.table import table
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
+SAMPLE = {  # one of each way in which masks, positions and caches are made
+    "deepseek_v3": "trees",
+    "doge": "refused",
+    "gemma3_text": "trees",
+    "gpt_neo": "chains",
+    "llama4_text": "chains",
+    "phi3 (rope: longrope)": "trees",
+    "qwen3_next": "refused",
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_architectures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards losslessness where architectures differ most; `make test-slow` runs all of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = examine(name, ("eager",))
+    assert (found.verdict, found.mismatches) == (SAMPLE[name], [])
+    assert (found.accepted > 10) == (found.verdict != "refused")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", names())
+def test_every_architecture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the table in the documentation, architecture by architecture."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = json.loads(RESULTS.read_text("utf-8"))["architectures"]
+    found = examine(name)
+    assert found.mismatches == []
+    assert name not in known or found.verdict == known[name]["verdict"]
+
+
+def test_the_table_in_the_documentation_is_that_of_the_results() -> None:
+    """Guards against a page that somebody wrote by hand, and against results that nobody made a page of."""
+    results = json.loads(RESULTS.read_text("utf-8"))
+    assert (ROOT / "docs" / "architectures.md").read_text("utf-8") == table(results)
+    assert all(not found["mismatches"] for found in results["architectures"].values())
+    assert set(SAMPLE) <= set(results["architectures"])
