@@ -24,6 +24,7 @@ from speculant.engines.hf.target_cache import HFTargetCache
 from tapes import Tapes, graphs_of, recorded
 from trees import random_draft
 
+LONG = torch.cat([IDS] * 14, dim=1)  # the text outgrows the shortest length soon
 MODELS = ["llama", "qwen3", "mistral", "gpt2", "gemma3", "mixtral", "phi3", "gpt_neox"]
 
 
@@ -45,8 +46,8 @@ def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> Non
     """Guards losslessness over several lengths and a growth of the cache, with every pass replayed."""
     model, tapes = tiny_model(name, attention), Tapes()
     speculator = recorded(model, tapes, nodes=20)
-    result = speculator.generate(IDS, max_new_tokens=220, temperature=0, eos_token_id=None)
-    assert result.ids == plain_text(model, IDS, 220)
+    result = speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None)
+    assert result.ids == plain_text(model, LONG, 60)
     assert tapes.replayed == result.stats.rounds
     assert tapes.recorded > len(ROWS)
     assert graphs_of(speculator)._buffers.capacity > LEAST_LENGTH
@@ -57,10 +58,10 @@ def test_a_length_is_crossed_without_growth(name: str) -> None:
     """Guards passes over several lengths of the same buffers, kept for the next text."""
     model, tapes = tiny_model(name), Tapes()
     speculator = recorded(model, tapes, capacity=512, nodes=8)
-    expected = plain_text(model, IDS, 220)
-    assert speculator.generate(IDS, max_new_tokens=220, temperature=0, eos_token_id=None).ids == expected
+    expected = plain_text(model, LONG, 60)
+    assert speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None).ids == expected
     assert tapes.recorded == 2 * len(ROWS)
-    assert speculator.generate(IDS, max_new_tokens=220, temperature=0, eos_token_id=None).ids == expected
+    assert speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None).ids == expected
     assert tapes.recorded == 2 * len(ROWS)
 
 
@@ -212,11 +213,11 @@ def test_inference_mode_comes_and_goes() -> None:
     model = tiny_model("llama")
     with torch.inference_mode():
         speculator = recorded(model)
-    options = {"max_new_tokens": 220, "temperature": 0, "eos_token_id": None}
-    expected = plain_text(model, IDS, 220)
+    options = {"max_new_tokens": 60, "temperature": 0, "eos_token_id": None}
+    expected = plain_text(model, LONG, 60)
     for inference in (False, True, False):
         with torch.inference_mode(inference):
-            assert speculator.generate(IDS, **options).ids == expected
+            assert speculator.generate(LONG, **options).ids == expected
 
 
 def test_changed_weights_count_at_once() -> None:
@@ -378,8 +379,8 @@ def test_a_recording_that_fails_later_is_logged_once(capacity: int, caplog: pyte
     model, tapes = tiny_model("llama"), Tapes()
     speculator = recorded(model, tapes, capacity=capacity, nodes=8)
     tapes.fail_recording = True
-    results = [speculator.generate(IDS, max_new_tokens=220, temperature=0, eos_token_id=None) for _ in range(2)]
-    assert [each.ids for each in results] == [plain_text(model, IDS, 220)] * 2
+    results = [speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None) for _ in range(2)]
+    assert [each.ids for each in results] == [plain_text(model, LONG, 60)] * 2
     assert 0 < tapes.replayed < results[0].stats.rounds
     assert caplog.messages == ["plain passes from now on: the device is full."]
 
