@@ -2,13 +2,8 @@
 
 Goes on from the weights that `train.py` made. Every step has a batch of conversations in the chat template, the
 loss on what repeats earlier text: answers, and the answers that a next turn asks to rewrite again. Every other step,
-<<<<<<< HEAD
-and in the second phase every step, adds a batch of stories, on which the model follows the distribution of the original
-weights (self-distillation), so that it keeps writing stories as well as before.
-=======
 and in the second phase every step, adds a batch of stories, on which the model follows the distribution of the
 original weights (self-distillation), so that it keeps writing stories as well as before.
->>>>>>> demo
 
 Copying is done by attention to what followed the current words when they occurred before. So the first part of the
 steps trains attention alone, which is cheaper and harms the rest less, and the first sources are short and of random
