@@ -30,8 +30,8 @@ def truncated(model: Any, layers: list[int]) -> Any:
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = index
-    parent, name = place.path[-1]
-    setattr(parent, name, kept)
+    parent = model.get_submodule(".".join(place.path[:-1]))
+    setattr(parent, place.path[-1], kept)
     types = getattr(model.config, "layer_types", None)
     model.config.num_hidden_layers = len(layers)
     if types:

@@ -132,7 +132,7 @@ def check_model(model: Any) -> HFCapabilities:
     longrope, dynamic = _rope_limits(text)
     return HFCapabilities(
         trees=trees,
-        hidden_layers=0 if place is None else len(place.layers),
+        hidden_layers=0 if place is None else len(place),
         additive=attention == "eager",
         window=int(text.sliding_window) if sliding else None,
         window_by_cache=sliding and not _masks_windows(base),

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.engines.hf.model_view import (
     LayerList,
+    attention_paths,
     changed_config,
     find_layers,
     skipped_layer,
@@ -71,6 +72,7 @@ class LayerSelection:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._outputs: dict[int, int | None] = {}  # by layer, once a pass has left layers out; see `Taps.outputs`
+        self._attention: dict[type, tuple[tuple[str, ...], ...]] = {}  # by the class of layers; see `attention_paths`
 
     def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
         """Return taps for hidden layers as `Needs` names them.
@@ -81,7 +83,7 @@ class LayerSelection:
         """
         if not wanted:
             return Taps(())
-        count = len(self._place(self._model).layers)
+        count = len(self._place())
         run = range(count) if layers is None else layers
         indices = [run[-1] if index == -1 and len(run) else index for index in wanted]
         for index in indices:
@@ -100,7 +102,7 @@ class LayerSelection:
             source: the model, or what an acceleration runs instead.
             taps: the layers whose output is wanted.
             layers: the layers to run; None for all.
-            config: attributes that the layers' config is to have instead of its own.
+            config: attributes that the config of attention modules is to have instead of its own.
 
         Raises:
             UnsupportedError: the model's layers were not found, or they run in a way of their own.
@@ -108,20 +110,24 @@ class LayerSelection:
         """
         if not taps.indices and layers is None and config is None:
             return source
-        place = self._place(source)
+        place = self._place()
+        above = source
+        for name in place.path:
+            above = getattr(above, name)
         changed: dict[int, nn.Module] = {}
         if config is not None:
-            old = self._model.config.get_text_config(decoder=True)
-            new = changed_config(old, **config)
-            changed = {index: with_config(layer, old, new) for index, layer in enumerate(place.layers)}
-        if layers is not None:
-            changed |= self._skipped(place, layers)
+            own = self._model.config.get_text_config(decoder=True)
+            new = changed_config(own, **config)
+            for index, layer in enumerate(place.layers):
+                changed[index] = with_config(getattr(above, str(index)), self._attention_of(layer, own), new)
+        for index in self._skipped(len(place), layers):
+            changed[index] = skipped_layer(getattr(above, str(index)), self._outputs[index])
         for index in taps.indices:
-            changed[index] = tapped_layer(changed.get(index, place.layers[index]), taps.take(index))
-        return view_model(place, changed)
+            changed[index] = tapped_layer(changed.get(index, getattr(above, str(index))), taps.take(index))
+        return view_model(source, place.path, changed)
 
-    def _place(self, source: Any) -> LayerList:
-        place = find_layers(source)
+    def _place(self) -> LayerList:
+        place = find_layers(self._model)
         if place is None:
             raise UnsupportedError(
                 f"the decoder layers of {type(self._model).__name__} were not found, so that no hidden states can be "
@@ -129,23 +135,26 @@ class LayerSelection:
             )
         return place
 
-    def _skipped(self, place: LayerList, layers: Sequence[int]) -> dict[int, nn.Module]:
-        run, count = list(layers), len(place.layers)
+    def _attention_of(self, layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:
+        kind = type(layer)
+        if kind not in self._attention:
+            self._attention[kind] = attention_paths(layer, config)
+        return self._attention[kind]
+
+    def _skipped(self, count: int, layers: Sequence[int] | None) -> list[int]:
+        """Return the layers that are not to run, having found out what they return."""
+        if layers is None:
+            return []
+        run = list(layers)
         if run != sorted(set(run)) or (run and not 0 <= run[0] <= run[-1] < count):
             raise UsageError(f"layers must rise from 0 to {count - 1}, not {run}.")
         if len(self._outputs) != count:
             self._outputs = self._find_outputs(count)
-        return {
-            index: skipped_layer(place.layers[index], self._outputs[index])
-            for index in range(count)
-            if index not in run
-        }
+        return [index for index in range(count) if index not in run]
 
     def _find_outputs(self, count: int) -> dict[int, int | None]:
         """Return what each layer returns, found by a pass over one token."""
-        taps = Taps(range(count))
-        token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
-        self.view(self._model, taps, None)(
-            input_ids=token, past_key_values=DynamicCache(), use_cache=True, return_dict=True
-        )
+        taps, token = Taps(range(count)), torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
+        view = self.view(self._model, taps, None)
+        view(input_ids=token, past_key_values=DynamicCache(), use_cache=True, return_dict=True)
         return {index: taps.outputs(index) for index in range(count)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,20 +21,21 @@ from torch import nn
 
 from speculant.core.errors import UnsupportedError
 
-Changed = Mapping[int, nn.Module]  # by the index of a decoder layer, what stands in its place
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerList:
     """Where a model keeps its decoder layers.
 
     Attributes:
-        path: the modules from the model down to the list, the model first, each with the name of the next.
+        path: the names of the modules from the model down to the list.
         layers: the list.
     """
 
-    path: tuple[tuple[nn.Module, str], ...]
+    path: tuple[str, ...]
     layers: nn.ModuleList
+
+    def __len__(self) -> int:
+        return len(self.layers)
 
 
 def find_layers(model: Any) -> LayerList | None:
@@ -42,13 +44,13 @@ def find_layers(model: Any) -> LayerList | None:
     None where there is no such list, or more than one.
     """
     count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
-    frontier: list[tuple[tuple[tuple[nn.Module, str], ...], nn.Module]] = [((), model)]
+    frontier: list[tuple[tuple[str, ...], nn.Module]] = [((), model)]
     while frontier:
         found = [(path, each) for path, each in frontier if isinstance(each, nn.ModuleList) and len(each) == count]
         if found:
             return LayerList(*found[0]) if len(found) == 1 else None
         frontier = [
-            ((*path, (module, name)), child)
+            ((*path, name), child)
             for path, module in frontier
             for name, child in module._modules.items()
             if child is not None
@@ -56,14 +58,22 @@ def find_layers(model: Any) -> LayerList | None:
     return None
 
 
-def view_model(place: LayerList, changed: Changed) -> Any:
-    """Return a view of the model with other modules in the place of some decoder layers.
+def view_model(source: Any, path: tuple[str, ...], changed: Mapping[int, nn.Module]) -> Any:
+    """Return a view of a model with other modules in the place of some decoder layers.
+
+    Args:
+        source: the model, or shadows of its modules that an acceleration runs instead.
+        path: the names of the modules down to the list of layers.
+        changed: by the index of a layer, what stands in its place.
 
     Raises:
         UnsupportedError: a module above the layers runs in a way of its own (compiled, or patched).
     """
-    view: nn.Module = twin(place.layers, modules={str(index): layer for index, layer in changed.items()})
-    for module, name in reversed(place.path):
+    above = [source]
+    for name in path:
+        above.append(getattr(above[-1], name))
+    view: nn.Module = twin(above.pop(), modules={str(index): layer for index, layer in changed.items()})
+    for module, name in zip(reversed(above), reversed(path), strict=True):
         view = twin(module, modules={name: view})
     return view
 
@@ -97,27 +107,40 @@ def skipped_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
     return view
 
 
-def with_config(module: nn.Module, old: Any, new: Any, *, outermost: bool = True) -> nn.Module:
-    """Return a view of a module in which every module that has the old config has the new one.
+def attention_paths(layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:
+    """Return where in a layer the modules are that look their attention function up by the name in this config.
 
-    Modules that have neither the config nor others that do are the original ones.
+    Where none does so in its own forward: all modules that have the config.
+    """
+    holders = [
+        (tuple(name.split(".")) if name else (), type(module))
+        for name, module in layer.named_modules()
+        if module.__dict__.get("config") is config
+    ]
+    attending = [path for path, kind in holders if _looks_up_attention(kind)]
+    return tuple(attending or (path for path, _ in holders))
+
+
+def with_config(module: nn.Module, paths: tuple[tuple[str, ...], ...], config: Any, *, below: bool = False) -> Any:
+    """Return a view of a module in which the modules at some paths, the module itself being (), have another config.
 
     Raises:
-        UnsupportedError: such a module, other than the outermost, runs in a way of its own.
+        UnsupportedError: a module on the way, other than the first, runs in a way of its own.
     """
-    changed: dict[str, nn.Module] = {}
-    for name, child in module._modules.items():
-        if child is not None:
-            view = with_config(child, old, new, outermost=False)
-            if view is not child:
-                changed[name] = view
-    has_config = module.__dict__.get("config") is old
-    if not (changed or has_config):
-        return module
-    view = twin(module, modules=changed, own_forward=outermost)
-    if has_config:
-        view.__dict__["config"] = new
+    rest: dict[str, tuple[tuple[str, ...], ...]] = {}
+    for path in paths:
+        if path:
+            rest[path[0]] = (*rest.get(path[0], ()), path[1:])
+    changed = {name: with_config(getattr(module, name), inner, config, below=True) for name, inner in rest.items()}
+    view = twin(module, modules=changed, own_forward=not below)
+    if () in paths:
+        view.__dict__["config"] = config
     return view
+
+
+def _looks_up_attention(kind: type[nn.Module]) -> bool:
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def changed_config(config: Any, **changes: Any) -> Any:
@@ -141,7 +164,7 @@ def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bo
     """
     state = dict(module.__dict__)
     view: nn.Module = object.__new__(type(module))
-    state["_modules"] = {**module._modules, **modules}
+    state["_modules"] = {**state["_modules"], **modules}  # not the property of a shadow, which is slow
     state["_compiled_call_impl"] = None  # of the original
     if "forward" in state:
         rebound = _rebound(module, view)

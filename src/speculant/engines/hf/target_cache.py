@@ -17,10 +17,11 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.tree import Bool, DraftTree, Int32, Int64
+from speculant.core.tree import DraftTree, Int32, Int64
 from speculant.engines.hf.cache import keep_rows, usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
+from speculant.engines.hf.prompt import Prompt
 
 UNLIMITED = 1 << 30
 
@@ -66,22 +67,13 @@ class HFTargetCache:
         Raises:
             UnsupportedError: the cache is of a kind that cannot be rolled back.
         """
-        self._runner, self._ids = runner, ids
+        self._runner, self._prompt = runner, Prompt(ids, padding=padding, positions=positions)
         self.cache = usable_cache(cache)
         self._length = self._given = int(self.cache.get_seq_length())
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
-        self._prompt_hidden: list[Tensor] = []
-        self._padding = None if padding is None or bool(padding.all()) else padding
-        self._positions = positions
-        self._seen: Bool | None = None
+        self._prompt_hidden: dict[int, Tensor] = {}  # by the first row of a chunk
         self._text: list[int] = []  # the tokens of all rows behind the prompt
-        self._shift = 0  # cache slot minus position
-        if self._padding is not None:
-            self._seen = self._padding[0].bool().cpu().numpy()
-            self._shift = int((~self._seen).sum())
-        elif positions is not None:
-            self._shift = ids.shape[1] - 1 - int(positions[0, -1])
 
     @property
     def length(self) -> int:
@@ -89,7 +81,7 @@ class HFTargetCache:
 
     @property
     def unread(self) -> int:
-        return max(0, self._ids.shape[1] - self._length)
+        return max(0, len(self._prompt) - self._length)
 
     @property
     def uncommitted(self) -> int:
@@ -99,7 +91,7 @@ class HFTargetCache:
     @property
     def position(self) -> int:
         """The position of the token that follows the last committed one."""
-        return self._length - self._shift
+        return self._length - self._prompt.shift
 
     @property
     def depth(self) -> int:
@@ -120,25 +112,19 @@ class HFTargetCache:
         self._drop_other_factors()
         start = self._length
         end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
-        padding = None if self._padding is None else self._padding[:, :end]
         # Of a prompt that is read in chunks, only the last chunk's last row is wanted unless all rows are.
-        wanted = needs if needs.prompt or end == self._ids.shape[1] else NO_NEEDS
-        given = PassInput(self._ids[:, start:end], self._prompt_positions(start, end), padding)
+        wanted = needs if needs.prompt or end == len(self._prompt) else NO_NEEDS
         try:
-            output = self._runner.run(given, self.cache, needs=wanted, last=True, total=end)
+            output = self._runner.run(self._prompt.part(start, end), self.cache, needs=wanted, last=True, total=end)
+            if output.hidden is not None:
+                self._prompt_hidden[start] = output.hidden
+            self._length = end
+            return None if self.unread else self._finished_prompt(output, needs)
         except BaseException:
+            self._length = start
+            self._prompt_hidden.pop(start, None)
             self.rollback()
             raise
-        self._length = end
-        if output.hidden is not None:
-            self._prompt_hidden.append(output.hidden)
-        if self.unread:
-            return None
-        read, self._prompt_hidden = self._prompt_hidden, []
-        hidden = None
-        if needs.hidden_layers:
-            hidden = torch.cat(read) if needs.prompt else read[-1][-1:]
-        return finished_pass(PassOutput(output.logits, hidden), needs)
 
     def forward(
         self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
@@ -176,11 +162,11 @@ class HFTargetCache:
         keep_rows(self.cache, self._length, [])
 
     def restart(self) -> None:
-        self._length, self._prompt_hidden, self._text = self._given, [], []
+        self._length, self._prompt_hidden, self._text = self._given, {}, []
         self.rollback()
 
     def release(self) -> None:
-        self.cache, self._prompt_hidden = usable_cache(None), []
+        self.cache, self._prompt_hidden = usable_cache(None), {}
         self._length, self._rows, self._layers = 0, DraftRows(), None
 
     def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False) -> NewRows:
@@ -209,10 +195,10 @@ class HFTargetCache:
         positions = rows.depths[before:] + (self.position - 1)
         plain = (len(rows) == 1 or not capabilities.trees) and not capabilities.window_by_cache
         if explicit:
-            free = len(rows) == 1 and capabilities.window is None and self._seen is None
+            free = len(rows) == 1 and capabilities.window is None and self._prompt.seen is None
             mask = None if free else self._draft_mask(rows, before)
         else:
-            mask = self._padding_mask(len(rows)) if plain else self._draft_mask(rows, before)
+            mask = self._prompt.padding_mask(self._length + len(rows)) if plain else self._draft_mask(rows, before)
         return NewRows(tokens.astype(np.int64), positions, mask, rows)
 
     def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
@@ -224,13 +210,22 @@ class HFTargetCache:
         """Drop what a pass that failed has appended to some layers."""
         keep_rows(self.cache, self._length + len(self._rows), [])
 
+    def _finished_prompt(self, output: PassOutput, needs: Needs) -> Pass:
+        hidden = None
+        if needs.hidden_layers:
+            hidden = torch.cat(list(self._prompt_hidden.values()))
+            hidden = hidden if needs.prompt else hidden[-1:]
+        finished = finished_pass(PassOutput(output.logits, hidden), needs)
+        self._prompt_hidden = {}
+        return finished
+
     def _run(self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None) -> PassOutput:
         graphs = None if self._runner.capabilities.window_by_cache else self._runner.acceleration.graphs
         if graphs is not None and not needs.hidden_layers and layers is None and len(new.ids) == len(new.rows):
-            logits = graphs.forward(self, new.ids, new.rows, shift=self._shift, seen=self._seen)
+            logits = graphs.forward(self, new.ids, new.rows, shift=self._prompt.shift, seen=self._prompt.seen)
             if logits is not None:
                 return PassOutput(logits)
-        device = self._ids.device
+        device = self._prompt.ids.device
         given = PassInput(as_ids(new.ids).to(device), as_ids(new.positions).to(device), new.mask)
         total = self._length + len(new.rows)
         return self._runner.verify(given, self.cache, needs=needs, layers=layers, total=total)
@@ -250,19 +245,19 @@ class HFTargetCache:
         """Return whether the text will be read anew at the limit, or is being."""
         capabilities = self._runner.capabilities
         limit = capabilities.rope_limit
-        return capabilities.rope_rereads and not self._shift and limit is not None and self.position <= limit
+        return capabilities.rope_rereads and not self._prompt.shift and limit is not None and self.position <= limit
 
     def _reads_at_once(self) -> bool:
         """Return whether a prompt in several passes would be another prompt: factors and windows go by the pass."""
         capabilities = self._runner.capabilities
         limit = capabilities.rope_limit
-        beyond = limit is not None and self._ids.shape[1] - self._shift > limit
+        beyond = limit is not None and len(self._prompt) - self._prompt.shift > limit
         return beyond or capabilities.window_by_cache
 
     def _drop_other_factors(self) -> None:
         """Drop rows of an earlier turn that `generate` would compute anew with the factors of a longer text."""
         limit = self._runner.capabilities.rope_limit
-        if self._given and self._rereads() and limit is not None and self._ids.shape[1] > limit:
+        if self._given and self._rereads() and limit is not None and len(self._prompt) > limit:
             self._length = self._given = 0
             self.rollback()
 
@@ -270,7 +265,9 @@ class HFTargetCache:
         """Run one pass over the whole text and the next token; the cache is then that of one such pass."""
         if len(new.rows) != 1:
             raise ValueError("nothing can be drafted where the text is read anew")
-        ids = torch.cat([self._ids, torch.tensor([[*self._text, *new.ids.tolist()]], device=self._ids.device)], dim=1)
+        ids = torch.cat(
+            [self._prompt.ids, torch.tensor([[*self._text, *new.ids.tolist()]], device=self._prompt.ids.device)], dim=1
+        )
         positions, anew = torch.arange(ids.shape[1], device=ids.device)[None], usable_cache(None)
         output = self._runner.run(
             PassInput(ids, positions, None), anew, needs=needs, last=True, total=self._length + ids.shape[1]
@@ -280,34 +277,18 @@ class HFTargetCache:
 
     def _committed(self) -> int:
         """Return how many committed tokens follow the prompt."""
-        return max(0, self._length - self._ids.shape[1])
+        return max(0, self._length - len(self._prompt))
 
     def _check_cache(self) -> None:
         rows = len(self._rows) if self._layers is None or 0 in self._layers else 0  # transformers asks the first layer
         if self.cache.get_seq_length() != self._length + rows:
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
-    def _prompt_positions(self, start: int, end: int) -> Tensor:
-        if self._positions is not None:
-            given = self._positions
-            offset = self._ids.shape[1] - given.shape[1]
-            return given[:, start - offset : end - offset]
-        if self._padding is not None:
-            return (self._padding.long().cumsum(-1) - 1).clamp(min=0)[:, start:end]
-        return torch.arange(start, end, device=self._ids.device)[None]
-
-    def _padding_mask(self, rows: int) -> Tensor | None:
-        """Return the 2-D mask for a pass in which every row sees all before it, None without padding."""
-        if self._padding is None:
-            return None
-        more = self._length + rows - self._padding.shape[1]
-        return torch.nn.functional.pad(self._padding, (0, more), value=1)
-
     def _draft_mask(self, rows: DraftRows, start: int) -> object:
         capabilities = self._runner.capabilities
         full = sliding = None
         if capabilities.mixed or capabilities.window is None:
-            full = rows.mask(start, self._length, seen=self._seen)
+            full = rows.mask(start, self._length, seen=self._prompt.seen)
         if capabilities.window is not None:
-            sliding = rows.mask(start, self._length, seen=self._seen, window=capabilities.window)
+            sliding = rows.mask(start, self._length, seen=self._prompt.seen, window=capabilities.window)
         return self._runner.mask(full, sliding)

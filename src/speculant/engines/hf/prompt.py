@@ -1,0 +1,64 @@
+"""The prompt of a sequence as the model reads it: token ids, padding, positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from speculant.core.tree import Bool
+from speculant.engines.hf.forward_pass import PassInput
+
+
+class Prompt:
+    """A prompt of T tokens.
+
+    Attributes:
+        ids: Int64[1, T].
+        seen: Bool[T], False at padding; None without padding.
+        shift: cache slot minus position, of all tokens behind the prompt.
+    """
+
+    def __init__(self, ids: Tensor, *, padding: Tensor | None, positions: Tensor | None) -> None:
+        """Find out where the positions of what follows begin.
+
+        Args:
+            ids: Int64[1, T].
+            padding: Int64[1, T], 0 at padding, or None.
+            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+        """
+        self.ids = ids
+        self._padding = None if padding is None or bool(padding.all()) else padding
+        self._positions = positions
+        self.seen: Bool | None = None
+        self.shift = 0
+        if self._padding is not None:
+            self.seen = self._padding[0].bool().cpu().numpy()
+            self.shift = int((~self.seen).sum())
+        elif positions is not None:
+            self.shift = len(self) - 1 - int(positions[0, -1])
+
+    def __len__(self) -> int:
+        return int(self.ids.shape[1])
+
+    def part(self, start: int, end: int) -> PassInput:
+        """Return what a pass over some of its tokens reads, all before them being cached."""
+        padding = None if self._padding is None else self._padding[:, :end]
+        return PassInput(self.ids[:, start:end], self._positions_of(start, end), padding)
+
+    def padding_mask(self, total: int) -> Tensor | None:
+        """Return the 2-D mask of a pass in which every row attends to all before it; None without padding.
+
+        Args:
+            total: how many rows the cache will hold.
+        """
+        if self._padding is None:
+            return None
+        return torch.nn.functional.pad(self._padding, (0, total - len(self)), value=1)
+
+    def _positions_of(self, start: int, end: int) -> Tensor:
+        if self._positions is not None:
+            offset = len(self) - self._positions.shape[1]
+            return self._positions[:, start - offset : end - offset]
+        if self._padding is not None:
+            return (self._padding.long().cumsum(-1) - 1).clamp(min=0)[:, start:end]
+        return torch.arange(start, end, device=self.ids.device)[None]
