@@ -72,7 +72,7 @@ class HFTargetCache:
         self._length = self._given = int(self.cache.get_seq_length())
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
-        self._prompt_hidden: dict[int, Tensor] = {}  # by the first row of a chunk
+        self._prompt_hidden: list[Tensor] = []  # of the chunks read so far
         self._text: list[int] = []  # the tokens of all rows behind the prompt
 
     @property
@@ -114,15 +114,18 @@ class HFTargetCache:
         end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
         # Of a prompt that is read in chunks, only the last chunk's last row is wanted unless all rows are.
         wanted = needs if needs.prompt or end == len(self._prompt) else NO_NEEDS
+        read = self._prompt_hidden
         try:
             output = self._runner.run(self._prompt.part(start, end), self.cache, needs=wanted, last=True, total=end)
-            if output.hidden is not None:
-                self._prompt_hidden[start] = output.hidden
-            self._length = end
-            return None if self.unread else self._finished_prompt(output, needs)
+            hidden = read if output.hidden is None else [*read, output.hidden]
+            if end < len(self._prompt):
+                self._length, self._prompt_hidden = end, hidden
+                return None
+            finished = finished_pass(PassOutput(output.logits, _joined(hidden, needs)), needs)
+            self._length, self._prompt_hidden = end, []
+            return finished
         except BaseException:
-            self._length = start
-            self._prompt_hidden.pop(start, None)
+            self._length, self._prompt_hidden = start, read
             self.rollback()
             raise
 
@@ -162,11 +165,11 @@ class HFTargetCache:
         keep_rows(self.cache, self._length, [])
 
     def restart(self) -> None:
-        self._length, self._prompt_hidden, self._text = self._given, {}, []
+        self._length, self._prompt_hidden, self._text = self._given, [], []
         self.rollback()
 
     def release(self) -> None:
-        self.cache, self._prompt_hidden = usable_cache(None), {}
+        self.cache, self._prompt_hidden = usable_cache(None), []
         self._length, self._rows, self._layers = 0, DraftRows(), None
 
     def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False) -> NewRows:
@@ -209,15 +212,6 @@ class HFTargetCache:
     def drop_partial(self) -> None:
         """Drop what a pass that failed has appended to some layers."""
         keep_rows(self.cache, self._length + len(self._rows), [])
-
-    def _finished_prompt(self, output: PassOutput, needs: Needs) -> Pass:
-        hidden = None
-        if needs.hidden_layers:
-            hidden = torch.cat(list(self._prompt_hidden.values()))
-            hidden = hidden if needs.prompt else hidden[-1:]
-        finished = finished_pass(PassOutput(output.logits, hidden), needs)
-        self._prompt_hidden = {}
-        return finished
 
     def _run(self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None) -> PassOutput:
         graphs = None if self._runner.capabilities.window_by_cache else self._runner.acceleration.graphs
@@ -292,3 +286,10 @@ class HFTargetCache:
         if capabilities.window is not None:
             sliding = rows.mask(start, self._length, seen=self._prompt.seen, window=capabilities.window)
         return self._runner.mask(full, sliding)
+
+
+def _joined(chunks: list[Tensor], needs: Needs) -> Tensor | None:
+    """Return the hidden states of a prompt that was read in chunks, or of its last token."""
+    if not needs.hidden_layers:
+        return None
+    return torch.cat(chunks) if needs.prompt else chunks[-1][-1:]
