@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -35,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row for name in ("replay-mix", "replay-peers") for row in read(name)]
     mat = {(row["file"], row["method"]): row["mat"] for row in rows}
-    options = {"svg.fonttype": "none", "svg.hashsalt": "mat", "font.family": "sans-serif", "font.size": 9}
+    options: Any = {"svg.fonttype": "none", "svg.hashsalt": "mat", "font.family": "sans-serif", "font.size": 9}
     with matplotlib.rc_context(options):
         figure = Figure(figsize=(8.2, 3.1), layout="constrained")
         axes = figure.add_subplot()
@@ -56,8 +57,8 @@ def main() -> None:
         figure.savefig(args.out, format="svg", metadata={"Date": None})
 
 
-def read(name: str) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+def read(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return rows
 
 

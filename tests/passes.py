@@ -85,9 +85,12 @@ class Greedy:
         self.rounds += 1
 
 
-def greedy_texts(engine: HFEngine, prompts: Sequence[Tensor], texts: Sequence[Sequence[int]]) -> list[list[int]]:
+def greedy_texts(
+    engine: HFEngine, prompts: Sequence[Tensor], texts: Sequence[Sequence[int]], caches: Sequence[Any] | None = None
+) -> list[list[int]]:
     """Return the texts that rounds over all sequences at once give."""
-    sequences = [Greedy(engine, ids, text) for ids, text in zip(prompts, texts, strict=True)]
+    given = [None] * len(prompts) if caches is None else caches
+    sequences = [Greedy(engine, ids, text, cache=cache) for ids, text, cache in zip(prompts, texts, given, strict=True)]
     while active := [each for each in sequences if not each.ended]:
         drafts = [each.draft() for each in active]
         passes = engine.forward([(each.cache, each.ids[-1], tree) for each, tree in zip(active, drafts, strict=True)])

@@ -2,8 +2,8 @@
 
 Goes on from the weights that `train.py` made. Every step has a batch of conversations in the chat template, the
 loss on what repeats earlier text: answers, and the answers that a next turn asks to rewrite again. Every other step,
-and in the second phase every step, adds a batch of stories, on which the model follows the distribution of the original
-weights (self-distillation), so that it keeps writing stories as well as before.
+and in the second phase every step, adds a batch of stories, on which the model follows the distribution of the
+original weights (self-distillation), so that it keeps writing stories as well as before.
 
 Copying is done by attention to what followed the current words when they occurred before. So the first part of the
 steps trains attention alone, which is cheaper and harms the rest less, and the first sources are short and of random
@@ -261,15 +261,15 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that gets the model")
     parser.add_argument("--init", type=Path, required=True, help="the model of train.py")
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--attention-steps", type=int, default=320, help="first steps, which train attention alone")
+    parser.add_argument("--steps", type=int, default=1300)
+    parser.add_argument("--attention-steps", type=int, default=400, help="first steps, which train attention alone")
     parser.add_argument(
         "--short", type=int, default=100, help="steps with the shortest sources; as many follow with longer ones"
     )
     parser.add_argument("--edit-tokens", type=int, default=2048, help="tokens in a step's edit batch")
     parser.add_argument("--plain-tokens", type=int, default=1024, help="tokens in a step's plain batch")
-    parser.add_argument("--lr", type=float, default=2e-3, help="of the first phase")
-    parser.add_argument("--polish-lr", type=float, default=6e-4, help="of the second phase, at first")
+    parser.add_argument("--lr", type=float, default=1.2e-3, help="of the first phase")
+    parser.add_argument("--polish-lr", type=float, default=8e-4, help="of the second phase, at first")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

@@ -67,12 +67,8 @@ class Method:
         Raises:
             UsageError: the method needs a draft model, or takes no draft model or no such settings.
         """
-        kind = _load(self.drafter)
-        taken = inspect.signature(kind.__init__).parameters if kind.__init__ is not object.__init__ else {}
-        if open_cache is not None and "open_cache" not in taken:
-            raise UsageError(f"the method '{self.name}' takes no draft model; use the method 'draft-model'.")
-        if open_cache is None and "open_cache" in taken:
-            raise UsageError(f"the method '{self.name}' needs a draft model: pass draft_model=.")
+        self.check_draft_model(given=open_cache is not None)
+        kind, taken = _load(self.drafter), self._parameters()
         given = {
             "vocabulary": vocabulary,
             "tokenizer": tokenizer,
@@ -83,12 +79,34 @@ class Method:
         drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken})
         return drafter
 
+    def check_draft_model(self, *, given: bool) -> None:
+        """Check whether a draft model is given where its drafter needs one, and only there.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if given and not self.takes_draft_model:
+            raise UsageError(f"the method '{self.name}' takes no draft model; use the method 'draft-model'.")
+        if self.takes_draft_model and not given:
+            raise UsageError(
+                f"the method '{self.name}' needs a draft model: pass draft_model=, or --draft-model in a command."
+            )
+
+    @property
+    def takes_draft_model(self) -> bool:
+        """Whether its drafter runs a draft model."""
+        return "open_cache" in self._parameters()
+
     def settings_class(self) -> type[Any] | None:
         """Return the dataclass of its drafter's settings, or None if there are none."""
         kind = _load(self.drafter)
         hints = get_type_hints(kind.__init__) if kind.__init__ is not object.__init__ else {}
         found = [each for each in get_args(hints.get("settings")) if each is not NoneType]
         return found[0] if found else None
+
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        kind = _load(self.drafter)
+        return inspect.signature(kind.__init__).parameters if kind.__init__ is not object.__init__ else {}
 
     def _settings(self, kind: type[Any], settings: Any) -> Any:
         if settings is None:
@@ -256,7 +274,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 replayable=False,
                 corpus=None,
                 exactness="lossless",
-                source="Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
+                source="Leviathan et al. 2023, arXiv 2211.17192, arXiv 2302.01318",
                 verifier="speculative-sampling",
                 verifiers=("speculative-sampling",),
             ),
@@ -316,8 +334,8 @@ def find_method(name: str) -> Method:
     )
 
 
-def build_verifier(method: str, name: str | None = None) -> Verifier:
-    """Return an acceptance rule: the one of that name, or the method's own.
+def find_verifier(method: str, name: str | None = None) -> str:
+    """Return the name of the acceptance rule that a method uses: that name, or the method's own rule for None.
 
     Raises:
         UsageError: there is no such rule.
@@ -334,7 +352,16 @@ def build_verifier(method: str, name: str | None = None) -> Verifier:
             f"drafts of the method '{method}' are sampled, which the verifier '{chosen}' does not take. "
             f"Use {' or '.join(found.verifiers)}."
         )
-    verifier: Verifier = _load(VERIFIERS[chosen])()
+    return chosen
+
+
+def build_verifier(method: str, name: str | None = None) -> Verifier:
+    """Return an acceptance rule: the one of that name, or the method's own.
+
+    Raises:
+        UsageError, UnsupportedError: see `find_verifier`.
+    """
+    verifier: Verifier = _load(VERIFIERS[find_verifier(method, name)])()
     return verifier
 
 

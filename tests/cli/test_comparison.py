@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant.cli.comparison import PAIRS, Comparison, Timed, overall, pairs_for
+from speculant.cli.report import compared_totals, identity
 
 
 def timed(*seconds: float) -> list[Timed]:
@@ -49,3 +50,13 @@ def test_every_run_must_agree() -> None:
     assert not compared.identical
     assert compared.matches_reference is None
     assert compared.differences() == "plain decoding at token 3"
+
+
+def test_a_rule_that_keeps_the_distribution_only() -> None:
+    """Other tokens of the same distribution are no fault, and are not called identical either."""
+    other = [Timed([7, 8], 1.0)]
+    compared = Comparison(plain=timed(1.0), drafted=other, reference=timed(1.0)[0], exact=False)
+    assert compared.identical is None
+    assert compared.matches_reference is None
+    assert identity(compared).startswith("not compared")
+    assert "not compared" in compared_totals([compared])[-1]

@@ -100,6 +100,17 @@ def test_compare_finds_the_same_tokens(sampling: list[str], record: Callable[...
     assert found["hf_tokens_per_second"] > 0
 
 
+def test_compare_with_a_draft_model(tiny_folder: Path, record: Callable[..., Any]) -> None:
+    """Greedy, its tokens are those of plain decoding; sampled, only their distribution is, which nobody compares."""
+    argv = ["Tom", "--model", str(tiny_folder), "--max-new-tokens", "6", "--nodes", "3", "--compare"]
+    argv += ["--method", "draft-model", "--draft-model", str(tiny_folder)]
+    greedy = record(*argv)
+    assert greedy["identical"] is greedy["identical_to_hf"] is True
+    sampled = record(*argv, "--temperature", "1", "--seed", "3")
+    assert sampled["identical"] is sampled["identical_to_hf"] is None
+    assert sampled["speedup"] > 0
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_baseline_runs_the_same_passes(fast: bool) -> None:
     """A speed-up is that of drafts, whatever --fast and --no-fast make of a pass."""

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from speculant.cli.main import main
-from speculant.registry import METHODS
+from speculant.registry import METHODS, VERIFIERS
 
 
 def test_the_table_is_aligned_and_holds_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     """What the registry knows is what users see, in columns that line up and fit a wide terminal."""
     assert main(["methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     heads, summaries = lines[1::2], lines[2::2]
     for column in ("family", "exactness", "source"):
         place = lines[0].index(column)
@@ -44,4 +44,14 @@ def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == list(METHODS)
-    assert set(listed[0]) == {"name", "family", "exactness", "summary", "source", "memory"}
+    assert set(listed[0]) == {"name", "family", "exactness", "summary", "source", "memory", "verifier", "verifiers"}
+
+
+def test_acceptance_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every rule is listed with the methods whose default it is, and a method's page says which it may use."""
+    assert main(["methods"]) == 0
+    listed = " ".join(capsys.readouterr().out.partition("acceptance rules")[2].split())
+    assert all(f"{name} default of " in listed for name in VERIFIERS)
+    assert listed.endswith("speculative-sampling default of draft-model")
+    assert main(["methods", "mix"]) == 0
+    assert "verifier    sample-then-follow (default), speculative-sampling" in capsys.readouterr().out

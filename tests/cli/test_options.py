@@ -12,6 +12,7 @@ from speculant.cli.main import main
 from speculant.cli.options import Drafting, Loading, Sampling
 from speculant.cli.threads import PARAMETERS_PER_THREAD, set_threads, threads_for
 from speculant.core.errors import UsageError
+from speculant.verifiers.speculative_sampling import SpeculativeSampling
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,41 @@ def test_the_speculator_is_as_described(tiny_folder: Path) -> None:
     assert (speculator.nodes, speculator.method) == (5, "lookup")
     assert speculator.drafter.settings.copied == 3  # type: ignore[attr-defined]
     assert loaded.threads == "1, as asked"
+
+
+def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> None:
+    """The draft model is loaded like the target, and the rule is the one that is named."""
+    loading = Loading(model=str(tiny_folder), dtype="float32", threads=1)
+    loaded = load_speculator(loading, Drafting(method="draft-model", draft_model=str(tiny_folder), nodes=3))
+    assert isinstance(loaded.speculator.verifier, SpeculativeSampling)
+    result = loaded.speculator.generate("Tom", max_new_tokens=6, temperature=0)
+    assert result.stats.accepted > 0
+    loaded = load_speculator(loading, Drafting(method="lookup", verifier="speculative-sampling"))
+    assert isinstance(loaded.speculator.verifier, SpeculativeSampling)
+    assert loaded.verifier == "speculative-sampling"
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["check"]])
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--verifier", "sample-then-folow"], "Did you mean 'sample-then-follow'?"),
+        (["--method", "draft-model"], "needs a draft model: pass draft_model=, or --draft-model"),
+        (["--method", "draft-model", "--draft-model", "d", "--verifier", "sample-then-follow"], "are sampled"),
+        (["--method", "lookup", "--draft-model", "d"], "the method 'lookup' takes no draft model"),
+    ],
+)
+def test_rules_and_draft_models_are_checked_first(
+    command: list[str],
+    argv: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A combination that cannot work is refused before any model is loaded."""
+    monkeypatch.setattr("speculant.api.loading.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert main([*command, *argv]) != 0
+    assert message in capsys.readouterr().err
 
 
 def test_a_misspelled_method_fails_before_the_model_is_loaded(

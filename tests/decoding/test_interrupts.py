@@ -15,8 +15,8 @@ from speculant import Speculator
 from speculant.api.batch import Batch
 
 PROMPTS = [[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9], [7, 3, 7, 3, 7], [4, 9, 4, 4, 9, 4, 20]]
-TOKENS = 12
-STRIDE = 7  # every 7th line, from another first line in each variant
+TOKENS = 9
+STRIDE = 13  # every 13th line, from another first line in each variant
 
 
 def options(place: int, temperature: float) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def test_an_interrupted_round_leaves_nothing_behind(method: str, fast: bool, tem
             rest = parts.options(1) | {"max_new_tokens": TOKENS - len(ids)}
             more = parts.speculator.generate([*PROMPTS[1], *ids], cache=cache, **rest)
             assert ids + more.ids == parts.texts[1]
-        parts.check(thread=line % 10 == 0)
+        if line % 3 == 0:
+            parts.check(thread=line % 2 == 0)
         line += STRIDE
     assert line > 100
     parts.check(thread=True)
@@ -99,7 +100,7 @@ def test_a_batch_goes_on_after_an_interrupted_round(method: str, fast: bool, tem
         batch = parts.speculator.batch(len(PROMPTS), keep_caches=True)
         generations = [batch.add(prompt, **parts.options(place)) for place, prompt in enumerate(PROMPTS)]
         pieces = [*batch.step(), *batch.step()]
-        reached = interrupted(batch.step, line)
+        reached = interrupted(lambda: pieces.extend(batch.step()), line)  # noqa: B023
         pieces += finish(batch)
         failed = [each for each in generations if each.error is not None]
         assert len(failed) <= int(reached)
@@ -110,8 +111,9 @@ def test_a_batch_goes_on_after_an_interrupted_round(method: str, fast: bool, tem
             assert ids == (text[: len(ids)] if generation in failed else text)
             if generation not in failed and not reached:
                 assert ids == [token for each, piece in pieces if each is generation for token in piece.tokens]
-        parts.check(thread=line % 20 == 0)
-        line += 2 * STRIDE
+        if line % 3 == 0:
+            parts.check(thread=line % 2 == 0)
+        line += 2 * STRIDE - 1
     assert line > 200
     assert failures
     assert not parts.speculator.engine.batch_note

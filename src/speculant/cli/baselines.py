@@ -60,7 +60,8 @@ class Baselines:
         if METHODS[self._speculator.method].memory:
             self._learned = str(Path(self._folder.name) / "memory")
             self._speculator.save(self._learned)
-        return Comparison(plain=[self._plainly(prompt)])
+        exact = self._speculator.verifier.exactness == "tokens" or not self._options["temperature"]
+        return Comparison(plain=[self._plainly(prompt)], exact=exact)
 
     def after(self, prompt: str | Sequence[Message], comparison: Comparison) -> None:
         """Repeat plain and drafted runs in turns, each drafted one from the same memory, and run the reference."""
@@ -79,13 +80,28 @@ class Baselines:
         """Remove what was kept aside."""
         self._folder.cleanup()
 
-    def _other(self, method: str, **options: Any) -> Speculator:
-        """Return another speculator on the same prepared model."""
+    def _other(self, method: str, *, nodes: int | str | None = None, **options: Any) -> Speculator:
+        """Return another speculator on the same prepared model.
+
+        A drafter that runs a draft model learns nothing, so the same one is used again.
+        """
         speculator = self._speculator
+        if METHODS[method].takes_draft_model:
+            return type(speculator)(
+                speculator.model,
+                speculator.tokenizer,
+                speculator.drafter,
+                method=method,
+                verifier=speculator.verifier,
+                nodes=nodes,
+                fast=speculator.fast,
+            )
+        if method != "none":
+            options["verifier"] = self._loaded.verifier
         if method != "none" and self._loaded.settings is not None:
             options["settings"] = self._loaded.settings
         return type(speculator).from_transformers(
-            speculator.model, speculator.tokenizer, method=method, fast=speculator.fast, **options
+            speculator.model, speculator.tokenizer, method=method, nodes=nodes, fast=speculator.fast, **options
         )
 
     def _plainly(self, prompt: str | Sequence[Message]) -> Timed:

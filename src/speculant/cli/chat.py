@@ -16,6 +16,7 @@ from speculant.cli.options import (
     AttentionOption,
     DeviceOption,
     Drafting,
+    DraftModelOption,
     DtypeOption,
     FastOption,
     Loading,
@@ -33,6 +34,7 @@ from speculant.cli.options import (
     ThreadsOption,
     TopKOption,
     TopPOption,
+    VerifierOption,
 )
 from speculant.cli.painting import write_stream
 from speculant.cli.signals import Terminated
@@ -76,6 +78,8 @@ def chat(
     stop: StopOption = None,
     method: MethodOption = "mix",
     settings: SetOption = None,
+    verifier: VerifierOption = None,
+    draft_model: DraftModelOption = None,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -101,7 +105,13 @@ def chat(
     if memory is not None:
         check_writable(memory)
     drafting = Drafting(
-        method=method, settings=tuple(settings or ()), nodes=nodes, memory=memory, memory_limit=memory_limit
+        method=method,
+        settings=tuple(settings or ()),
+        nodes=nodes,
+        memory=memory,
+        memory_limit=memory_limit,
+        verifier=verifier,
+        draft_model=draft_model,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded, title = load_speculator(loading, drafting), model_title(model)

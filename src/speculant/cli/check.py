@@ -12,6 +12,7 @@ from speculant.cli.options import (
     AttentionOption,
     DeviceOption,
     Drafting,
+    DraftModelOption,
     DtypeOption,
     FastOption,
     Loading,
@@ -21,6 +22,7 @@ from speculant.cli.options import (
     NodesOption,
     SetOption,
     ThreadsOption,
+    VerifierOption,
 )
 from speculant.cli.values import whole
 from speculant.core.errors import UsageError
@@ -66,6 +68,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, without any text")] = False,
     method: MethodOption = "mix",
     settings: SetOption = None,
+    verifier: VerifierOption = None,
+    draft_model: DraftModelOption = None,
     nodes: NodesOption = None,
     memory_limit: MemoryLimitOption = 256,
     dtype: DtypeOption = None,
@@ -82,7 +86,14 @@ def check(
 
     given = list(PROMPTS) if prompts is None else read_prompts(prompts)
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
-    drafting = Drafting(method=method, settings=tuple(settings or ()), nodes=nodes, memory_limit=memory_limit)
+    drafting = Drafting(
+        method=method,
+        settings=tuple(settings or ()),
+        nodes=nodes,
+        memory_limit=memory_limit,
+        verifier=verifier,
+        draft_model=draft_model,
+    )
     speculator = load_speculator(loading, drafting).speculator
     import numpy as np
 

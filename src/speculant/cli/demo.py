@@ -26,15 +26,16 @@ speculant demo
 speculant demo --json demo.json   # everything measured
 """
 
-BAR = 24  # characters of a bar
-INTRODUCTION = """\
-A model normally computes one token per pass. With Speculant a drafter guesses the next few tokens and the model checks
-them all in one pass: guesses that were right cost almost nothing, wrong ones are discarded. The text stays the same.
-
-Everything here runs on one CPU thread with the bundled story model (5.5 million parameters), which is too small for
-more threads. Each request is decoded without drafts and with them, by turns, {repetitions} times; times are medians."""
+BAR = 20  # characters of a bar
+INTRODUCTION = (
+    "A model normally computes one token per pass. With Speculant a drafter guesses the next few tokens and the model "
+    "checks them all in one pass: right guesses save passes, wrong ones are discarded. The text stays the same.\n\n"
+    "Everything here runs on one CPU thread with the bundled story model; at 5.5 million parameters it is too small "
+    "for more threads. Each request is decoded without drafts and with them, by turns, {repetitions} times; times are "
+    "medians.\n"
+)
 TITLES = {
-    "session": "1. A session of ten stories: the memory is empty at first and learns from every answer",
+    "session": "1. A session of ten stories: the memory starts empty and fills as it goes",
     "edit": "2. An edit: most of the answer stands in the prompt",
     "corpus": "3. New stories, with a memory made from a corpus beforehand",
 }
@@ -70,12 +71,13 @@ def demo(
     model, tokenizer, _ = load(Loading(device="cpu", threads=1))
     from speculant.bench.demo import REPETITIONS, measure, plays, scenes
 
-    console.print(INTRODUCTION.format(repetitions=REPETITIONS), end="\n\n")
+    console.print(INTRODUCTION.format(repetitions=REPETITIONS))
     chosen, found = scenes(), []
     with compilation_announced(), progress("decoding", plays(chosen), "requests") as advance:
         for scene in chosen:
             found.append(measure(scene, model, tokenizer, advance=lambda: advance(1)))
-            console.print(scene_block(found[-1]), end="\n\n")
+            console.print(scene_block(found[-1]))
+            console.print()
     console.print(summary(found))
     if json is not None:
         write_json(json, {"environment": environment(model), "scenes": [each.to_json() for each in found]})
@@ -110,9 +112,9 @@ def answer_text(answer: Answer) -> Text:
     """Return the answer; tokens that were guessed right are green."""
     from rich.text import Text
 
-    text = Text(f"{answer.request.label} (green: guessed right)\n", style="bold")
+    text = Text(f"{answer.request.label} (green: guessed right)\n")
     for part, accepted in answer.parts:
-        text.append(part, style="not bold green" if accepted else "not bold")
+        text.append(part, style="green" if accepted else "")
     return text
 
 
@@ -134,6 +136,6 @@ def summary(found: Iterable[Measured]) -> Table:
     return table
 
 
-def shortened(text: str, width: int = 60) -> str:
+def shortened(text: str, width: int = 48) -> str:
     """Return the text, or its beginning where it is long."""
     return text if len(text) <= width else text[: width - 3].rstrip() + "..."

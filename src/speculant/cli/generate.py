@@ -12,6 +12,7 @@ from speculant.cli.options import (
     AttentionOption,
     DeviceOption,
     Drafting,
+    DraftModelOption,
     DtypeOption,
     FastOption,
     Loading,
@@ -29,6 +30,7 @@ from speculant.cli.options import (
     ThreadsOption,
     TopKOption,
     TopPOption,
+    VerifierOption,
 )
 from speculant.cli.values import whole
 from speculant.core.errors import UsageError
@@ -94,6 +96,8 @@ def generate(
     stop: StopOption = None,
     method: MethodOption = "mix",
     settings: SetOption = None,
+    verifier: VerifierOption = None,
+    draft_model: DraftModelOption = None,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -133,7 +137,13 @@ def generate(
         say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
     output = Output(many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat)
     drafting = Drafting(
-        method=method, settings=tuple(settings or ()), nodes=nodes, memory=memory, memory_limit=memory_limit
+        method=method,
+        settings=tuple(settings or ()),
+        nodes=nodes,
+        memory=memory,
+        memory_limit=memory_limit,
+        verifier=verifier,
+        draft_model=draft_model,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded = load_speculator(loading, drafting)

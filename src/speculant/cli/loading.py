@@ -16,7 +16,7 @@ from speculant.cli.options import BUNDLED, Drafting, Loading
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
-from speculant.registry import find_method
+from speculant.registry import find_method, find_verifier
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -31,25 +31,30 @@ class Loaded:
         memory: the file to save to; None if there is none, or if it was not understood and is left alone.
         settings: the drafter's, or None for the defaults.
         threads: how many there are and why.
+        verifier: the name of the acceptance rule, or None for the method's own.
     """
 
     speculator: Speculator
     memory: str | None
     settings: Any
     threads: str
+    verifier: str | None = None
 
 
 def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     """Load a model and wrap it.
 
     Raises:
-        SpeculantError: the method, its settings or the model cannot be used.
+        SpeculantError: the method, its settings, its acceptance rule or a model cannot be used.
     """
     method = find_method(drafting.method)  # a misspelled name should not cost the loading of a model
     if drafting.memory is not None and not method.memory:
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
+    find_verifier(drafting.method, drafting.verifier)
     settings = build_settings(method, drafting.settings)
+    method.check_draft_model(given=drafting.draft_model is not None)
     model, tokenizer, threads = load(loading)
+    draft_model = None if drafting.draft_model is None else load_draft_model(drafting.draft_model, loading)
     from speculant.api.speculator import Speculator
 
     options = {} if settings is None else {"settings": settings}
@@ -58,13 +63,15 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             model,
             tokenizer,
             method=drafting.method,
+            verifier=drafting.verifier,
+            draft_model=draft_model,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
             fast=loading.fast,
             **options,
         )
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
-    return Loaded(speculator, memory, settings, threads)
+    return Loaded(speculator, memory, settings, threads, drafting.verifier)
 
 
 def load(loading: Loading) -> tuple[Any, Any, str]:
@@ -85,6 +92,19 @@ def load(loading: Loading) -> tuple[Any, Any, str]:
     with waiting(f"loading {loading.model or 'the bundled model'}"):
         model, tokenizer = load_model(name, dtype=loading.dtype, device=loading.device, attention=loading.attention)
     return model, tokenizer, set_threads_for(model, loading.threads)
+
+
+def load_draft_model(name: str, loading: Loading) -> Any:
+    """Load a draft model in the dtype and on the device of the target.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    from speculant.api.loading import load_model
+
+    with waiting(f"loading {name}"):
+        model, _ = load_model(model_source(name), dtype=loading.dtype, device=loading.device)
+    return model
 
 
 def set_threads_for(model: Any, asked: int | None) -> str:

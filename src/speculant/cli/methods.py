@@ -11,7 +11,7 @@ import typer
 from speculant.cli.commands import Command
 from speculant.cli.options import JsonFlag
 from speculant.cli.terminal import colored
-from speculant.registry import METHODS, Method, find_method
+from speculant.registry import METHODS, VERIFIERS, Method, find_method
 
 if TYPE_CHECKING:
     from speculant.cli.settings import Setting
@@ -50,7 +50,7 @@ def methods(
     elif as_json:
         print(json.dumps([to_json(method) for method in METHODS.values()], indent=2))
     else:
-        print(table(list(METHODS.values())))
+        print(f"{table(list(METHODS.values()))}\n\n{rules(list(METHODS.values()))}")
     return 0
 
 
@@ -71,18 +71,31 @@ def table(listed: list[Method]) -> str:
     return "\n".join(parts)
 
 
+def rules(listed: list[Method]) -> str:
+    """Return the acceptance rules, each with the methods that use it by default."""
+    import textwrap
+
+    lines = ["acceptance rules, for --verifier:"]
+    for rule in VERIFIERS:
+        text = f"{rule}  default of {', '.join(method.name for method in listed if method.verifier == rule)}"
+        lines += textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent=" " * (len(rule) + 4))
+    return "\n".join(lines)
+
+
 def described(method: Method, settings: list[Setting]) -> str:
     """Return what there is to know of one method."""
     import textwrap
 
     from speculant.cli.settings import worded
 
+    verifiers = [f"{rule} (default)" if rule == method.verifier else rule for rule in method.verifiers]
     lines = [
         f"{method.name}: {method.summary}",
         "",
         f"family      {method.family}",
         f"exactness   {method.exactness}",
         f"source      {method.source}",
+        f"verifier    {', '.join(verifiers)}",
         f"memory      {'can be saved: --memory FILE' if method.memory else 'none is kept between runs'}",
         "",
     ]
@@ -104,6 +117,8 @@ def to_json(method: Method) -> dict[str, Any]:
         "summary": method.summary,
         "source": method.source,
         "memory": method.memory is not None,
+        "verifier": method.verifier,
+        "verifiers": list(method.verifiers),
     }
 
 

@@ -9,7 +9,7 @@ import typer
 
 from speculant.cli.values import node_count, nonempty, share, temperature, whole
 from speculant.core.errors import UsageError
-from speculant.registry import METHODS
+from speculant.registry import METHODS, VERIFIERS
 
 BUNDLED = "bundled"
 MODEL_HELP = "a folder or a hub id; default: bundled, the story model that comes with the package"
@@ -19,6 +19,10 @@ _model = nonempty(f"name a folder or a hub id, or leave the option out for the {
 
 def _methods(incomplete: str) -> list[str]:
     return [name for name in METHODS if name.startswith(incomplete)]
+
+
+def _verifiers(incomplete: str) -> list[str]:
+    return [name for name in VERIFIERS if name.startswith(incomplete)]
 
 
 ModelOption = Annotated[
@@ -87,6 +91,26 @@ SetOption = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="a setting of the method, see `speculant methods NAME`; may be repeated",
+        rich_help_panel="Drafting",
+    ),
+]
+VerifierOption = Annotated[
+    str | None,
+    typer.Option(
+        "--verifier",
+        metavar="NAME",
+        help="the acceptance rule; default: the method's own",
+        rich_help_panel="Drafting",
+        autocompletion=_verifiers,
+    ),
+]
+DraftModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        metavar="PATH|ID",
+        parser=nonempty("name a folder or a hub id, or leave the option out"),
+        help="a smaller model with the same vocabulary, for --method draft-model",
         rich_help_panel="Drafting",
     ),
 ]
@@ -205,6 +229,8 @@ class Drafting:
         nodes: most nodes per draft, "auto", or None for the method's default.
         memory: the file to begin with and to save to.
         memory_limit: megabytes that the memory may take.
+        verifier: the acceptance rule, or None for the method's own.
+        draft_model: a folder or a hub id for the method "draft-model", or None.
     """
 
     method: str = "mix"
@@ -212,6 +238,8 @@ class Drafting:
     nodes: int | str | None = None
     memory: str | None = None
     memory_limit: int = 256
+    verifier: str | None = None
+    draft_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

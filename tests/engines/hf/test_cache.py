@@ -9,10 +9,9 @@ import torch
 from transformers import DynamicCache
 
 from models import tiny_model
-from speculant import Speculator
+from passes import IDS, greedy_texts, opened, plain_text
 from speculant.engines.hf.cache import LEAST_ROWS, InPlaceLayer, crop_cache, keep_rows, usable_cache
-
-IDS = torch.tensor([[5, 9, 14, 3, 8]])
+from speculant.engines.hf.engine import HFEngine
 
 
 def states(rows: int, start: int = 0) -> torch.Tensor:
@@ -125,30 +124,13 @@ def test_gradients_flow_through_the_cache() -> None:
     assert new.grad is not None
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "bloom"])
-def test_turns_over_the_bound_equal_plain_decoding(name: str) -> None:
-    """Guards reuse: two of our turns and one of plain `generate`, longer than a buffer, on one cache."""
-    model = tiny_model(name)
-    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    plain = model.generate(IDS, **(options | {"max_new_tokens": 180}))[0].tolist()
-    speculator = Speculator.from_transformers(model)
-    text, cache = IDS[0].tolist(), None
-    for _ in range(2):
-        result = speculator.generate(text, max_new_tokens=60, temperature=0, cache=cache, eos_token_id=None)
-        text, cache = text + result.ids, result.cache
-    assert cache.get_seq_length() == len(text) - 1
-    assert all(type(layer) is InPlaceLayer for layer in cache.layers)
-    ids = torch.tensor([text])
-    continued = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options)
-    assert continued[0].tolist() == plain
-
-
 def test_a_cropped_cache_serves_another_prompt() -> None:
     """Guards the chat's way of going back to what two prompts share."""
     model = tiny_model("llama")
-    speculator = Speculator.from_transformers(model)
-    first = speculator.generate(IDS, max_new_tokens=12, temperature=0)
+    engine = HFEngine(model)
+    first = opened(engine, IDS)
     crop_cache(first.cache, 5)
+    assert all(type(layer) is InPlaceLayer for layer in first.cache.layers)
     prompt = torch.tensor([[*IDS[0].tolist(), 30, 31]])
-    expected = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, 7:].tolist()
-    assert speculator.generate(prompt, max_new_tokens=12, temperature=0, cache=first.cache).ids == expected
+    expected = plain_text(model, prompt, 12)
+    assert greedy_texts(engine, [prompt], [expected], caches=[first.cache]) == [expected]

@@ -11,7 +11,7 @@ from speculant.bench.systems.forced import check_forced
 from speculant.bench.systems.hf import PREFIX, HuggingFace, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.bench.systems.system import PLAIN, SpeculantSystem, System
-from speculant.core.errors import UsageError
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.registry import find_method
 
 
@@ -37,8 +37,11 @@ def parse_methods(names: str, *, forced: bool, assisted: bool, sampled: bool = F
             check_hf(name, assisted=assisted)
         elif name == LLAMACPP:
             check_llamacpp(sampled=sampled)
-        else:
-            find_method(name)
+        elif find_method(name).takes_draft_model:
+            raise UnsupportedError(
+                f"bench loads no draft model for the method '{name}'. Leave it out, or measure it with "
+                "speculant generate --compare."
+            )
         if forced:
             check_forced(name)
     return methods
