@@ -5,6 +5,7 @@ of what is found.
 
     python benchmarks/architectures.py -o docs/architectures.md
     python benchmarks/architectures.py llama gpt_neo                 only these; the rest of the results stay
+    python benchmarks/architectures.py --missing -o docs/architectures.md     only those without results yet
     python benchmarks/architectures.py --report -o docs/architectures.md      the table only, nothing is run
 """
 
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="model types; all if none are named")
     parser.add_argument("-o", "--out", type=Path, help="write the table there")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the results, which are added to")
+    parser.add_argument("--missing", action="store_true", help="only those without results")
     parser.add_argument("--part", default="1/1", help="the k-th of n parts, as k/n")
     parser.add_argument("--report", action="store_true", help="run nothing")
     arguments = parser.parse_args()
@@ -42,6 +44,8 @@ def main() -> None:
     part, parts = (int(each) for each in arguments.part.split("/"))
     wanted = [] if arguments.report else (arguments.names or names())[part - 1 :: parts]
     for name in wanted:
+        if arguments.missing and name in found:
+            continue
         record = asdict(examine(name))
         found[record.pop("name")] = record
         print(f"{name}: {record['verdict']}, {record['comparisons']} compared, {record['mismatches']}", flush=True)
@@ -49,7 +53,7 @@ def main() -> None:
         result = {"versions": versions, "architectures": dict(sorted(found.items()))}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     if arguments.out:
-        arguments.out.write_text(table(json.loads(arguments.json.read_text("utf-8"))), "utf-8")
+        arguments.out.write_text(table(json.loads(arguments.json.read_text("utf-8")), names()), "utf-8")
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 replayable=False,
                 corpus=None,
                 exactness="lossless",
-                source="Leviathan et al. 2023, arXiv 2211.17192, arXiv 2302.01318",
+                source="Leviathan et al. 2023, arXiv 2211.17192, 2302.01318",
                 verifier="speculative-sampling",
                 verifiers=("speculative-sampling",),
             ),

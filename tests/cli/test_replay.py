@@ -1,4 +1,4 @@
-"""The command that plays recorded answers."""
+"""The command that replays recorded outputs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_requests_can_be_chosen(tmp_path: Path, capsys: CaptureFixture) -> None:
 
 
 def test_bad_rows_are_reported_and_counted(tmp_path: Path, capsys: CaptureFixture) -> None:
-    """A line for each, the rest is played, and the end says how many were left out."""
+    """A line for each, the rest is replayed, and the end says how many were left out."""
     path = write(tmp_path / "t.jsonl", ROW, {"text": "a"}, ROW)
     assert main(["replay", path, "--method", "none", "--jobs", "1"]) == 0
     out, err = capsys.readouterr()
@@ -86,7 +86,7 @@ def test_bad_rows_are_reported_and_counted(tmp_path: Path, capsys: CaptureFixtur
     assert len(err.splitlines()) == 1
     assert "could not be used: 1." in out
     assert main(["replay", write(tmp_path / "none.jsonl", {"text": "a"})]) == 1
-    assert "holds no row that can be played" in capsys.readouterr().err
+    assert "holds no row that can be replayed" in capsys.readouterr().err
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path, capsys: CaptureFixture) -> None:
@@ -107,7 +107,7 @@ def test_a_step_cost_gives_the_speed_up(trace: str, tmp_path: Path, capsys: Capt
 
 
 def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixture) -> None:
-    """Chat logs are played through a tokenizer; a corpus of the same one helps, and who takes none is said."""
+    """Chat logs are replayed through a tokenizer; a corpus of the same one helps, and who takes none is said."""
     messages = [{"role": "user", "content": "Tell me a story."}, {"role": "assistant", "content": "Once upon a time"}]
     path = write(tmp_path / "log.jsonl", {"messages": messages})
     assert main(["replay", path]) == 2
@@ -143,7 +143,7 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
 def test_faults_come_before_the_work(
     argv: list[str], message: str, trace: str, capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot go well is said before anything is played."""
+    """What cannot work is reported before anything is replayed."""
     monkeypatch.setattr(NoDrafter, "open", None)
     assert main(["replay", trace, *argv]) in (1, 2)
     assert message in capsys.readouterr().err

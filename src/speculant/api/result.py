@@ -91,16 +91,16 @@ class Generation:
     def take(self) -> Piece | None:
         """Return what was committed since the last call, None if nothing was; it is in the result."""
         sequence, result = self.sequence, self.result
-        known, committed = len(result.ids), len(sequence.sources)
+        known, committed = len(result.sources), len(sequence.sources)
         if known == committed:
             return None
-        tokens, sources = sequence.sampler.tokens[known:committed], sequence.sources[known:]
+        tokens, sources = sequence.sampler.tokens[known:committed], sequence.sources[known:committed]
+        result.ids[known:] = tokens  # what an interrupt left of an earlier call is overwritten
+        result.sources[known:] = sources
         texts = [self._detokenizer.push(token) for token in tokens]
         if sequence.ended:
             texts[-1] += self._detokenizer.flush()
             result.finish_reason = "stop" if self.sampler.stopped else "length"
-        result.ids += tokens
-        result.sources += sources
         result.text += "".join(texts)
         return Piece("".join(texts), tokens, texts, sources)
 
@@ -151,6 +151,7 @@ class Stream:
                 if error is not None:
                     raise error
         finally:
+            generation.take()  # an interrupt may have kept a round's tokens from the result; the cache has them
             sequence.close()
             generation.done = True
             if sequence.sizing is not None:

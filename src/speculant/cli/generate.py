@@ -155,7 +155,7 @@ def generate(
             ending.callback(generation.record)
         ending.callback(generation.report)
         if batch > 1:
-            generation.decode_together(asked, batch)
+            generation.decode_batch(asked, batch)
         elif compare:
             generation.compare(asked, memory_limit=memory_limit << 20)
         else:

@@ -46,7 +46,7 @@ class Output:
 
 
 class Generation:
-    """Decodes prompts and keeps what came of each."""
+    """Decodes prompts and keeps the outcome of each."""
 
     def __init__(self, loaded: Loaded, options: dict[str, Any], output: Output) -> None:
         """Prepare.
@@ -81,7 +81,7 @@ class Generation:
             for number in range(1, 1 + len(prompts)):
                 self._numbered(number, prompts, baselines)
 
-    def decode_together(self, prompts: Sequence[Prompt], size: int) -> None:
+    def decode_batch(self, prompts: Sequence[Prompt], size: int) -> None:
         """Decode up to `size` prompts at a time; print each text when it and those before it are complete.
 
         Raises:
@@ -91,31 +91,31 @@ class Generation:
         options = dict(self._options)
         seed = options.pop("seed")
         self._batch = batch = self._speculator.batch(size)
-        tickets = []
+        requests = []
         for place, prompt in enumerate(prompts):
             if isinstance(prompt, tuple):
                 raise UsageError(f"prompt {place + 1} has several turns, which follow each other. Leave out --batch.")
             try:
-                ticket = batch.add(self._asked(prompt), seed=None if seed is None else seed + place, **options)
+                request = batch.add(self._asked(prompt), seed=None if seed is None else seed + place, **options)
             except PromptError as error:
                 raise PromptError(f"prompt {place + 1}: {error}") from None
-            tickets.append(ticket)
-            self._outcomes.append(Outcome(prompt, ticket.result))
-        left = deque(range(len(tickets)))
+            requests.append(request)
+            self._outcomes.append(Outcome(prompt, request.result))
+        left = deque(range(len(requests)))
         try:
             for _ in batch:
-                while left and tickets[left[0]].done:
-                    self._show(left.popleft(), tickets)
+                while left and requests[left[0]].done:
+                    self._show(left.popleft(), requests)
         finally:
             batch.close()
             for place in left:
-                if tickets[place].result.ids:
-                    self._show(place, tickets)
-        failed = {place + 1: ticket.error for place, ticket in enumerate(tickets) if ticket.error is not None}
+                if requests[place].result.ids:
+                    self._show(place, requests)
+        failed = {place + 1: request.error for place, request in enumerate(requests) if request.error is not None}
         if failed:
             place, cause = next(iter(failed.items()))
             raise SpeculantError(
-                f"{len(failed)} of {len(tickets)} prompts failed: {', '.join(map(str, failed))}. "
+                f"{len(failed)} of {len(requests)} prompts failed: {', '.join(map(str, failed))}. "
                 f"The cause for prompt {place} is {type(cause).__name__}: {cause}"
             ) from cause
 
@@ -197,14 +197,14 @@ class Generation:
             with waiting("repeating both in turns"):
                 baselines.after(prompt, comparison)
 
-    def _show(self, place: int, tickets: Sequence[Request]) -> None:
+    def _show(self, place: int, requests: Sequence[Request]) -> None:
         outcome = self._outcomes[place]
-        say(f"--- {place + 1} of {len(tickets)}: {shortened(outcome.prompt)}")
+        say(f"--- {place + 1} of {len(requests)}: {shortened(outcome.prompt)}")
         if self._output.json != "-":
             if self._as_lines:
                 self._print_line(outcome)
             else:
-                print(tickets[place].result.text, flush=True)
+                print(requests[place].result.text, flush=True)
         say(f"    {outcome.line()}")
 
     @property

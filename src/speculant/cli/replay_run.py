@@ -1,4 +1,4 @@
-"""One call of `speculant replay`: reads traces, plays them, shows the figures."""
+"""One call of `speculant replay`: reads traces, replays them, shows the figures."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A file's recordings, in the order of play, under the name that the results give it."""
+    """A file's recordings, in the order of replay, under the name that the results give it."""
 
     name: str
     recordings: Sequence[Recording]
 
 
 def run(asked: Replay) -> int:
-    """Check, read, play, show.
+    """Check, read, replay, show.
 
     Raises:
-        UsageError, FileError: something cannot be played, read or written.
+        UsageError, FileError: something cannot be replayed, read or written.
     """
     from speculant.bench.replay.corpora import assign, read_corpus
     from speculant.bench.replay.runs import check_method
@@ -80,7 +80,7 @@ def read_traces(asked: Replay, tokenizer: Any, rejected: Rejected) -> list[Trace
     """Read every file.
 
     Raises:
-        FileError: one cannot be read, or holds no row that can be played.
+        FileError: one cannot be read, or holds no row that can be replayed.
     """
     from speculant.bench.replay.runs import in_order
     from speculant.bench.replay.traces import read_recordings
@@ -92,7 +92,7 @@ def read_traces(asked: Replay, tokenizer: Any, rejected: Rejected) -> list[Trace
         for path, name in zip(paths, names, strict=True):
             found = list(read_recordings(path, tokenizer=tokenizer, reject=rejected, advance=advance))
             if not found:
-                raise FileError(f"{path} holds no row that can be played.")
+                raise FileError(f"{path} holds no row that can be replayed.")
             ordered = in_order(found, shuffled=asked.order is Order.SHUFFLED, seed=asked.seed, limit=asked.limit)
             traces.append(Trace(name if names.count(name) == 1 else str(path), ordered))
     return traces
@@ -126,29 +126,29 @@ def plan(
 
 
 def play(runs: Sequence[Run], jobs: int) -> list[ReplayResult]:
-    """Play the runs behind a progress bar."""
+    """Replay the runs with a progress bar."""
     from speculant.bench.replay.workers import replay_runs
 
-    with progress("playing", sum(run.tokens for run in runs), "tokens") as advance:
+    with progress("replaying", sum(run.tokens for run in runs), "tokens") as advance:
         return replay_runs(runs, jobs=jobs, advance=advance)
 
 
 class Results:
-    """What was played, with the acceptance that the traces recorded of other drafters."""
+    """The results of the runs, with the acceptance that the traces recorded of other drafters."""
 
     def __init__(
-        self, traces: Sequence[Trace], runs: Sequence[Run], played: Sequence[ReplayResult], cost: StepCost | None
+        self, traces: Sequence[Trace], runs: Sequence[Run], results: Sequence[ReplayResult], cost: StepCost | None
     ) -> None:
         from speculant.bench.replay.metrics import run_metrics
         from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded
 
         self.traces = traces
-        self.played = {(run.file, run.method): each for run, each in zip(runs, played, strict=True)}
+        self.results = {(run.file, run.method): each for run, each in zip(runs, results, strict=True)}
         self.rows: list[dict[str, Any]] = []
         for trace in traces:
             for run in runs:
                 if run.file == trace.name:
-                    each = self.played[run.file, run.method]
+                    each = self.results[run.file, run.method]
                     self.rows.append(run_metrics(run.file, run.method, run.nodes, each, cost))
             for name in recorded_names(trace.recordings):
                 recorded = replay_recorded(name, trace.recordings)
@@ -160,7 +160,7 @@ class Results:
         from speculant.bench.report.replay_page import replay_page
 
         recordings = {trace.name: trace.recordings for trace in self.traces}
-        excerpts = {key: last_excerpt(each, recordings[key[0]], tokenizer) for key, each in self.played.items()}
+        excerpts = {key: last_excerpt(each, recordings[key[0]], tokenizer) for key, each in self.results.items()}
         return replay_page(self.rows, excerpts, notes, token_ids=tokenizer is None)
 
 

@@ -16,7 +16,7 @@ class Order(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What is played and how; see the options of the command."""
+    """What is replayed and how; see the options of the command."""
 
     traces: Sequence[str]
     tokenizer: str | None

@@ -78,10 +78,10 @@ class Sequence:
 
     def commit(self, draft: DraftTree, walk: Walk) -> None:
         """Keep the cache rows of the root and of the accepted path as the text that they now are."""
-        self.cache.keep([0, *(node + 1 for node in walk.path)])
         self.stats.add_round(draft, walk.path, walk.tokens)
         self.sources += [Source.ACCEPTED] * len(walk.path) + [Source.BONUS if len(draft) else Source.PLAIN]
         self.root, self.ended = walk.tokens[-1], walk.ended
+        self.cache.keep([0, *(node + 1 for node in walk.path)])  # last: an interrupted text may exceed its cache
 
     def fail(self, error: BaseException) -> None:
         """End it because of an error; what was committed stays."""

@@ -47,6 +47,5 @@ def test_every_architecture(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_table_in_the_documentation_is_that_of_the_results() -> None:
     """Guards against a page that somebody wrote by hand, and against results that nobody made a page of."""
     results = json.loads(RESULTS.read_text("utf-8"))
-    assert (ROOT / "docs" / "architectures.md").read_text("utf-8") == table(results)
+    assert (ROOT / "docs" / "architectures.md").read_text("utf-8") == table(results, names())
     assert all(not found["mismatches"] for found in results["architectures"].values())
-    assert set(SAMPLE) <= set(results["architectures"])

@@ -23,6 +23,7 @@ def _longrope(pairs: int, **more: Any) -> dict[str, Any]:
 CHANGES: dict[str, dict[str, Any]] = {  # what a default config lacks to be built, or has and real models have not
     **{name: {"is_decoder": True} for name in ENCODERS},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"head_dim": 8},

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _INTRODUCTION = """# Architectures
 
-Which causal language models of transformers {transformers} Speculant verifies drafts on, and how. Every class that
-`AutoModelForCausalLM` knows was built with tiny random weights (fp32, torch {torch}; windows, chunks and rotary limits
-scaled down with it, so that texts cross them), and its drafted texts were compared with those of `model.generate`:
+Which causal language models of transformers {transformers} Speculant verifies drafts on, and how. Classes that
+`AutoModelForCausalLM` knows were built with tiny random weights (fp32, torch {torch}; windows, chunks and rotary limits
+scaled down with them, so that texts cross them), and their drafted texts were compared with those of `model.generate`:
 greedy and sampled, alone and in batches, with eager and sdpa attention, wherever the class has them. Drafts were random
 trees of right and wrong guesses.
 
 {texts} texts were compared, {wrong}. {trees} architectures take trees, {chains} take chains, {refused} are refused, and
-{missing} could not be built here.
+{missing} could not be built here.{unrun}
 
 - **trees**: whole draft trees are verified in one pass.
 - **chains**: a draft is one path; the reason is in `stats.notes`.
@@ -30,9 +30,15 @@ draft in the same way (`src/speculant/engines/hf/probe.py`).
 """
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """Return the page, in Markdown."""
+def table(results: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the page, in Markdown.
+
+    Args:
+        results: as `benchmarks/architectures.py` writes them.
+        names: of all architectures; those without results are listed as not run.
+    """
     found = results["architectures"]
+    left = [name for name in names if name not in found]
     verdicts = Counter(each["verdict"] for each in found.values())
     wrong = sum(len(each["mismatches"]) for each in found.values())
     page = _INTRODUCTION.format(
@@ -43,6 +49,7 @@ def table(results: Mapping[str, Any]) -> str:
         chains=verdicts["chains"],
         refused=verdicts["refused"],
         missing=verdicts["not built"],
+        unrun=f" **{len(left)} have not been run yet**: {', '.join(left)}." if left else "",
     )
     lines = [
         f"| {name} | {each['kind']} | {each['verdict']} | {_reason(each)} |" for name, each in sorted(found.items())
