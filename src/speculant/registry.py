@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from types import MappingProxyType, NoneType
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from speculant.core.drafter import MEMORY_LIMIT, Drafter
 from speculant.core.errors import ForeignMemoryError, UnknownMethodError, UnsupportedError, UsageError
-from speculant.core.verifier import Verifier
-from speculant.memory.kind import MemoryKind
+
+if TYPE_CHECKING:  # numpy would make `speculant --help` wait
+    from speculant.core.drafter import Drafter
+    from speculant.core.verifier import Verifier
+    from speculant.memory.kind import MemoryKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Method:
         *,
         vocabulary: int = 0,
         tokenizer: str = "",
-        memory_limit: int = MEMORY_LIMIT,
+        memory_limit: int | None = None,
         settings: Any = None,
         open_cache: Any = None,
     ) -> Drafter:
@@ -60,7 +62,7 @@ class Method:
         Args:
             vocabulary: V of the target.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that its memory may take.
+            memory_limit: bytes that its memory may take; None for the default.
             settings: an object of its settings' class, or a dict of some of them; None for the defaults.
             open_cache: opens caches of a draft model, see `DraftModelDrafter`.
 
@@ -76,7 +78,7 @@ class Method:
             "settings": self._settings(kind, settings),
             "open_cache": open_cache,
         }
-        drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken})
+        drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken and value is not None})
         return drafter
 
     def check_draft_model(self, *, given: bool) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from speculant.sizing.tuning import measure_step_cost, step_cost_file, stored_step_cost
 
 from models import tiny_model
 from speculant import Speculator
+from speculant.api.tuning import measure_step_cost, step_cost_file, stored_step_cost
 from speculant.cli.main import main
 from speculant.core.errors import UsageError
 from speculant.sizing.step_cost import read_step_cost
@@ -24,7 +25,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_size_is_timed(tmp_path: Path) -> None:
     """The curve begins at plain decoding, ends at the most nodes, and reads back as what replay and sizing take."""
     speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
-    curve = measure_step_cost(speculator, most=10, prefixes=(4, 20), seconds=0.01)
+    curve = measure_step_cost(speculator.engine, most=10, prefixes=(4, 20), seconds=0.01)
     assert curve["nodes"] == [0, 1, 2, 4, 8, 10]
     assert [found["prefix"] for found in curve["by_prefix"]] == [4, 20]
     assert all(found["rounds"] >= 3 for found in curve["by_prefix"])
@@ -36,29 +37,34 @@ def test_a_model_without_room_is_refused() -> None:
     """A model with few positions says so instead of failing inside a pass."""
     speculator = Speculator.from_transformers(tiny_model("llama", max_position_embeddings=64), method="none")
     with pytest.raises(UsageError, match="64 positions leave no room for 64 nodes"):
-        measure_step_cost(speculator, most=64)
+        measure_step_cost(speculator.engine, most=64)
 
 
 def test_each_model_has_a_file_of_its_own() -> None:
     """What the cost depends on names the file; a broken one is as good as none."""
-    model = tiny_model("llama")
-    speculator = Speculator.from_transformers(model, method="none")
-    path = step_cost_file(model, speculator.fast)
-    assert stored_step_cost(model, speculator.fast, most=64) is None
-    assert path == step_cost_file(tiny_model("llama"), speculator.fast)
-    assert path != step_cost_file(tiny_model("llama").to(torch.bfloat16), speculator.fast)
-    assert path != step_cost_file(tiny_model("qwen3"), speculator.fast)
+    speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
+    path = file_of(tiny_model("llama"))
+    assert stored_step_cost(speculator.engine, speculator.fast, most=64) is None
+    assert path == file_of(tiny_model("llama"))
+    assert path != file_of(tiny_model("llama").to(torch.bfloat16))
+    assert path != file_of(tiny_model("qwen3"))
     path.parent.mkdir(parents=True)
     path.write_text('{"nodes": [0, 64], "seconds": [1, 2]}')
-    found = stored_step_cost(model, speculator.fast, most=64)
+    found = stored_step_cost(speculator.engine, speculator.fast, most=64)
     assert found is not None
     assert found.seconds.tolist() == [1, 2]
-    assert stored_step_cost(model, speculator.fast, most=65) is None
+    assert stored_step_cost(speculator.engine, speculator.fast, most=65) is None
     path.write_text("{")
-    assert stored_step_cost(model, speculator.fast, most=64) is None
+    assert stored_step_cost(speculator.engine, speculator.fast, most=64) is None
 
 
-def test_decoding_by_size_says_what_plain_decoding_says() -> None:
+def file_of(model: Any) -> Path:
+    """Return where a model's latency is kept."""
+    speculator = Speculator.from_transformers(model, method="none")
+    return step_cost_file(speculator.engine, speculator.fast)
+
+
+def test_decoding_by_size_gives_the_text_of_plain_decoding() -> None:
     """Sizes change from round to round, the text never; the report says why they were what they were."""
     model = tiny_model("llama")
     ids = torch.arange(1, 20)[None]
@@ -80,12 +86,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "begins with it" in printed.err
     kept = json.loads(out.read_text())
     assert kept["nodes"] == [0, 1, 2, 4]
-    stored = stored_step_cost(*loaded(), most=4)
+    speculator = Speculator.from_pretrained(method="none")
+    stored = stored_step_cost(speculator.engine, speculator.fast, most=4)
     assert stored is not None
     assert stored.seconds.tolist() == kept["seconds"]
-
-
-def loaded() -> tuple[object, object]:
-    """Return the bundled model and how its layers run."""
-    speculator = Speculator.from_pretrained(method="none")
-    return speculator.model, speculator.fast

@@ -12,12 +12,14 @@ from speculant import Speculator
 from speculant.api.loading import bundled_model, load_tokenizer
 from speculant.cli import corpus
 from speculant.cli.main import main
+from speculant.core.drafter import Budget
 from speculant.drafters.aded.drafter import AdedDrafter, load_table
 from speculant.drafters.aded.frozen import thaw
 from speculant.drafters.suffix.rest import RestDrafter
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
 CaptureFixture = pytest.CaptureFixture[str]
+BUDGET = Budget(nodes=4, depth=4)
 BUNDLED = ("--model", "bundled")
 
 
@@ -95,8 +97,8 @@ def test_the_table_has_room_for_every_id_of_the_model(tmp_path: Path) -> None:
     fingerprint = tokenizer_fingerprint(load_tokenizer(), 5000)
     drafter = AdedDrafter(vocabulary=5000, tokenizer=fingerprint)
     drafter.load(tmp_path / "table")
-    assert 4999 in drafter.search(5, 6, 4).tokens
-    assert np.array_equal(drafter.search(0, 6, 4).tokens, drafter.search(5, 6, 4).tokens), "by the bi-gram"
+    assert 4999 in drafter.search(5, 6, BUDGET).tokens
+    assert np.array_equal(drafter.search(0, 6, BUDGET).tokens, drafter.search(5, 6, BUDGET).tokens), "by the bi-gram"
 
 
 def test_bad_rows_are_shown_up_to_a_point_and_counted(
@@ -200,8 +202,8 @@ def test_a_suffix_array_is_built(tmp_path: Path, capsys: CaptureFixture) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["array", "t.jsonl"]
     drafter = RestDrafter(vocabulary=4096, tokenizer=tokenizer_fingerprint(load_tokenizer(), 4096))
     drafter.load(out)
-    assert drafter.search(np.array([5, 6, 7], np.int32), 4).tokens.tolist() == [8]
-    assert sorted(drafter.search(np.array([1, 6, 7], np.int32), 4).tokens.tolist()) == [8, 10]
+    assert drafter.search(np.array([5, 6, 7], np.int32), BUDGET).tokens.tolist() == [8]
+    assert sorted(drafter.search(np.array([1, 6, 7], np.int32), BUDGET).tokens.tolist()) == [8, 10]
 
 
 def test_an_empty_suffix_array_is_refused(tmp_path: Path, capsys: CaptureFixture) -> None:

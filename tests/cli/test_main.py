@@ -44,9 +44,9 @@ def test_the_package_runs_as_a_module() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "name a command: generate, chat"),
+        ([], "name a command: demo, generate, chat"),
         (["genrate"], "there is no command 'genrate'. Did you mean 'generate'? See `speculant --help`."),
-        (["nonsense"], "there is no command 'nonsense'. There are generate"),
+        (["nonsense"], "there is no command 'nonsense'. There are demo, generate"),
         (["memory", "infoo"], "there is no command 'infoo'. Did you mean 'info'? See `speculant memory --help`."),
         (["methods", "--jsn"], "there is no option --jsn. Did you mean --json? See `speculant methods --help`."),
         (["methods", "mxi"], "there is no method 'mxi'. Did you mean 'mix'?"),

@@ -232,7 +232,7 @@ def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> N
         assert torch.equal(model.generate(ids, max_new_tokens=50, custom_generate=speculator, **options), plain)
     stats = speculator.last_stats
     assert stats is not None
-    if method not in ("none", "sad"):
+    if method in ("mix", "aded", "suffix", "sam", "recycling", "draft-model"):
         assert stats.mat > 1.2  # the second time it knows the text
 
 

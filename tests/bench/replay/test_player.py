@@ -37,7 +37,7 @@ def test_columns() -> None:
     assert (result.request.tolist(), result.accepted.tolist()) == ([0, 1], [1, 0])
     drafting = result.drafting
     assert drafting is not None
-    assert (drafting.nodes.tolist(), drafting.deepest.tolist()) == ([2, 2], [2, 2])
+    assert (drafting.nodes.tolist(), drafting.deepest.tolist()) == ([1, 0], [1, 0])
     assert len(drafting.propose_seconds) == len(drafting.learn_seconds) == len(drafting.open_seconds) == 2
     assert drafting.memory_bytes == 7
 

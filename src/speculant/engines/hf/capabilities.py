@@ -191,7 +191,7 @@ def _own_way(model: Any, config: Any) -> str:
     """Return what keeps a class from being decoded with a key-value cache and causal masks; "" if nothing does."""
     if config.model_type in OWN_SCHEMES:
         return OWN_SCHEMES[config.model_type]
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
         return "has no key-value cache: its `forward` takes no `past_key_values`"
     if config.model_type in ENCODERS and not getattr(config, "is_decoder", False):
         return "attends in both directions, since `is_decoder` is False in its config"
