@@ -13,6 +13,8 @@ from models import tiny_model
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.cpu.build import AVX512_BF16, FLAGS, FOLDER, KINDS, SIGNATURES, BuildError, load_native
 
+pytestmark = pytest.mark.slow  # each compiles the sources
+
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
