@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from models import tiny_model
-from passes import IDS, Greedy, greedy_texts, opened, plain_text
+from passes import IDS, opened, plain_text
+from speculant import Speculator
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
@@ -23,21 +24,19 @@ from speculant.engines.hf.target_cache import HFTargetCache
 from tapes import Tapes, graphs_of, recorded
 from trees import random_draft
 
+LONG = torch.cat([IDS] * 14, dim=1)  # the text outgrows the shortest length soon
 MODELS = ["llama", "qwen3", "mistral", "gpt2", "gemma3", "mixtral", "phi3", "gpt_neox"]
 
 
-def text_of(engine: HFEngine, expected: list[int], ids: Tensor = IDS, **options: Any) -> list[int]:
-    """Return the text that rounds over one sequence give."""
-    greedy = Greedy(engine, ids, expected, **options)
-    while not greedy.ended:
-        one_round(greedy)
-    return greedy.ids
+def verify(engine: HFEngine, cache: HFTargetCache, root: int, tree: DraftTree) -> Tensor:
+    """Return the logits of a root and a draft below it."""
+    logits: Tensor = engine.forward([(cache, root, tree)])[0].logits
+    return logits
 
 
-def one_round(greedy: Greedy) -> None:
-    tree = greedy.draft()
-    [result] = greedy.engine.forward([(greedy.cache, greedy.ids[-1], tree)])
-    greedy.commit(tree, result.logits)
+def rows_to_keep(path: list[int]) -> list[int]:
+    """Return the rows of the root and the nodes of a path."""
+    return [0, *(node + 1 for node in path)]
 
 
 @pytest.mark.parametrize(
@@ -46,23 +45,33 @@ def one_round(greedy: Greedy) -> None:
 def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> None:
     """Guards losslessness over several lengths and a growth of the cache, with every pass replayed."""
     model, tapes = tiny_model(name, attention), Tapes()
-    engine = recorded(model, tapes)
-    greedy = Greedy(engine, IDS, plain_text(model, IDS, 220))
-    while not greedy.ended:
-        one_round(greedy)
-    assert greedy.ids == greedy.text
-    assert tapes.replayed == greedy.rounds
+    speculator = recorded(model, tapes, nodes=20)
+    result = speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None)
+    assert result.ids == plain_text(model, LONG, 60)
+    assert tapes.replayed == result.stats.rounds
     assert tapes.recorded > len(ROWS)
-    assert graphs_of(engine)._buffers.capacity > LEAST_LENGTH
+    assert graphs_of(speculator)._buffers.capacity > LEAST_LENGTH
 
 
-def test_a_length_is_crossed_without_growth() -> None:
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_length_is_crossed_without_growth(name: str) -> None:
     """Guards passes over several lengths of the same buffers, kept for the next text."""
-    model, tapes = tiny_model("llama"), Tapes()
-    engine, expected = recorded(model, tapes, capacity=512), plain_text(model, IDS, 220)
-    for _ in range(2):
-        assert text_of(engine, expected) == expected
-        assert tapes.recorded == 2 * len(ROWS)
+    model, tapes = tiny_model(name), Tapes()
+    speculator = recorded(model, tapes, capacity=512, nodes=8)
+    expected = plain_text(model, LONG, 60)
+    assert speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None).ids == expected
+    assert tapes.recorded == 2 * len(ROWS)
+    assert speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None).ids == expected
+    assert tapes.recorded == 2 * len(ROWS)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_sampled_text_is_that_of_plain_decoding(name: str) -> None:
+    """Guards sampling: a seed gives the same text."""
+    model = tiny_model(name)
+    options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 0.7, "top_p": 0.9, "seed": 5, "eos_token_id": None}
+    plain = Speculator.from_transformers(model, method="none", fast=False).generate(IDS, **options).ids
+    assert recorded(model).generate(IDS, **options).ids == plain
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -71,17 +80,16 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
     """Guards masks, positions, windows and padding in every number of rows, with paths that move rows."""
     model, random = tiny_model(name), np.random.default_rng(3)
     padding = torch.tensor([[0, 0, 0, *[1] * 9]]) if padded else None
-    engines = HFEngine(model), recorded(model)
+    graphs = GraphRunner(model, Tapes, capacity=LEAST_LENGTH)
+    engines = [HFEngine(model), HFEngine(model, acceleration=Acceleration(graphs=graphs))]
     caches = [opened(engine, padding=padding) for engine in engines]
     for nodes in (0, 1, 2, 3, 8, 13, 30, 64, 5):
         tree = random_draft(random, nodes, 61)
-        plain, replayed = (
-            engine.forward([(cache, 7, tree)])[0].logits for engine, cache in zip(engines, caches, strict=True)
-        )
+        plain, replayed = (verify(*each, 7, tree) for each in zip(engines, caches, strict=True))
         torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
         path = tree.path(int(random.integers(len(tree)))).tolist() if len(tree) else []
         for cache in caches:
-            cache.keep([0, *(node + 1 for node in path)])
+            cache.keep(rows_to_keep(path))
     for plain, replayed in zip(*(cache.cache.layers for cache in caches), strict=True):
         torch.testing.assert_close(replayed.keys, plain.keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(replayed.values, plain.values, atol=1e-5, rtol=1e-5)
@@ -89,174 +97,186 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
 
 def test_buffers_stay_where_they_are() -> None:
     """Guards what a graph relies on: between rounds nothing that it reads or writes moves, the cache included."""
-    model = tiny_model("llama")
-    engine = recorded(model)
-    graphs = graphs_of(engine)
+    speculator = recorded(tiny_model("llama"))
+    graphs = graphs_of(speculator)
 
     def places() -> list[int]:
         fixed = [graphs._logits, graphs._seen, graphs._columns, *graphs._inputs.values()]
         return [each.data_ptr() for each in [*fixed, *graphs._buffers.keys, *graphs._buffers.values]]
 
-    before, greedy = places(), Greedy(engine, IDS, plain_text(model, IDS, 60))
-    while not greedy.ended:
-        one_round(greedy)
+    before = places()
+    stream = speculator.stream(IDS, max_new_tokens=60, temperature=0, eos_token_id=None)
+    for _ in itertools.islice(stream, 1, None):
         assert places() == before
-        layers = zip(greedy.cache.cache.layers, graphs._buffers.keys, graphs._buffers.values, strict=True)
-        for layer, keys, values in layers:
+        for layer, keys, values in zip(
+            stream.result.cache.layers, graphs._buffers.keys, graphs._buffers.values, strict=True
+        ):
             assert (layer.keys.data_ptr(), layer.values.data_ptr()) == (keys.data_ptr(), values.data_ptr())
-    assert greedy.ids == greedy.text
-
-
-def step(cache: HFTargetCache, engine: HFEngine, root: int, tree: DraftTree | None = None) -> Tensor:
-    logits: Tensor = engine.forward([(cache, root, DraftTree.empty() if tree is None else tree)])[0].logits
-    return logits
+    assert len(stream.result.ids) == 60
 
 
 def test_logits_outlive_the_next_pass() -> None:
     """Guards scores that a request keeps, since every pass writes its logits to the same place."""
-    engine = recorded(tiny_model("llama"))
+    model = tiny_model("llama")
+    engine = HFEngine(model, acceleration=Acceleration(graphs=GraphRunner(model, Tapes)))
     cache = opened(engine)
-    first = step(cache, engine, 7)
+    first = verify(engine, cache, 7, DraftTree.empty())
     kept = first.clone()
     cache.keep([0])
-    step(cache, engine, 8)
+    verify(engine, cache, 8, DraftTree.empty())
     assert torch.equal(first, kept)
 
 
 def test_a_round_that_fails_leaves_nothing() -> None:
     """Guards rollback: the text goes on as if the pass had not been."""
-    tapes = Tapes()
-    engine = recorded(tiny_model("llama"), tapes)
-    cache, tree = opened(engine), random_draft(np.random.default_rng(2), 12, 61)
-    expected = step(cache, engine, 7, tree)
+    model, tapes = tiny_model("llama"), Tapes()
+    engine = HFEngine(model, acceleration=Acceleration(graphs=GraphRunner(model, lambda: tapes)))
+    cache = opened(engine)
+    tree = random_draft(np.random.default_rng(2), 12, 61)
+    expected = verify(engine, cache, 7, tree)
     cache.rollback()
     tapes.fail_replay = True
     with pytest.raises(ValueError, match="interrupted"):
-        step(cache, engine, 7, tree)
+        verify(engine, cache, 7, tree)
     cache.rollback()
     assert cache.cache.get_seq_length() == IDS.shape[1]
-    torch.testing.assert_close(step(cache, engine, 7, tree), expected)
+    torch.testing.assert_close(verify(engine, cache, 7, tree), expected)
 
 
-def test_larger_drafts_and_rows_below_others_run_plain_passes() -> None:
+def test_larger_drafts_run_plain_passes() -> None:
     """Guards what no shape fits, in the middle of a text: plain passes append to the same rows."""
     model, tapes = tiny_model("llama"), Tapes()
-    engines = HFEngine(model), recorded(model, tapes)
-    caches, random = [opened(engine) for engine in engines], np.random.default_rng(4)
+    graphs = GraphRunner(model, lambda: tapes)
+    engines = [HFEngine(model), HFEngine(model, acceleration=Acceleration(graphs=graphs))]
+    caches = [opened(engine) for engine in engines]
+    random = np.random.default_rng(4)
     for nodes in (10, 100, 10):
         tree = random_draft(random, nodes, 61)
-        plain, replayed = (step(cache, engine, 3, tree) for engine, cache in zip(engines, caches, strict=True))
+        plain, replayed = (verify(*each, 3, tree) for each in zip(engines, caches, strict=True))
         torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
         for cache in caches:
-            cache.keep([0, *(tree.path(len(tree) - 1) + 1)])
-    for first in (True, False):
-        row = np.array([9], np.int32), np.array([-1 if first else 0], np.int32)
-        plain, replayed = (cache.forward(*row).logits for cache in caches)
-        torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
-    assert graphs_of(engines[1])._buffers.holds(caches[1].cache)
-    assert tapes.replayed == 3
+            cache.keep(rows_to_keep(tree.path(len(tree) - 1).tolist()))
+    assert graphs._buffers.holds(caches[1].cache)
+    assert tapes.replayed == 2
 
 
-def test_sequences_take_turns_with_the_buffers() -> None:
-    """Guards two texts at once, and the cache of a text that is done when the next one takes the buffers."""
+def test_requests_take_turns_with_the_buffers() -> None:
+    """Guards two streams at once, and the cache of a text that is done when the next one takes the buffers."""
     model = tiny_model("qwen3")
-    engine, prompts = recorded(model), [IDS, IDS.flip(1)]
-    texts = [plain_text(model, ids, 80) for ids in prompts]
-    both = [Greedy(engine, ids, text[:40]) for ids, text in zip(prompts, texts, strict=True)]
-    while active := [each for each in both if not each.ended]:
-        for greedy in active:
-            one_round(greedy)
-    assert [greedy.ids for greedy in both] == [text[:40] for text in texts]
-    for greedy, ids, text in zip(both, prompts, texts, strict=True):  # the second holds the buffers, the first a copy
-        more = torch.tensor([[*ids[0].tolist(), *greedy.ids]])
-        assert text_of(engine, text[40:], more, cache=greedy.cache.cache) == text[40:]
+    speculator, other = recorded(model), IDS.flip(1)
+    options = {"max_new_tokens": 40, "temperature": 0, "eos_token_id": None}
+    streams = [speculator.stream(ids, **options) for ids in (IDS, other)]
+    for _ in itertools.zip_longest(*streams):
+        pass
+    for stream, ids in zip(streams, (IDS, other), strict=True):
+        assert stream.result.ids == plain_text(model, ids, 40)
+    for stream, ids in zip(streams, (IDS, other), strict=True):  # the second holds the buffers, the first a copy
+        text = [*ids[0].tolist(), *stream.result.ids]
+        more = speculator.generate(text, cache=stream.result.cache, **options)
+        assert more.ids == plain_text(model, ids, 80)[40:]
+        assert more.stats.prompt_tokens == 1
 
 
 def test_nothing_of_another_text_is_read() -> None:
     """Guards rows of an earlier text that are no numbers: a weight of zero would not hide them."""
-    model = tiny_model("llama")
-    engine, expected = recorded(model), plain_text(model, IDS, 30)
-    for rows in (*graphs_of(engine)._buffers.keys, *graphs_of(engine)._buffers.values):
+    model, speculator = tiny_model("llama"), recorded(tiny_model("llama"))
+    for rows in (*graphs_of(speculator)._buffers.keys, *graphs_of(speculator)._buffers.values):
         rows.fill_(torch.nan)
-    assert text_of(engine, expected) == expected
+    result = speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None)
+    assert result.ids == plain_text(model, IDS, 30)
 
 
-def test_a_batch_shares_the_model_with_single_sequences() -> None:
-    """Guards batches, whose last sequence runs alone, on the buffers."""
-    model, tapes = tiny_model("llama"), Tapes()
+def test_a_batch_shares_the_model_with_single_requests() -> None:
+    """Guards batches, whose last request runs alone, on the buffers."""
+    model = tiny_model("llama")
+    speculator = recorded(model)
     prompts = [IDS, IDS.flip(1), IDS[:, 3:]]
-    texts = [plain_text(model, ids, 20 + 10 * place) for place, ids in enumerate(prompts)]
-    assert greedy_texts(recorded(model, tapes), prompts, texts) == texts
+    results = speculator.generate_batch(prompts, size=2, max_new_tokens=30, temperature=0, eos_token_id=None)
+    assert [each.ids for each in results] == [plain_text(model, ids, 30) for ids in prompts]
+
+
+def test_padded_prompts_are_decoded() -> None:
+    """Guards `model.generate` with a padded prompt, and that the next request sees all of its own."""
+    model, tapes = tiny_model("llama"), Tapes()
+    speculator = recorded(model, tapes)
+    padded, mask = torch.cat([torch.zeros(1, 4, dtype=torch.long), IDS], 1), torch.ones(1, 16, dtype=torch.long)
+    mask[:, :4] = 0
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 30, "do_sample": False}
+    expected = model.generate(padded, **options)
+    assert torch.equal(model.generate(padded, custom_generate=speculator, **options), expected)
     assert tapes.replayed
+    assert speculator.generate(IDS, max_new_tokens=30, temperature=0).ids == expected[0, 16:].tolist()
 
 
 def test_inference_mode_comes_and_goes() -> None:
     """Guards torch's rule that tensors made in that mode are written only in it."""
     model = tiny_model("llama")
     with torch.inference_mode():
-        engine = recorded(model)
-    expected = plain_text(model, IDS, 220)
+        speculator = recorded(model)
+    options = {"max_new_tokens": 60, "temperature": 0, "eos_token_id": None}
+    expected = plain_text(model, LONG, 60)
     for inference in (False, True, False):
         with torch.inference_mode(inference):
-            assert text_of(engine, expected) == expected
+            assert speculator.generate(LONG, **options).ids == expected
 
 
 def test_changed_weights_count_at_once() -> None:
     """Guards training between requests: what was recorded on old weights is not replayed."""
     model, tapes = tiny_model("llama"), Tapes()
-    engine = recorded(model, tapes)
-    text_of(engine, plain_text(model, IDS, 5))
+    speculator = recorded(model, tapes)
+    speculator.generate(IDS, max_new_tokens=5, temperature=0)
     before = tapes.recorded
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.mul_(-1)
     expected = plain_text(model, IDS, 30)
-    assert text_of(engine, expected) == expected
+    assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
     assert tapes.recorded == before
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.flip(0))
     expected = plain_text(model, IDS, 30)
-    assert text_of(engine, expected) == expected
+    assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
     assert tapes.recorded > before
 
 
 def test_hooks_that_come_later_are_run(caplog: pytest.LogCaptureFixture) -> None:
     """Guards code that a recording would leave out: that request runs plain passes, and says so; the next does not."""
     model, tapes = tiny_model("llama"), Tapes()
-    engine = recorded(model, tapes)
+    speculator = recorded(model, tapes)
     hook = model.model.layers[1].register_forward_hook(lambda _, __, output: -output)
     expected = plain_text(model, IDS, 30)
-    with caplog.at_level(logging.WARNING):
-        assert text_of(engine, expected) == expected
+    assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
     assert not tapes.replayed
-    assert [("hooks" in record.message, record.name) for record in caplog.records] == [
-        (True, "speculant.engines.hf.cuda.graph_runner")
-    ]
+    assert caplog.text.count("hooks") == 1
     hook.remove()
     expected = plain_text(model, IDS, 30)
-    assert text_of(engine, expected) == expected
+    assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
     assert tapes.replayed
 
 
 def test_another_thread_leaves_rows_in_use_alone() -> None:
-    """Guards two threads on one model: the second runs plain passes while the first one's cache is in the buffers."""
-    model, tapes, found = tiny_model("llama"), Tapes(), list[list[int]]()
-    engine, texts = recorded(model, tapes), [plain_text(model, ids, 30) for ids in (IDS, IDS.flip(1))]
-    greedy: Greedy | None = Greedy(engine, IDS, texts[0])
+    """Guards two threads on one model: the second runs plain passes while the first one's cache lies in the buffers."""
+    model, tapes, found = tiny_model("llama"), Tapes(), []
+    speculator = recorded(model, tapes)
+    options = {"max_new_tokens": 30, "temperature": 0, "eos_token_id": None}
+
+    def run() -> None:
+        found.append(speculator.generate(IDS.flip(1), **options).ids)
+
+    stream = speculator.stream(IDS, **options)
+    pieces = iter(stream)
+    for _ in range(3):
+        next(pieces)
     for freed in (False, True):
-        if greedy is not None:
-            while not greedy.ended:
-                one_round(greedy)
-                if greedy.rounds == 3 and not freed:
-                    break
-            if freed:
-                assert greedy.ids == texts[0]
-                greedy = None
-                gc.collect()
+        if freed:
+            assert [*pieces]
+            assert stream.result.ids == plain_text(model, IDS, 30)
+            del stream, pieces
+            gc.collect()
         before = tapes.replayed
-        thread = threading.Thread(target=lambda: found.append(text_of(engine, texts[1], IDS.flip(1))))
+        thread = threading.Thread(target=run)
         thread.start()
         thread.join()
         assert (tapes.replayed > before) == freed
-    assert found == [texts[1]] * 2
+    assert found == [plain_text(model, IDS.flip(1), 30)] * 2
 
 
 def refused(change: Callable[[Any], object]) -> Any:
@@ -344,25 +364,25 @@ def test_prepared_models_replay_on_cuda_only(monkeypatch: pytest.MonkeyPatch) ->
 def test_cuda_graphs_give_the_text_of_plain_decoding(name: str) -> None:
     """Guards the recording itself, where there is a device for it; runs nowhere else."""
     model = tiny_model(name).cuda()
-    engine, ids = HFEngine(model, acceleration=prepare_model(model, True)), IDS.cuda()
-    expected = plain_text(model, ids, 220)
-    assert text_of(engine, expected, ids) == expected
-    graphs = graphs_of(engine)
+    speculator = Speculator.from_transformers(model, fast=True, nodes=20)
+    graphs, ids = graphs_of(speculator), IDS.cuda()
+    assert speculator.generate(ids, max_new_tokens=220, temperature=0, eos_token_id=None).ids == plain_text(
+        model, ids, 220
+    )
     assert not graphs._failed
     assert len({length for _, length in graphs._replays}) > 1
 
 
 @pytest.mark.parametrize("capacity", [LEAST_LENGTH, 512])
-def test_a_recording_that_fails_later_is_said_once(capacity: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recording_that_fails_later_is_logged_once(capacity: int, caplog: pytest.LogCaptureFixture) -> None:
     """Guards a device that gets full in the middle of a text: plain passes go on where the others stopped."""
     model, tapes = tiny_model("llama"), Tapes()
-    engine, expected = recorded(model, tapes, capacity=capacity), plain_text(model, IDS, 220)
+    speculator = recorded(model, tapes, capacity=capacity, nodes=8)
     tapes.fail_recording = True
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert text_of(engine, expected) == expected
-    assert tapes.replayed
-    assert [record.message for record in caplog.records] == ["plain passes from now on: the device is full."]
+    results = [speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None) for _ in range(2)]
+    assert [each.ids for each in results] == [plain_text(model, LONG, 60)] * 2
+    assert 0 < tapes.replayed < results[0].stats.rounds
+    assert caplog.messages == ["plain passes from now on: the device is full."]
 
 
 def test_lengths_are_few_and_large_enough() -> None:

@@ -20,18 +20,17 @@ from trees import random_draft
 
 @pytest.mark.parametrize("window", [None, 4])
 def test_masks_are_those_of_the_draft(window: int | None) -> None:
-    """Guards the mask made from tensors against the one that `DraftTree` makes from the draft."""
+    """Guards the mask made from tensors against the one that plain passes are given."""
     capabilities = check_model(tiny_model("llama" if window is None else "mistral"))
-    if window is not None:
-        capabilities = replace(capabilities, window=window)
     random, length = np.random.default_rng(1), 32
     for start, nodes in itertools.product((1, 5, 12), (0, 1, 4, 8)):
         tree = random_draft(random, nodes, 9)
         seen = np.ones(length, bool)
         seen[:1] = start == 1
         tokens, parents = rows_of(3, tree)
-        given = draft_input(tokens.astype(np.int64), DraftRows().grown(parents), 9, start, 0)
-        inputs = torch.from_numpy(given)
+        inputs = torch.from_numpy(draft_input(tokens, DraftRows().grown(parents), 9, start, 0))
+        if window is not None:
+            capabilities = replace(capabilities, window=window)
         found = masks(inputs, torch.from_numpy(seen), torch.arange(length), capabilities, torch.float32)
         expected = tree.attention_mask(seen[:start], window=window)
         rows, columns = expected.shape[2:]
