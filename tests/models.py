@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
+import pytest
 import torch
+from packaging.version import Version
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -27,6 +30,11 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+TRANSFORMERS = Version(version("transformers"))
+# Defects of releases: `generate` reads Phi-3's texts wrongly beyond a limit; rotary factors outlive the text they fit.
+PHI3 = pytest.mark.skipif(Version("5.4") > TRANSFORMERS, reason="transformers before 5.4 decodes Phi-3 wrongly")
+DYNAMIC = pytest.mark.skipif(Version("5.13") > TRANSFORMERS, reason="transformers before 5.13 keeps dynamic factors")
 
 VOCABULARY = 61
 SHAPE: dict[str, Any] = {

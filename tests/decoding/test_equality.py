@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from models import VOCABULARY, tiny_model
+from models import PHI3, VOCABULARY, tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import NO_NEEDS, Needs
@@ -19,7 +19,17 @@ from speculant.core.tree import DraftTree
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS
 
-ARCHITECTURES = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
+ARCHITECTURES = [
+    "llama",
+    "qwen3",
+    "gemma3",
+    "mistral",
+    "mixtral",
+    pytest.param("phi3", marks=PHI3),
+    "gpt2",
+    "gpt_neox",
+    "bloom",
+]
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 
 

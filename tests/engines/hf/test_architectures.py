@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from models import PHI3, TRANSFORMERS
 from speculant.bench.architectures.catalogue import names
 from speculant.bench.architectures.compare import examine
 from speculant.bench.architectures.table import table
@@ -24,7 +25,7 @@ SAMPLE = {  # one of each way in which masks, positions and caches are made
 }
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=PHI3 if "phi3" in name else ()) for name in SAMPLE])
 def test_a_sample_of_architectures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards losslessness where architectures differ most; `make test-slow` runs all of them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -47,5 +48,7 @@ def test_every_architecture(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_table_in_the_documentation_is_that_of_the_results() -> None:
     """Guards against a page that somebody wrote by hand, and against results that nobody made a page of."""
     results = json.loads(RESULTS.read_text("utf-8"))
+    if results["versions"]["transformers"] != str(TRANSFORMERS):
+        pytest.skip("the results are those of another release, which has other architectures")
     assert (ROOT / "docs" / "architectures.md").read_text("utf-8") == table(results, names())
     assert all(not found["mismatches"] for found in results["architectures"].values())

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from models import tiny_model
+from models import DYNAMIC, PHI3, tiny_model
 from speculant import Speculator
 from speculant.bench.architectures.catalogue import build
 from speculant.bench.architectures.compare import Guesses
 from speculant.engines.hf.engine import HFEngine
 
-NAMES = ["phi3 (rope: longrope)", "llama (rope: longrope)", "llama (rope: dynamic)"]
-NAMES += ["llama (a window left in its config)"]
+NAMES = [
+    pytest.param("phi3 (rope: longrope)", marks=PHI3),
+    "llama (rope: longrope)",
+    pytest.param("llama (rope: dynamic)", marks=DYNAMIC),
+    "llama (a window left in its config)",
+]
 
 
 def plain(model: Any, prompt: list[int], new: int) -> list[int]:
@@ -63,6 +67,7 @@ def test_a_long_prompt_is_read_at_once(name: str) -> None:
     torch.testing.assert_close(pieces.logits, whole.logits)
 
 
+@PHI3
 def test_a_continued_conversation_is_read_anew_beyond_the_limit() -> None:
     """Guards Phi-3: rows of an earlier turn have the factors of a shorter text."""
     model = build("phi3 (rope: longrope)", "sdpa")

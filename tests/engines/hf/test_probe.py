@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from models import SHAPE, tiny_model
+from models import DYNAMIC, PHI3, SHAPE, tiny_model
 from speculant import Speculator
 from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
@@ -34,8 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gpt_neo (global layers)", "eager", "trees"),
         ("llama4_text (full attention, temperature tuning)", "sdpa", "chains"),
         ("llama4_text (full attention)", "sdpa", "trees"),
-        ("llama (rope: dynamic)", "sdpa", "trees"),
-        ("phi3 (rope: longrope)", "sdpa", "trees"),
+        pytest.param("llama (rope: dynamic)", "sdpa", "trees", marks=DYNAMIC),
+        pytest.param("phi3 (rope: longrope)", "sdpa", "trees", marks=PHI3),
         ("llama (a window left in its config)", "sdpa", "trees"),
         ("doge", "sdpa", "refused"),
     ],
@@ -145,3 +145,16 @@ def test_what_cannot_be_built_small_is_probed_itself(monkeypatch: pytest.MonkeyP
     outcome = probe.examine(model, check_model(model))
     assert outcome.verdict == "trees"
     assert "beyond its limits" in outcome.notes[0]
+
+
+def test_a_release_that_decodes_the_class_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards Phi-3 before transformers 5.4: there is no right text of `generate` beyond the limit to be equal to."""
+
+    def prepare_inputs_for_generation(self: Any, input_ids: Any, cache_position: Any = None) -> Any:
+        return self.config.original_max_position_embeddings, input_ids, cache_position
+
+    model = tiny_model("phi3")
+    monkeypatch.setattr(type(model), "prepare_inputs_for_generation", prepare_inputs_for_generation)
+    outcome = probe.examine(model, check_model(model))
+    assert outcome.verdict == "refused"
+    assert "before transformers 5.4" in outcome.reason

@@ -77,7 +77,7 @@ def check_model(model: Any) -> HFCapabilities:
         raise UnsupportedError(f"{name} is an encoder-decoder model; Speculant decodes decoder-only causal LMs.")
     parameters = inspect.signature(base.forward).parameters
     parts = [part for part in ("vision_config", "audio_config") if getattr(config, part, None) is not None]
-    if parts or "mm_encoder_outputs" in parameters:
+    if parts or {"mm_encoder_outputs", "image_patches"} & set(parameters):
         raise UnsupportedError(
             f"{name} is multimodal. Load its text model alone, for instance with AutoModelForCausalLM, if it has one."
         )
@@ -177,6 +177,15 @@ def _rereads(model: Any) -> bool:
     """Return whether the class drops the cache at the limit, as Phi-3 does where `generate` prepares its inputs."""
     code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
     return code is not None and "original_max_position_embeddings" in code.co_names
+
+
+def misreads_at_limit(model: Any) -> bool:
+    """Return whether `generate` itself gets texts beyond the limit wrong, as Phi-3's does before transformers 5.4.
+
+    There the pass that reads the text anew is masked as if it held one token, so that tokens attend to later ones.
+    """
+    code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
+    return _rereads(model) and "cache_position" in code.co_varnames
 
 
 def _masks_windows(model: Any) -> bool:

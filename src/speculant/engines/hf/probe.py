@@ -33,7 +33,7 @@ import torch
 from speculant.core.errors import UnsupportedError
 from speculant.core.folders import cache_folder
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
-from speculant.engines.hf.capabilities import TREE_ATTENTION, HFCapabilities, base_model, check_model
+from speculant.engines.hf.capabilities import TREE_ATTENTION, HFCapabilities, base_model, check_model, misreads_at_limit
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.probe_rounds import LONG_TEXTS, SHORT_TEXTS, Plain, batch_difference, first_difference
 from speculant.engines.hf.tiny import quiet, tiny_config, tiny_model
@@ -117,6 +117,9 @@ def examine(model: Any, capabilities: HFCapabilities, acceleration: Acceleration
     Raises:
         OutOfMemoryError: the device is full.
     """
+    if misreads_at_limit(base_model(model)):
+        reason = "its `generate` gets texts beyond the first rotary limit wrong before transformers 5.4; upgrade it"
+        return Outcome(verdict="refused", batches=False, reason=reason)
     used = PlainPasses() if acceleration is None else acceleration
     notes: tuple[str, ...] = ()
     try:
