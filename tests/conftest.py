@@ -27,5 +27,6 @@ def kernel_cache() -> Path:
 
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "cache")  # not the user's own
 settings.register_profile("speculant", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("speculant")

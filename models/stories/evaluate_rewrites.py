@@ -44,7 +44,7 @@ def exact_rewrites(folder: Path, stories: list[str], *, count: int, seed: int) -
     tokens, wrong = 0, []
     for edit in held_out_edits(stories, tokenizer, count, random.Random(seed)):
         row = encode([edit], tokenizer)
-        start = row.counted.index(True)
+        start = next(place for place, weight in enumerate(row.weights) if weight)
         ids = torch.tensor([row.ids])
         hidden = model.model(ids[:, :-1]).last_hidden_state[:, start - 1 :]
         hits = model.lm_head(hidden).argmax(-1)[0] == ids[0, start:]

@@ -31,21 +31,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from edits import CHAT_TEMPLATE, NAMES, Edit, replace_word, sample_edit
+from edits import CHAT_TEMPLATE, NAMES, THINGS, Edit, replace_word, sample_edit
 from tokenizer import read_stories
 from train import IGNORED, Muon, long_rows, save, to_tensors, whole_stories
 
 SHORT, MIDDLE, LONG = 40, 100, 300  # tokens of a source, at most
 ROW_BYTES = 2400  # of a conversation of several turns, about
+CHOICE_WEIGHT = 8.0  # of a name or thing in the loss
+REPLACEABLE = re.compile(rf"\b(?:{'|'.join([*NAMES, *THINGS])})s?\b", re.IGNORECASE)
 POOL = 192  # conversations made at a time, then sorted by length: little padding, little order
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A conversation as tokens, and which of them count in the loss."""
+    """A conversation as tokens, and the weight of each in the loss, 0 for those that do not count."""
 
     ids: list[int]
-    counted: list[bool]
+    weights: list[float]
 
 
 class EditBatches:
@@ -83,12 +85,12 @@ class EditBatches:
             story = self._rng.choice(self._stories)
             if self._rng.random() < 0.1:
                 return encode([self._continuation(story)], self._tokenizer)
-            edit = sample_edit(self._source(story), self._rng)
+            edit = sample_edit(self._source(story), self._rng, names=0.5)
             if edit is None:
                 continue
             turns = [edit]
             for _ in range(min(4, ROW_BYTES // (2 * len(edit.text) + 200)) - 1):
-                edit = sample_edit(edit.answer, self._rng) or edit
+                edit = sample_edit(edit.answer, self._rng, names=0.5) or edit
                 turns.append(edit)
             row = encode(turns, self._tokenizer)
             if len(row.ids) <= 1024:
@@ -133,7 +135,8 @@ class EditBatches:
 def encode(turns: list[Edit], tokenizer: PreTrainedTokenizerBase) -> Row:
     """Return a conversation in the chat template; each turn after the first edits the answer before it.
 
-    Answers count in the loss, and so do texts that repeat an answer; instructions and first texts do not.
+    Answers count in the loss, and so do texts that repeat an answer; instructions and first texts do not. Names and
+    things count more, replaced or not: they are few, and nearly all that is wrong once copying works.
     """
     pieces = []
     for number, turn in enumerate(turns):
@@ -142,27 +145,34 @@ def encode(turns: list[Edit], tokenizer: PreTrainedTokenizerBase) -> Row:
         else:
             pieces += [(f"User: {turn.text}", False)]
         pieces += [(tokenizer.eos_token + "Story:", False), (turn.answer + tokenizer.eos_token, True)]
-    ids, counted = [tokenizer.bos_token_id], [False]
-    encoded = tokenizer([text for text, _ in pieces], add_special_tokens=False)["input_ids"]
-    for (_, counts), piece in zip(pieces, encoded, strict=True):
+    ids, weights = [tokenizer.bos_token_id], [0.0]
+    texts = [text for text, _ in pieces]
+    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    for (text, counts), piece, places in zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True):
         ids += piece
-        counted += [counts] * len(piece)
-    return Row(ids, counted)
+        if not counts:
+            weights += [0.0] * len(piece)
+            continue
+        choices = {place for match in REPLACEABLE.finditer(text) for place in range(*match.span())}
+        weights += [CHOICE_WEIGHT if choices & set(range(*place)) else 1.0 for place in places]
+    return Row(ids, weights)
 
 
-def edit_tensors(rows: list[Row]) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets [B, T]; what does not count is ignored."""
+def edit_tensors(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs, targets and their weights [B, T]."""
     inputs, targets = to_tensors([row.ids for row in rows])
+    weights = torch.zeros(targets.shape)
     for i, row in enumerate(rows):
-        targets[i, : len(row.ids) - 1][~torch.tensor(row.counted[1:])] = IGNORED
-    return inputs, targets
+        weights[i, : len(row.ids) - 1] = torch.tensor(row.weights[1:])
+    return inputs, targets, weights
 
 
-def edit_loss(model: LlamaForCausalLM, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of the targets; logits are computed for these alone."""
+def edit_loss(model: LlamaForCausalLM, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean loss of the targets; logits are computed for those that count alone."""
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state
-    counted = targets != IGNORED
-    return F.cross_entropy(model.lm_head(hidden[counted]), targets[counted])
+    counted = weights > 0
+    losses = F.cross_entropy(model.lm_head(hidden[counted]), targets[counted], reduction="none")
+    return losses @ weights[counted] / weights.sum()
 
 
 def distillation_loss(model: LlamaForCausalLM, teacher: LlamaForCausalLM, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -261,13 +271,13 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that gets the model")
     parser.add_argument("--init", type=Path, required=True, help="the model of train.py")
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
-    parser.add_argument("--steps", type=int, default=1300)
+    parser.add_argument("--steps", type=int, default=1700)
     parser.add_argument("--attention-steps", type=int, default=400, help="first steps, which train attention alone")
     parser.add_argument(
         "--short", type=int, default=100, help="steps with the shortest sources; as many follow with longer ones"
     )
     parser.add_argument("--edit-tokens", type=int, default=2048, help="tokens in a step's edit batch")
-    parser.add_argument("--plain-tokens", type=int, default=1024, help="tokens in a step's plain batch")
+    parser.add_argument("--plain-tokens", type=int, default=1536, help="tokens in a step's plain batch")
     parser.add_argument("--lr", type=float, default=1.2e-3, help="of the first phase")
     parser.add_argument("--polish-lr", type=float, default=8e-4, help="of the second phase, at first")
     parser.add_argument("--weight-decay", type=float, default=0.1)

@@ -1,1 +1,1 @@
-"""The accept rules, one file each. A verifier knows neither drafters nor targets."""
+"""Acceptance rules, one file each. A verifier knows neither drafters nor engines."""

@@ -51,6 +51,8 @@ def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> Non
     """Guards losslessness over several lengths and a growth of the cache, with every pass replayed."""
     model, tapes = tiny_model(name, attention), Tapes()
     speculator = recorded(model, tapes, nodes=20)
+    speculator.engine.probe(drafts=True)
+    tapes.replayed = 0
     result = speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None)
     assert result.ids == plain_text(model, LONG, 60)
     assert tapes.replayed == result.stats.rounds
