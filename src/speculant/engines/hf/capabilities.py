@@ -185,7 +185,7 @@ def misreads_at_limit(model: Any) -> bool:
     There the pass that reads the text anew is masked as if it held one token, so that tokens attend to later ones.
     """
     code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
-    return _rereads(model) and "cache_position" in code.co_varnames
+    return _rereads(model) and code is not None and "cache_position" in code.co_varnames
 
 
 def _masks_windows(model: Any) -> bool:
