@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=80, help="of each text")
     parser.add_argument("--quiet", action="store_true", help="start no busy processes")
     args = parser.parse_args()
+    if "SPECULANT_DATA" not in os.environ:
+        parser.error("set SPECULANT_DATA to the folder with the texts")
     prompts = cut_prompts(Path(os.environ["SPECULANT_DATA"]) / "text/tinystories")
     cores = len(os.sched_getaffinity(0))
     with busy_cores(0 if args.quiet else cores):

@@ -21,6 +21,7 @@ def prompts(words: int = 10, count: int = 50) -> list[str]:
     return [prompt for prompt in cut if prompt][:count]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [None, "models/stories260K"], ids=["bundled", "stories260K"])
 def test_real_prompts_on_real_models(model: str | None) -> None:
     """Guards the whole, greedy and sampled, with a memory that grows over the prompts."""

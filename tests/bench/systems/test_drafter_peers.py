@@ -42,6 +42,7 @@ def test_the_published_setting_matches_the_official_drafter(file: Path) -> None:
     assert ours == pytest.approx(official, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_default_setting_beats_the_published_one(file: Path) -> None:
     """Guards `aded`: at least a fifth more tokens a round on every file."""

@@ -224,6 +224,7 @@ def test_a_failing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_compiled_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards the waiting time: compiled once, then loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -259,3 +260,10 @@ def test_only_ordinary_calls_are_accelerated() -> None:
             assert shadow(x).dtype == torch.bfloat16
     layer.forward = lambda input: input  # type: ignore[method-assign]  # noqa: A006
     assert shadow(x) is x
+
+
+def test_small_layers_are_computed_as_a_whole_by_default() -> None:
+    """Guards small models: one call replaces some twenty, though none of their matrices is worth a kernel alone."""
+    model = tiny_model("llama", hidden_size=64, intermediate_size=128)
+    assert len(prepare_model(model, None).layers) == model.config.num_hidden_layers
+    assert not prepare_model(tiny_model("llama"), None).linears

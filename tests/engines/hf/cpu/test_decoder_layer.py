@@ -92,7 +92,7 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
 def with_torch_attention(model: Any, prepared: Acceleration) -> Acceleration:
     """Return the preparation without our attention."""
     assert prepared.table is not None
-    layers = fused_layers(model, prepared.table, None, 0)
+    layers = fused_layers(model, prepared.table, None, least=0)
     return replace(
         prepared, attention=None, layers=layers, shadows=Shadows(model, {each.module: each for each in layers})
     )

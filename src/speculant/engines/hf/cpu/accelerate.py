@@ -32,7 +32,9 @@ from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
 from speculant.engines.hf.cuda.graph_runner import GraphError, GraphRunner
 
-LEAST_WEIGHTS = 1 << 18  # smaller layers are left to PyTorch by default: the call costs what it saves
+# What is smaller is left to PyTorch by default.
+LEAST_WEIGHTS = 1 << 18  # of a single matrix: the call costs what it saves
+LEAST_LAYER = 1 << 15  # of a decoder layer, where one call replaces some twenty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,19 +110,20 @@ def prepare_model(model: Any, fast: bool | Acceleration | None) -> Acceleration:
         except GraphError as error:
             return Acceleration(notes=(f"not prepared for fast passes: {error}.",))
     reason = _reason(model)
-    least = 0 if fast else LEAST_WEIGHTS
-    modules = [] if reason else [module for module in model.modules() if can_accelerate(module, least)]
+    modules = [] if reason else [module for module in model.modules() if can_accelerate(module)]
     if not reason and not modules:
         reason = "it has no linear layer that its code can do"
     if reason:  # with None nobody asked, and nothing can be done about it
         return Acceleration(notes=(f"not prepared for fast passes: {reason}.",)) if fast else Acceleration()
+    if not fast and sum(module.weight.numel() for module in modules) < LEAST_LAYER:
+        return Acceleration()
     try:
-        return _prepare(model, modules, fast=bool(fast), least=least)
+        return _prepare(model, modules, fast=bool(fast))
     except BuildError as error:
         return Acceleration(notes=(f"not prepared for fast passes: {error}.",))
 
 
-def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool, least: int) -> Acceleration:
+def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> Acceleration:
     """Prepare the linear layers and what surrounds them.
 
     Raises:
@@ -134,10 +137,13 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool, least: int
     table, notes = _with_packing(alike, KernelTable(products=products, dtype=dtype, times=times))
     attention = GQAttention(products.native)
     attention.register()
-    layers = fused_layers(model, table, attention, least)
+    layers = fused_layers(model, table, attention, least=0 if fast else LEAST_LAYER)
     linears = {id(linear.module): linear for layer in layers for linear in layer.products.values()}
     for module in modules:
-        linears.setdefault(id(module), AcceleratedLinear(module, table))
+        if fast or module.weight.numel() >= LEAST_WEIGHTS:
+            linears.setdefault(id(module), AcceleratedLinear(module, table))
+    if not linears:
+        return Acceleration()
     _pack(tuple(linears.values()), table)
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears.values()}
     forwards |= {layer.module: layer for layer in layers}

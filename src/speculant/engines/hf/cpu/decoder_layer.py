@@ -91,9 +91,9 @@ class FusedLayer:
 
     @property
     def weights(self) -> int:
-        """How many weights the largest matrix has."""
+        """How many weights its matrices have."""
         sizes: list[int] = [outs * k for outs, k in self._shapes]
-        return max(sizes)
+        return sum(sizes)
 
     def ready(self) -> list[Tensor] | None:
         """Look up the weights and return them; None if the layer or a part of it has been changed."""
@@ -284,8 +284,8 @@ class FusedLayer:
         )
 
 
-def fused_layers(model: nn.Module, table: KernelTable, attention: GQAttention, least: int) -> tuple[FusedLayer, ...]:
-    """Return the layers that the code can compute, if their largest matrix has at least `least` weights."""
+def fused_layers(model: nn.Module, table: KernelTable, attention: GQAttention, *, least: int) -> tuple[FusedLayer, ...]:
+    """Return the layers that the code can compute, if their matrices have at least `least` weights."""
     layers = (FusedLayer(module, table, attention) for module in model.modules() if is_known(module))
     return tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
 

@@ -63,11 +63,11 @@ def is_torch_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return type(module) is nn.Linear and nn.Linear.forward.__module__ == nn.Linear.__module__
 
 
-def can_accelerate(module: nn.Module, least: int) -> TypeGuard[nn.Linear]:
-    """Return whether a module is an ordinary linear layer of at least `least` weights, without a forward of its own."""
+def can_accelerate(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a module is an ordinary linear layer, without a forward of its own."""
     if not is_torch_linear(module) or "forward" in module.__dict__:
         return False
-    return readable(module.weight) and module.weight.numel() >= least
+    return readable(module.weight)
 
 
 def readable(weight: Tensor) -> bool:
