@@ -35,6 +35,7 @@ LIMITS = {  # where attention, positions or rotary factors change; scaled down, 
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
 SIZES = {  # what every integer of that name becomes, where it was larger
     "vocab_size": VOCABULARY,
+    "decoder_vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
     "unpadded_vocab_size": VOCABULARY,
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "emb_dim", "embedding_size"), 32),
