@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from speculant.core.engine import Array
 from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
@@ -72,24 +70,6 @@ class Branches:
         return outcome
 
 
-class _Threshold(float):
-    """A uniform number that is only ever compared, as `threshold * q < p`; each comparison is a draw."""
-
-    branches: Branches
-
-    def __mul__(self, q: Any) -> Any:
-        return _Scaled(self.branches, float(q))
-
-
-class _Scaled:
-    def __init__(self, branches: Branches, q: float) -> None:
-        self._branches, self._q = branches, q
-
-    def __lt__(self, p: float) -> bool:
-        accepted = min(1.0, p / self._q)
-        return self._branches.take([1 - accepted, accepted]) == 1
-
-
 class EnumeratingSampler(Sampler):
     """Draws from a table of exact probabilities by the text, and branches at every draw.
 
@@ -117,19 +97,8 @@ class EnumeratingSampler(Sampler):
         raise AssertionError("nothing was chosen beforehand")
 
     def draw(self, row: int) -> int:
-        return self.sample(self.distribution(row))
-
-    def distribution(self, row: int) -> Array:
         assert self._rows[row] == tuple(self.tokens)
-        return np.array(self._law(self._rows[row]), np.float64)
-
-    def sample(self, distribution: Array) -> int:
-        return self._branches.take((distribution / distribution.sum()).tolist())
-
-    def uniform(self) -> float:
-        threshold = _Threshold(0.5)
-        threshold.branches = self._branches
-        return threshold
+        return self._branches.take([float(p) for p in self._law(self._rows[row])])
 
     def commit(self, token: int) -> bool:
         self.tokens.append(token)

@@ -38,11 +38,41 @@ def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any]) -> None:
         assert nodes == "auto" or 0 < result.stats.accepted < result.stats.drafted
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1.0, "top_k": 3}, {"temperature": 0.7, "top_p": 0.3, "top_k": 0}])
-def test_the_distribution_is_the_targets(pair: tuple[Any, Any], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("verifier", ["greedy", "k-seq", "block", "traversal"])
+def test_greedy_tokens_are_the_targets_under_every_rule(pair: tuple[Any, Any], verifier: str) -> None:
+    """Guards rules of probabilities where decoding is greedy, alone and in a batch."""
+    target, draft = pair
+    prompts = [PROMPT, [7], [11] * 9]
+    plain = [
+        target.generate(torch.tensor([each]), max_new_tokens=20, do_sample=False)[0, len(each) :].tolist()
+        for each in prompts
+    ]
+    speculator = Speculator.from_transformers(
+        target, method="draft-model", draft_model=draft, verifier=verifier, nodes=6
+    )
+    results = speculator.generate_batch(prompts, size=3, max_new_tokens=20, temperature=0)
+    assert [each.ids for each in results] == plain
+    assert speculator.generate(PROMPT, max_new_tokens=20, temperature=0).ids == plain[0]
+    if verifier == "greedy":
+        with pytest.raises(UnsupportedError, match="temperature 0"):
+            speculator.generate(PROMPT, max_new_tokens=4, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "options"),
+    [
+        ("speculative-sampling", {"temperature": 1.0, "top_k": 3}),
+        ("speculative-sampling", {"temperature": 0.7, "top_p": 0.3, "top_k": 0}),
+        ("block", {"temperature": 1.0, "top_k": 3}),
+        ("traversal", {"temperature": 1.0, "top_k": 3}),
+    ],
+)
+def test_the_distribution_is_the_targets(pair: tuple[Any, Any], verifier: str, options: dict[str, Any]) -> None:
     """Guards the text of sampled drafts: two tokens after the prompt, chi-square against the target's own."""
     target, draft = pair
-    speculator = Speculator.from_transformers(target, method="draft-model", draft_model=draft, nodes=3)
+    speculator = Speculator.from_transformers(
+        target, method="draft-model", draft_model=draft, verifier=verifier, nodes=3
+    )
     draws, counts = 300, Counter[tuple[int, ...]]()
     for seed in range(draws):
         counts[tuple(speculator.generate(PROMPT, max_new_tokens=2, seed=seed, **options).ids)] += 1
@@ -123,7 +153,7 @@ def test_chosen_drafts_under_speculative_sampling(pair: tuple[Any, Any], sample:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 4} if sample else {"temperature": 0}
     prompt = [3, 4, 5, 6] * 4
     result = speculator.generate(prompt, max_new_tokens=40, **options)
-    assert len(result.ids) == 40
+    assert len(result.ids) == 40 or result.ids[-1] == target.config.eos_token_id
     if not sample:
         plain = target.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)[0, 16:].tolist()
         assert result.ids == plain

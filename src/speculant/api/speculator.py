@@ -97,6 +97,7 @@ class Speculator:
         *,
         method: str = "mix",
         verifier: str | None = None,
+        lossy: bool = False,
         nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int | float | str = MEMORY_LIMIT,
@@ -110,7 +111,8 @@ class Speculator:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
             method: a name from `speculant methods`.
-            verifier: an acceptance rule; None for the method's own.
+            verifier: an acceptance rule, with settings as in "typical:epsilon=0.1"; None for the method's own.
+            lossy: whether the rule may change the output.
             nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by measured
                 pass latency and acceptance.
             memory: a memory file to begin with, if it exists.
@@ -140,7 +142,7 @@ class Speculator:
             settings=settings,
             open_cache=None if draft_model is None else _draft_caches(draft_model, vocabulary),
         )
-        rule = build_verifier(method, verifier)
+        rule = build_verifier(method, verifier, lossy=lossy)
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast)
         if memory is not None and Path(memory).exists():
             speculator.load(memory)
@@ -156,6 +158,7 @@ class Speculator:
         attention: str | None = None,
         method: str = "mix",
         verifier: str | None = None,
+        lossy: bool = False,
         nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int | float | str = MEMORY_LIMIT,
@@ -167,7 +170,7 @@ class Speculator:
 
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
-            method, verifier, nodes, memory, memory_limit, settings, draft_model, fast: see `from_transformers`.
+            method, verifier, lossy, nodes, memory, memory_limit, settings, draft_model, fast: see `from_transformers`.
         """
         find_method(method)
         model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
@@ -176,6 +179,7 @@ class Speculator:
             tokenizer,
             method=method,
             verifier=verifier,
+            lossy=lossy,
             nodes=nodes,
             memory=memory,
             memory_limit=memory_limit,

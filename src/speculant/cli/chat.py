@@ -20,6 +20,7 @@ from speculant.cli.options import (
     DtypeOption,
     FastOption,
     Loading,
+    LossyFlag,
     MaxNewTokensOption,
     MemoryLimitOption,
     MemoryOption,
@@ -79,6 +80,7 @@ def chat(
     method: MethodOption = "mix",
     settings: SetOption = None,
     verifier: VerifierOption = None,
+    lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
@@ -111,6 +113,7 @@ def chat(
         memory=memory,
         memory_limit=memory_limit,
         verifier=verifier,
+        lossy=lossy,
         draft_model=draft_model,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)

@@ -16,6 +16,7 @@ from speculant.cli.options import (
     DtypeOption,
     FastOption,
     Loading,
+    LossyFlag,
     MemoryLimitOption,
     MethodOption,
     ModelArgument,
@@ -69,6 +70,7 @@ def check(
     method: MethodOption = "mix",
     settings: SetOption = None,
     verifier: VerifierOption = None,
+    lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
     nodes: NodesOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -92,6 +94,7 @@ def check(
         nodes=nodes,
         memory_limit=memory_limit,
         verifier=verifier,
+        lossy=lossy,
         draft_model=draft_model,
     )
     speculator = load_speculator(loading, drafting).speculator

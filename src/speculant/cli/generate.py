@@ -16,6 +16,7 @@ from speculant.cli.options import (
     DtypeOption,
     FastOption,
     Loading,
+    LossyFlag,
     MaxNewTokensOption,
     MemoryLimitOption,
     MemoryOption,
@@ -97,6 +98,7 @@ def generate(
     method: MethodOption = "mix",
     settings: SetOption = None,
     verifier: VerifierOption = None,
+    lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
@@ -143,6 +145,7 @@ def generate(
         memory=memory,
         memory_limit=memory_limit,
         verifier=verifier,
+        lossy=lossy,
         draft_model=draft_model,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)

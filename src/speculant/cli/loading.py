@@ -16,7 +16,7 @@ from speculant.cli.options import BUNDLED, Drafting, Loading
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
-from speculant.registry import find_method, find_verifier
+from speculant.registry import check_verifier, find_method
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -50,7 +50,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     method = find_method(drafting.method)  # a misspelled name should not cost the loading of a model
     if drafting.memory is not None and not method.memory:
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
-    find_verifier(drafting.method, drafting.verifier)
+    check_verifier(drafting.method, drafting.verifier, lossy=drafting.lossy)
     settings = build_settings(method, drafting.settings)
     method.check_draft_model(given=drafting.draft_model is not None)
     model, tokenizer, threads = load(loading)
@@ -64,6 +64,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             tokenizer,
             method=drafting.method,
             verifier=drafting.verifier,
+            lossy=drafting.lossy,
             draft_model=draft_model,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,

@@ -72,13 +72,16 @@ def table(listed: list[Method]) -> str:
 
 
 def rules(listed: list[Method]) -> str:
-    """Return the acceptance rules, each with the methods that use it by default."""
+    """Return the acceptance rules, each with what it does and the methods that use it by default."""
     import textwrap
 
     lines = ["acceptance rules, for --verifier:"]
-    for rule in VERIFIERS:
-        text = f"{rule}  default of {', '.join(method.name for method in listed if method.verifier == rule)}"
-        lines += textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent=" " * (len(rule) + 4))
+    width = max(map(len, VERIFIERS)) + 2
+    for rule in VERIFIERS.values():
+        users = [method.name for method in listed if method.verifier == rule.name]
+        text = f"(lossy, needs --lossy) {rule.summary}" if rule.lossy else rule.summary
+        text += f"; default of {', '.join(users)}" if users else ""
+        lines += textwrap.wrap(text, 110, initial_indent=f"  {rule.name:<{width}}", subsequent_indent=" " * (width + 2))
     return "\n".join(lines)
 
 

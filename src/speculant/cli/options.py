@@ -99,10 +99,14 @@ VerifierOption = Annotated[
     typer.Option(
         "--verifier",
         metavar="NAME",
-        help="the acceptance rule; default: the method's own",
+        help="the acceptance rule, with settings as in typical:epsilon=0.1; default: the method's own",
         rich_help_panel="Drafting",
         autocompletion=_verifiers,
     ),
+]
+LossyFlag = Annotated[
+    bool,
+    typer.Option("--lossy", help="allow acceptance rules that change the output", rich_help_panel="Drafting"),
 ]
 DraftModelOption = Annotated[
     str | None,
@@ -230,6 +234,7 @@ class Drafting:
         memory: the file to begin with and to save to.
         memory_limit: megabytes that the memory may take.
         verifier: the acceptance rule, or None for the method's own.
+        lossy: whether it may change the output.
         draft_model: a folder or a hub id for the method "draft-model", or None.
     """
 
@@ -239,6 +244,7 @@ class Drafting:
     memory: str | None = None
     memory_limit: int = 256
     verifier: str | None = None
+    lossy: bool = False
     draft_model: str | None = None
 
 

@@ -32,14 +32,18 @@ GREEDY = Sampling()
 class Sampler(Protocol):
     """The target's next-token distribution p and the text as it grows. Lives as long as one request.
 
-    In a round: `load`, then `choose` or not, then for every committed token in order one of `draw` and `distribution`,
-    and `commit`; `end_round` at the end.
+    In a round: `load`, then `choose` or `probabilities` or neither, then for every committed token in order `draw`,
+    `distribution` or neither, and `commit`; `end_round` at the end.
 
     Attributes:
         tokens: committed so far, prompt excluded.
+        greedy: whether each token is the most probable one.
+        parallel: whether it pays to compute what follows every row at once, on the device.
     """
 
     tokens: list[int]
+    greedy: bool
+    parallel: bool
 
     @property
     def room(self) -> int:
@@ -63,11 +67,14 @@ class Sampler(Protocol):
     def distribution(self, row: int) -> Array:
         """Return p [V] after a row, all processors applied to the committed text; one-hot where decoding is greedy."""
 
-    def sample(self, distribution: Array) -> int:
-        """Return a token drawn from a distribution [V], which need not be normalised, with the request's stream."""
+    def probabilities(self) -> Array | None:
+        """Return p [N + 1, V] after every row; None where p depends on the text in a way that rules this out.
 
-    def uniform(self) -> float:
-        """Return a number in [0, 1) for an acceptance test, from the request's stream; 0.5 where decoding is greedy."""
+        Where decoding is greedy: of the processed logits at temperature 1.
+        """
+
+    def uniforms(self, n: int) -> Array:
+        """Return n numbers in [0, 1) [n] from the request's stream, for acceptance tests and draws."""
 
     def commit(self, token: int) -> bool:
         """Append a token to the text; return whether the text ends with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -42,17 +43,21 @@ class Verifier(Protocol):
     trees: bool
     sampled: bool
 
-    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
-        """Give the sampler a pass, and compute on the device what the walk needs on the host, if anything, [n].
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
+        """Give the sampler a pass; return what `decide` is to work on, None if nothing."""
 
-        What the sequences of a round return here crosses from the device in one transfer.
+    def decide(self, prepared: Sequence[Any]) -> list[Array]:
+        """Return what the walks need of what was prepared for some sequences, an array [n] on the device for each.
+
+        It crosses from the device in one transfer.
         """
+        return list(prepared)
 
     def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
         """Accept a path of the draft, commit its tokens and the target's own; return them.
 
         Args:
             tree: the draft.
-            prepared: what `prepare` returned, on the host.
+            prepared: what `decide` returned, on the host; None if nothing was prepared.
             sampler: of the sequence; each committed token goes through its `commit`.
         """

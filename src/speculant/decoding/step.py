@@ -125,9 +125,8 @@ def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> boo
     nothing = DraftTree.empty()
     try:
         prepared = parts.verifier.prepare(nothing, result, sequence.sampler)
-        walk = parts.verifier.walk(
-            nothing, None if prepared is None else parts.engine.read([prepared])[0], sequence.sampler
-        )
+        read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
+        walk = parts.verifier.walk(nothing, read, sequence.sampler)
         sequence.sampler.end_round()
         sequence.stats.prefill_seconds += clock() - began
         began = clock()
@@ -186,8 +185,9 @@ def _walk(
             prepared[place] = verifier.prepare(draft, result, sequence.sampler)
         except Exception as error:
             sequence.fail(error)
-    waiting = [place for place, array in prepared.items() if array is not None]
-    read = dict(zip(waiting, parts.engine.read([prepared[place] for place in waiting]), strict=True))
+    waiting = [place for place, work in prepared.items() if work is not None]
+    decided = verifier.decide([prepared[place] for place in waiting])
+    read = dict(zip(waiting, parts.engine.read(decided), strict=True))
     for place, (sequence, draft, result) in enumerate(zip(sequences, drafts, passes, strict=True)):
         if sequence.active:
             try:

@@ -88,6 +88,7 @@ class RecordedSampler(Sampler):
     def __init__(self, output: Sequence[int]) -> None:
         self._output = output
         self.tokens: list[int] = []
+        self.greedy, self.parallel = True, False
 
     @property
     def room(self) -> int:
@@ -108,11 +109,11 @@ class RecordedSampler(Sampler):
     def distribution(self, row: int) -> Array:
         raise UnsupportedError("a recorded output has no distributions; use the verifier 'sample-then-follow'.")
 
-    def sample(self, distribution: Array) -> int:
-        raise UnsupportedError("a recorded output has no distributions; use the verifier 'sample-then-follow'.")
+    def probabilities(self) -> Array | None:
+        return None
 
-    def uniform(self) -> float:
-        return 0.5
+    def uniforms(self, n: int) -> Array:
+        raise UnsupportedError("a recorded output has no random stream; use the verifier 'sample-then-follow'.")
 
     def commit(self, token: int) -> bool:
         self.tokens.append(token)

@@ -57,3 +57,23 @@ class SampleThenFollow(Verifier):
                 return Walk(path, tokens, ended)
             path.append(child)
             node = child
+
+
+class Greedy(SampleThenFollow):
+    """The same for greedy decoding alone, where the target's own token is its argmax."""
+
+    sampled = True
+
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
+        """Find the argmax after every row.
+
+        Raises:
+            UnsupportedError: the request samples.
+        """
+        if not sampler.greedy:
+            raise UnsupportedError(
+                "greedy verification is lossless for greedy decoding only. Use temperature 0, or the verifier "
+                "'speculative-sampling'."
+            )
+        sampler.load(result.logits)
+        return sampler.choose(tree)

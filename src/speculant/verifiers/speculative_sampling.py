@@ -1,83 +1,59 @@
-"""Speculative sampling: the acceptance rule for chains whose tokens were sampled from q.
+"""Speculative sampling, and recursive rejection, which is the same among several candidates.
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192,
-algorithm 1; Chen et al. 2023, arXiv 2302.01318, theorem 1. Node x_i, drawn from q_i, is accepted with the probability
-min(1, p_i(x_i) / q_i(x_i)). At the first rejection the next token is drawn from the residual max(0, p_i - q_i),
-normalised; after the last node from p. The output then has exactly the distribution p, whatever q is.
+algorithm 1; Chen et al. 2023, arXiv 2302.01318, theorem 1. A token x drawn from q is accepted with the probability
+min(1, p(x) / q(x)). If it is rejected, p becomes the residual max(0, p - q), normalised, and the next candidate of the
+same place is tested against that; after the last, the token is drawn from it.
 
-p and q are both warped (temperature, top-k, top-p) before the test. A chosen token counts as drawn from a one-hot q:
-it is accepted with the probability p(x), and the residual is p without it. Greedy decoding is the case of one-hot p and
-q: accepted where the argmax agrees, else the target's argmax. Ratios are computed in float64.
+- Candidates drawn with replacement: SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781), multi-step sampling.
+- Without replacement: RSD (Jeon et al. 2024, arXiv 2402.14160), MCSD (Yang et al. 2024, arXiv 2401.06706), Sequoia
+  (Chen et al. 2024, arXiv 2402.12374): after a rejection the token also leaves q.
+- A chosen candidate counts as drawn from a one-hot q: it is accepted with the probability p(x), and p loses it.
+
+The output has exactly the distribution p, whatever q is. p and q are warped alike (temperature, top-k, top-p) before.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import torch
+from torch import Tensor
 
-from speculant.core.engine import Array, Pass
-from speculant.core.errors import UnsupportedError
-from speculant.core.sampler import Sampler
-from speculant.core.tree import DraftTree
-from speculant.core.verifier import Verifier, Walk
+from speculant.verifiers.forest import Forest, residual, without
+from speculant.verifiers.rule import Choice, DescentVerifier
 
 
-class SpeculativeSampling(Verifier):
+class SpeculativeSampling(DescentVerifier):
     """Exact in distribution; token-identical where decoding is greedy."""
 
-    exactness: Literal["tokens", "distribution", "lossy"] = "distribution"
-    order: Literal["path", "tree"] = "path"
-    trees = False
-    sampled = True
-
-    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
-        """Load the logits; the walk reads the rows it comes to.
-
-        Raises:
-            UnsupportedError: the draft branches.
-        """
-        if (tree.parents != range(-1, len(tree) - 1)).any() if len(tree) else False:
-            raise UnsupportedError("speculative sampling verifies chains; this draft branches.")
-        sampler.load(result.logits)
-        return None
-
-    def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
-        """Accept a prefix of the chain, then commit a token of the residual or of p."""
-        tokens: list[int] = []
-        for node, token in enumerate(tree.tokens.tolist()):
-            p = sampler.distribution(node)
-            q = _proposed(tree, node, p)
-            if not accepts(float(p[token]), float(q[token]), sampler):
-                tokens.append(sampler.sample(residual(p, q)))
-                return Walk(list(range(node)), tokens, sampler.commit(tokens[-1]))
-            tokens.append(token)
-            if sampler.commit(token):
-                # The text ends inside the draft, and its last token counts as the target's own.
-                return Walk(list(range(node)), tokens, True)
-        tokens.append(sampler.sample(sampler.distribution(len(tree))))
-        return Walk(list(range(len(tree))), tokens, sampler.commit(tokens[-1]))
+    def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
+        return recursive_rejection(forest, rows, p, uniforms)
 
 
-def accepts(p: float, q: float, sampler: Sampler) -> bool:
-    """Return whether a token of the probabilities p and q is accepted: with the probability min(1, p / q)."""
-    return p >= q or sampler.uniform() * q < p
+def recursive_rejection(forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor, *, lenience: float = 1.0) -> Choice:
+    """Test the children of rows one after another, each against what the rejected ones before it left of p.
 
-
-def residual(p: Array, q: Array) -> Array:
-    """Return max(0, p - q) [V], not normalised: what is left of p for a rejected token's place.
-
-    A token is rejected only where p is below q, so somewhere else p is above q; but rounding may leave nothing there,
-    and then p itself is as good an answer as its precision allows.
+    Args:
+        forest: the drafts.
+        rows: Int64[B].
+        p: [B, V] after these rows.
+        uniforms: [B, W].
+        lenience: q is multiplied by it; below 1 more is accepted, and the output is no longer p (Leviathan et al.,
+            appendix A.5).
     """
-    left = (p - q).clip(0)
-    return left if float(left.sum()) > 0 else p
-
-
-def _proposed(tree: DraftTree, node: int, p: Array) -> Array:
-    """Return the distribution [V] that a node was drawn from, in p's type and on its device."""
-    proposal = tree.proposal
-    if proposal is None or (proposal.chosen is not None and proposal.chosen[node]):
-        q = p * 0
-        q[int(tree.tokens[node])] = 1.0
-        return q
-    q = proposal.q[node]
-    return q.to(p) if hasattr(q, "to") else q
+    everyone = torch.arange(len(rows), device=p.device)
+    nodes, q = forest.children[everyone, rows], forest.q[everyone, rows]
+    taken, rates = torch.full_like(rows, -1), list[Tensor]()
+    for place in range(nodes.shape[1]):
+        node = nodes[:, place]
+        proposed = forest.proposed(node, q)
+        tokens = forest.tokens.gather(1, node.clamp(min=0)[:, None])
+        target, drafted = p.gather(1, tokens)[:, 0], lenience * proposed.gather(1, tokens)[:, 0]
+        rates.append((target / drafted.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0))
+        tested = (node >= 0) & (taken < 0)
+        accepted = tested & (uniforms[:, place] * drafted < target)
+        taken = torch.where(accepted, place, taken)
+        rejected = (tested & ~accepted)[:, None]
+        p = torch.where(rejected, residual(p, lenience * proposed), p)
+        drawn = forest.sampled.gather(1, node.clamp(min=0)[:, None]) & forest.distinct[:, None]
+        q = torch.where(rejected & drawn, without(q, tokens[:, 0]), q)
+    return Choice(taken, p, torch.stack(rates, 1) if rates else p.new_zeros(len(p), 0))

@@ -280,8 +280,10 @@ def test_the_distribution_is_what_draws_come_from(sample: bool) -> None:
     expected = scores[0].double().softmax(-1) if sample else torch.eye(VOCABULARY, dtype=torch.float64)[scores.argmax()]
     torch.testing.assert_close(p, expected)
     before = torch.get_rng_state()
-    assert 0 <= sampler.uniform() < 1
-    assert torch.equal(torch.get_rng_state(), before) is not sample
+    rows = sampler.probabilities()
+    assert rows is not None
+    torch.testing.assert_close(rows[0], scores[0].softmax(-1))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_empty_draft_is_a_plain_step() -> None:

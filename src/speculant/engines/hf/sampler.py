@@ -79,6 +79,7 @@ class HostSampler(Sampler):
         self.scores: list[Tensor] = []
         self.logits: list[Tensor] = []
         self.stopped = False
+        self.greedy, self.parallel = not plan.sample, False
         self._loaded: Tensor | None = None
         self.has_criteria = False
         ends: set[int] = set()
@@ -139,19 +140,22 @@ class HostSampler(Sampler):
 
     def distribution(self, row: int) -> Tensor:
         scores = self._process(row)[0]
-        if self._plan.sample:
-            return scores.double().softmax(-1)
-        return torch.zeros_like(scores, dtype=torch.float64).scatter_(0, scores.argmax(-1, keepdim=True), 1.0)
+        if self.greedy:
+            return torch.zeros_like(scores, dtype=torch.float64).scatter_(0, scores.argmax(-1, keepdim=True), 1.0)
+        return scores.double().softmax(-1)
 
-    def sample(self, distribution: Tensor) -> int:
-        if self._plan.sample:
-            return int(torch.multinomial(distribution, 1, generator=self._plan.generator))
-        return int(distribution.argmax())
+    def probabilities(self) -> Tensor | None:
+        plan, logits = self._plan, self._loaded
+        assert logits is not None
+        if plan.keep_scores or plan.keep_logits or not row_wise(plan.processors):
+            return None
+        scores = logits.float()
+        for processor in plan.processors:
+            scores = processor(self._ids, scores)
+        return scores.softmax(-1)
 
-    def uniform(self) -> float:
-        if not self._plan.sample:
-            return 0.5
-        return float(torch.rand(1, generator=self._plan.generator, device=self._ids.device, dtype=torch.float64))
+    def uniforms(self, n: int) -> Tensor:
+        return torch.rand(n, generator=self._plan.generator, device=self._ids.device, dtype=torch.float64)
 
     def _process(self, row: int) -> Tensor:
         """Return the processed logits [1, V] after a row, and keep what is to be kept."""
@@ -189,6 +193,7 @@ class DeviceSampler(HostSampler):
 
     def __init__(self, prompt: Tensor, plan: SamplingPlan) -> None:
         super().__init__(prompt, plan)
+        self.parallel = True
         self._choices: list[int] | None = None
         self._states: list[Tensor] = []
         self._drawn = 0
@@ -239,12 +244,16 @@ class DeviceSampler(HostSampler):
 
 def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
     """Return the sampler that fits: on a CPU there is no transfer to save, so rows are drawn as they are needed."""
-    row_wise = all(type(processor) in ROW_WISE for processor in plan.processors)
     sampler = DeviceSampler if prompt.device.type == "cuda" else HostSampler
     made = sampler(prompt, plan)
-    if made.has_criteria or plan.keep_scores or plan.keep_logits or not row_wise:
+    if made.has_criteria or plan.keep_scores or plan.keep_logits or not row_wise(plan.processors):
         return HostSampler(prompt, plan)
     return made
+
+
+def row_wise(processors: Sequence[Any]) -> bool:
+    """Return whether processors work on each row alone, whatever the text."""
+    return all(type(processor) in ROW_WISE for processor in processors)
 
 
 def _all(answer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The one table of methods; the command line, the README and the docs print it."""
+"""The table of methods; the command line, the README and the docs print it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from speculant.core.errors import ForeignMemoryError, UnknownMethodError, UnsupportedError, UsageError
+from speculant.registry.rules import VERIFIERS, find_rule
 
 if TYPE_CHECKING:  # numpy would make `speculant --help` wait
     from speculant.core.drafter import Drafter
@@ -33,7 +34,7 @@ class Method:
         exactness: "lossless", or "(lossy)" with the reason.
         source: paper and arXiv id.
         verifier: the acceptance rule it uses if the user names none.
-        verifiers: the rules it may use.
+        samples: whether it draws its tokens from a distribution where the target samples.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Method:
     exactness: str
     source: str
     verifier: str = "sample-then-follow"
-    verifiers: tuple[str, ...] = ("sample-then-follow", "speculative-sampling")
+    samples: bool = False
 
     def build(
         self,
@@ -93,6 +94,11 @@ class Method:
             raise UsageError(
                 f"the method '{self.name}' needs a draft model: pass draft_model=, or --draft-model in a command."
             )
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """The acceptance rules that it may use."""
+        return tuple(rule.name for rule in VERIFIERS.values() if (rule.sampled if self.samples else rule.chosen))
 
     @property
     def takes_draft_model(self) -> bool:
@@ -278,17 +284,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 exactness="lossless",
                 source="Leviathan et al. 2023, arXiv 2211.17192, 2302.01318",
                 verifier="speculative-sampling",
-                verifiers=("speculative-sampling",),
+                samples=True,
             ),
         )
-    }
-)
-
-
-VERIFIERS: Mapping[str, str] = MappingProxyType(
-    {
-        "sample-then-follow": "speculant.verifiers.sample_then_follow:SampleThenFollow",
-        "speculative-sampling": "speculant.verifiers.speculative_sampling:SpeculativeSampling",
     }
 )
 
@@ -336,35 +334,28 @@ def find_method(name: str) -> Method:
     )
 
 
-def find_verifier(method: str, name: str | None = None) -> str:
-    """Return the name of the acceptance rule that a method uses: that name, or the method's own rule for None.
+def build_verifier(method: str, name: str | None = None, *, lossy: bool = False) -> Verifier:
+    """Return an acceptance rule: the one of that name, see `find_rule`, or the method's own.
 
     Raises:
-        UsageError: there is no such rule.
-        UnsupportedError: the method's drafts cannot be verified by it.
+        UsageError: there is no such rule, or no such setting of it.
+        UnsupportedError: the method's drafts cannot be verified by it, or it is lossy without consent.
     """
+    check_verifier(method, name, lossy=lossy)
+    rule, settings = find_rule(find_method(method).verifier if name is None else name, lossy=lossy)
+    return rule.build(settings)
+
+
+def check_verifier(method: str, name: str | None = None, *, lossy: bool = False) -> None:
+    """Refuse an acceptance rule that the method's drafts cannot be verified by; raises as `build_verifier`."""
     found = find_method(method)
-    chosen = found.verifier if name is None else name
-    if not isinstance(chosen, str) or chosen not in VERIFIERS:
-        raise UsageError(
-            f"there is no verifier {chosen!r}. {_nearest(chosen, VERIFIERS)}There are {', '.join(VERIFIERS)}."
-        )
-    if chosen not in found.verifiers:
+    rule, _ = find_rule(found.verifier if name is None else name, lossy=lossy)
+    if rule.name not in found.verifiers:
+        kind = "sampled" if found.samples else "chosen"
         raise UnsupportedError(
-            f"drafts of the method '{method}' are sampled, which the verifier '{chosen}' does not take. "
-            f"Use {' or '.join(found.verifiers)}."
+            f"drafts of the method '{method}' are {kind}, which the verifier '{rule.name}' does not take. "
+            f"Use {', '.join(each for each in found.verifiers if not VERIFIERS[each].lossy)}."
         )
-    return chosen
-
-
-def build_verifier(method: str, name: str | None = None) -> Verifier:
-    """Return an acceptance rule: the one of that name, or the method's own.
-
-    Raises:
-        UsageError, UnsupportedError: see `find_verifier`.
-    """
-    verifier: Verifier = _load(VERIFIERS[find_verifier(method, name)])()
-    return verifier
 
 
 def _nearest(name: Any, known: Mapping[str, Any]) -> str:

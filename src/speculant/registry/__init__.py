@@ -1,0 +1,24 @@
+"""The tables of methods and of acceptance rules, and what is built from their rows."""
+
+from speculant.registry.methods import (
+    METHODS,
+    Method,
+    build_verifier,
+    check_verifier,
+    find_memory_kind,
+    find_method,
+    methods_reading,
+)
+from speculant.registry.rules import VERIFIERS, Rule
+
+__all__ = [
+    "METHODS",
+    "VERIFIERS",
+    "Method",
+    "Rule",
+    "build_verifier",
+    "check_verifier",
+    "find_memory_kind",
+    "find_method",
+    "methods_reading",
+]

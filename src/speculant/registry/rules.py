@@ -1,0 +1,175 @@
+"""The table of acceptance rules; the command line and the docs print it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from speculant.core.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:  # torch would make `speculant --help` wait
+    from speculant.core.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One acceptance rule.
+
+    Attributes:
+        name: what users type.
+        summary: what it does, in a line.
+        verifier: "module:class", imported when it is used.
+        source: paper and arXiv id.
+        chosen, sampled: whether it takes drafts of chosen tokens, and of tokens drawn from a distribution.
+        lossy: whether it changes the output.
+    """
+
+    name: str
+    summary: str
+    verifier: str
+    source: str
+    chosen: bool = True
+    sampled: bool = True
+    lossy: bool = False
+
+    def build(self, settings: str = "") -> Verifier:
+        """Import and construct the verifier.
+
+        Args:
+            settings: as in "epsilon=0.1,delta=0.2"; empty for the defaults.
+
+        Raises:
+            UsageError: there is no such setting, or it has another type or range.
+        """
+        module, kind = self.verifier.split(":")
+        found = getattr(import_module(module), kind)
+        known = {} if found.__init__ is object.__init__ else dict(inspect.signature(found).parameters)
+        given: dict[str, float] = {}
+        for part in filter(None, settings.split(",")):
+            name, _, value = part.partition("=")
+            if name not in known:
+                there = f"There are {', '.join(known)}." if known else "It has none."
+                raise UsageError(f"the verifier '{self.name}' has no setting {name!r}. {there}")
+            try:
+                given[name] = type(known[name].default)(value)
+            except ValueError as error:
+                form = "a whole number" if isinstance(known[name].default, int) else "a number"
+                raise UsageError(f"{name} of the verifier '{self.name}' is {form}, not {value!r}.") from error
+        verifier: Verifier = found(**given)
+        return verifier
+
+
+_THRESHOLDS = "speculant.verifiers.thresholds"
+
+VERIFIERS: Mapping[str, Rule] = MappingProxyType(
+    {
+        rule.name: rule
+        for rule in (
+            Rule(
+                name="sample-then-follow",
+                summary="draws the target's own token and follows it in the draft; token-identical with a seed, too",
+                verifier="speculant.verifiers.sample_then_follow:SampleThenFollow",
+                source="SpecExec: Svirschevski et al. 2024, arXiv 2406.02532",
+                sampled=False,
+            ),
+            Rule(
+                name="greedy",
+                summary="follows the target's argmax; refuses requests that sample",
+                verifier="speculant.verifiers.sample_then_follow:Greedy",
+                source="Stern et al. 2018, arXiv 1811.03115",
+            ),
+            Rule(
+                name="speculative-sampling",
+                summary="min(1, p / q), then the residual; candidates of one place one after another",
+                verifier="speculant.verifiers.speculative_sampling:SpeculativeSampling",
+                source="Leviathan et al. 2023, arXiv 2211.17192; SpecInfer 2305.09781; Sequoia 2402.12374",
+            ),
+            Rule(
+                name="k-seq",
+                summary="candidates drawn with replacement, all tested against one scaled ratio",
+                verifier="speculant.verifiers.k_seq:KSeq",
+                source="SpecTr: Sun et al. 2023, arXiv 2310.15141",
+                chosen=False,
+            ),
+            Rule(
+                name="block",
+                summary="a chain is tested from its end; accepts the most that one chain allows",
+                verifier="speculant.verifiers.block:BlockVerification",
+                source="Sun et al. 2025, arXiv 2403.10444",
+            ),
+            Rule(
+                name="traversal",
+                summary="a tree is tested from its leaves up",
+                verifier="speculant.verifiers.traversal:TraversalVerification",
+                source="Weng et al. 2025, arXiv 2505.12398",
+            ),
+            Rule(
+                name="typical",
+                summary="accepts p above min(epsilon, delta exp(-entropy))",
+                verifier=f"{_THRESHOLDS}:TypicalAcceptance",
+                source="Medusa: Cai et al. 2024, arXiv 2401.10774",
+                lossy=True,
+            ),
+            Rule(
+                name="nucleus",
+                summary="follows a token drawn from the top-p part of p",
+                verifier=f"{_THRESHOLDS}:Nucleus",
+                source="Medusa: Cai et al. 2024, arXiv 2401.10774",
+                lossy=True,
+            ),
+            Rule(
+                name="top-beta",
+                summary="accepts the top beta tokens near the best in log p",
+                verifier=f"{_THRESHOLDS}:TopBeta",
+                source="SpecDec: Xia et al. 2023, arXiv 2203.16487",
+                lossy=True,
+            ),
+            Rule(
+                name="blockwise",
+                summary="accepts the top k, tokens within a distance of the best, or a least number",
+                verifier=f"{_THRESHOLDS}:Blockwise",
+                source="Stern et al. 2018, arXiv 1811.03115",
+                lossy=True,
+            ),
+            Rule(
+                name="rollback",
+                summary="accepts up to the first token with -log p above a threshold",
+                verifier=f"{_THRESHOLDS}:Rollback",
+                source="BiLD: Kim et al. 2023, arXiv 2302.07863",
+                lossy=True,
+            ),
+            Rule(
+                name="lenience",
+                summary="speculative sampling with q made smaller",
+                verifier=f"{_THRESHOLDS}:Lenience",
+                source="Leviathan et al. 2023, arXiv 2211.17192, appendix A.5",
+                lossy=True,
+            ),
+        )
+    }
+)
+
+
+def find_rule(name: str, *, lossy: bool = False) -> tuple[Rule, str]:
+    """Return the rule of a name, which may have settings behind it ("typical:epsilon=0.1"), and these settings.
+
+    Raises:
+        UsageError: there is no such rule.
+        UnsupportedError: it changes the output, and `lossy` does not allow that.
+    """
+    base, _, settings = name.partition(":") if isinstance(name, str) else (name, "", "")
+    if not isinstance(base, str) or base not in VERIFIERS:
+        near = difflib.get_close_matches(str(base), VERIFIERS, n=1, cutoff=0.4)
+        hint = f"Did you mean '{near[0]}'? " if near else ""
+        raise UsageError(f"there is no verifier {base!r}. {hint}There are {', '.join(VERIFIERS)}.")
+    if VERIFIERS[base].lossy and not lossy:
+        raise UnsupportedError(
+            f"the verifier '{base}' is lossy: the output would no longer be the target's. If that is wanted, pass "
+            "lossy=True, or --lossy in a command."
+        )
+    return VERIFIERS[base], settings

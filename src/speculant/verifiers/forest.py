@@ -1,0 +1,116 @@
+"""Forest: the drafts of B sequences as padded tensors, in the form in which acceptance rules take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speculant.core.tree import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """B drafts of at most N nodes. Row 0 of a draft is the root, row i + 1 is node i.
+
+    Attributes:
+        tokens: Int64[B, N]; 0 where there is no node.
+        parents: Int64[B, N], the row of each node's parent.
+        exists: Bool[B, N].
+        sampled: Bool[B, N], whether a node was drawn from q rather than chosen.
+        children: Int64[B, N + 1, W], the nodes below each row in draft order; -1 where there is none.
+        q: [B, N + 1, V], what the children of each row were drawn from; rows without such children hold anything.
+        distinct: Bool[B], whether siblings were drawn without replacement.
+        below: the children without padding, on the host.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    exists: Tensor
+    sampled: Tensor
+    children: Tensor
+    q: Tensor
+    distinct: Tensor
+    below: list[list[list[int]]]
+
+    @classmethod
+    def of(cls, drafts: Sequence[DraftTree], p: Tensor) -> Forest:
+        """Return the forest of some drafts, with q in the type and on the device of p [..., V]."""
+        size, below = max(map(len, drafts)), [_children(draft) for draft in drafts]
+        width = max((len(nodes) for each in below for nodes in each), default=0)
+        tokens, parents, exists, sampled = list[list[int]](), list[list[int]](), list[list[bool]](), list[list[bool]]()
+        children = list[list[list[int]]]()
+        q = p.new_zeros(len(drafts), size + 1, p.shape[-1])
+        for i, (draft, nodes) in enumerate(zip(drafts, below, strict=True)):
+            spare = size - len(draft)
+            drawn = [False] * len(draft)
+            if draft.proposal is not None:
+                chosen = draft.proposal.chosen
+                drawn = [True] * len(draft) if chosen is None else (~chosen).tolist()
+                rows = torch.as_tensor(draft.proposal.q)[: size + 1]
+                q[i, : len(rows)] = rows.to(q)
+            tokens.append([*draft.tokens.tolist(), *[0] * spare])
+            parents.append([*(parent + 1 for parent in draft.parents.tolist()), *[0] * spare])
+            exists.append([True] * len(draft) + [False] * spare)
+            sampled.append(drawn + [False] * spare)
+            padded = [[*each, *[-1] * (width - len(each))] for each in nodes]
+            children.append(padded + [[-1] * width] * spare)
+        distinct = [draft.proposal is not None and draft.proposal.drawn == "distinct" for draft in drafts]
+        device = p.device
+        return cls(
+            torch.tensor(tokens, device=device).reshape(len(drafts), size),
+            torch.tensor(parents, device=device).reshape(len(drafts), size),
+            torch.tensor(exists, device=device).reshape(len(drafts), size),
+            torch.tensor(sampled, device=device).reshape(len(drafts), size),
+            torch.tensor(children, dtype=torch.int64, device=device).reshape(len(drafts), size + 1, width),
+            q,
+            torch.tensor(distinct, device=device),
+            below,
+        )
+
+    def proposed(self, node: Tensor, q: Tensor) -> Tensor:
+        """Return the distributions [B, V] that one node of each draft comes from: q, or one-hot if it was chosen.
+
+        Args:
+            node: Int64[B]; any number for drafts without that node.
+            q: [B, V], what siblings of the node are drawn from.
+        """
+        at = node.clamp(min=0)[:, None]
+        one_hot = torch.zeros_like(q).scatter_(1, self.tokens.gather(1, at), 1.0)
+        return torch.where(self.sampled.gather(1, at), q, one_hot)
+
+
+def _children(draft: DraftTree) -> list[list[int]]:
+    """Return the children of the root and of each node, in draft order."""
+    below: list[list[int]] = [[] for _ in range(len(draft) + 1)]
+    for node, parent in enumerate(draft.parents.tolist()):
+        below[0 if parent == ROOT else parent + 1].append(node)
+    return below
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """Return max(0, p - q) [B, V], normalised: what is left of p for a rejected token's place.
+
+    A token is rejected only where p is below q, so somewhere else p is above q; but rounding may leave nothing there,
+    and then p itself is as good an answer as its precision allows.
+    """
+    left = (p - q).clamp(min=0)
+    mass = left.sum(-1, keepdim=True)
+    return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
+
+
+def without(q: Tensor, tokens: Tensor) -> Tensor:
+    """Return q [B, V] without one token each [B], normalised; q itself where nothing else is left."""
+    left = q.scatter(1, tokens[:, None], 0.0)
+    mass = left.sum(-1, keepdim=True)
+    return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(q.dtype).tiny), q)
+
+
+def draw(p: Tensor, uniforms: Tensor) -> Tensor:
+    """Return a token of each distribution [B, V], which need not be normalised, by its uniform number [B]."""
+    reached = p.double().cumsum(-1)
+    tokens = torch.searchsorted(reached, (uniforms.double() * reached[:, -1])[:, None], right=True)[:, 0]
+    last = p.shape[-1] - 1 - (p > 0).flip(-1).int().argmax(-1)  # rounding must not reach beyond what is possible
+    return torch.minimum(tokens, last)

@@ -1,0 +1,216 @@
+"""The frame of acceptance rules that compare probabilities: p of every row, random numbers, and a walk on the host.
+
+A rule is a pure function of the drafts, p and uniform random numbers, for B sequences at once and on their device. It
+returns the last accepted row of each draft and the distribution of the target's own token after it. The token is drawn
+on the device, so that two numbers per sequence cross to the host, in one transfer for all.
+
+Rules that go from the root to a leaf and need p only at the rows they come to (`NodeRule`) are run row by row on CPUs,
+which saves warping the other rows, and wherever processors look at the text, since the text is then known to come.
+
+Greedy decoding needs no rule: one-hot p and lossless leave only the argmax, and ties must be resolved as plain decoding
+resolves them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from speculant.core.engine import Array, Pass
+from speculant.core.errors import UnsupportedError
+from speculant.core.sampler import Sampler
+from speculant.core.tree import ROOT, DraftTree
+from speculant.core.verifier import Verifier, Walk
+from speculant.verifiers.forest import Forest, draw
+from speculant.verifiers.sample_then_follow import SampleThenFollow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a rule decides for B drafts.
+
+    Attributes:
+        rows: Int64[B], the last accepted row; 0 is the root.
+        rest: [B, V], the distribution of the target's own token, not always normalised.
+        rates: [B, n], the probability of each acceptance test that the rule may come to, given that it comes to it.
+    """
+
+    rows: Tensor
+    rest: Tensor
+    rates: Tensor
+
+
+class TreeRule(Protocol):
+    """An acceptance rule over whole drafts."""
+
+    def __call__(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+        """Return the outcome for drafts with p [B, N + 1, V] after every row and uniform numbers [B, N]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """What a rule decides among siblings: the place of the accepted one [B], -1 for none; `rest`, `rates` as above."""
+
+    taken: Tensor
+    rest: Tensor
+    rates: Tensor
+
+
+class NodeRule(Protocol):
+    """An acceptance rule among the children of one row of each draft."""
+
+    def __call__(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
+        """Return the choice among the children of rows [B], with p [B, V] after them and uniform numbers [B, W]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """A sequence's part of a round's verification: its draft, p [N + 1, V], and uniform numbers [N + 1].
+
+    Where decoding is greedy, `p` is that of temperature 1, and the own token is its argmax.
+    """
+
+    draft: DraftTree
+    p: Tensor
+    uniforms: Tensor
+    greedy: bool
+
+
+class RuleVerifier(Verifier):
+    """Runs a rule over whole drafts."""
+
+    exactness: Literal["tokens", "distribution", "lossy"] = "distribution"
+    order: Literal["path", "tree"] = "tree"
+    trees = True
+    sampled = True
+
+    @abstractmethod
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+        """Return the outcome, see `TreeRule`."""
+
+    def check(self, draft: DraftTree) -> None:
+        """Refuse drafts that the rule is not made for.
+
+        Raises:
+            UnsupportedError: it is one.
+        """
+
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
+        """Return the work on the device; the target's tokens after every row where decoding is greedy.
+
+        Raises:
+            UnsupportedError: the rule cannot take this draft, or p depends on text that may not come.
+        """
+        sampler.load(result.logits)
+        if sampler.greedy and self.exactness != "lossy":
+            return sampler.choose(tree)
+        self.check(tree)
+        p = sampler.probabilities()
+        if p is None:
+            raise UnsupportedError(
+                f"{type(self).__name__} needs the distribution after every drafted token at once. Processors that "
+                "look at the text, and kept scores, leave only the verifiers 'sample-then-follow' and "
+                "'speculative-sampling'."
+            )
+        return Work(tree, p, sampler.uniforms(len(tree) + 1), sampler.greedy)
+
+    def decide(self, prepared: Sequence[Any]) -> list[Array]:
+        """Run the rule for all sequences at once; return the last accepted row and the own token of each, Int64[2]."""
+        works = [each for each in prepared if isinstance(each, Work)]
+        if not works:
+            return list(prepared)
+        size = max(len(work.draft) for work in works)
+        p = torch.stack([_padded(work.p, size + 1) for work in works])
+        uniforms = torch.stack([_padded(work.uniforms, size + 1) for work in works])
+        outcome = self.rule(Forest.of([work.draft for work in works], p), p, uniforms[:, :size])
+        last = torch.stack([work.uniforms[-1] for work in works])
+        greedy = torch.tensor([work.greedy for work in works], device=p.device)
+        own = torch.where(greedy, outcome.rest.argmax(-1), draw(outcome.rest, last))
+        decided = iter(torch.stack([outcome.rows, own], 1).unbind())
+        return [next(decided) if isinstance(each, Work) else each for each in prepared]
+
+    def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
+        """Commit what was decided."""
+        if sampler.greedy and self.exactness != "lossy":
+            return SampleThenFollow().walk(tree, prepared, sampler)
+        assert prepared is not None
+        row, own = prepared
+        path = tree.path(int(row) - 1).tolist() if row else []
+        for place, node in enumerate(path):
+            if sampler.commit(int(tree.tokens[node])):
+                return _ended(tree, path[:place], node)
+        return Walk(path, [*tree.tokens[path].tolist(), int(own)], sampler.commit(int(own)))
+
+
+class DescentVerifier(RuleVerifier):
+    """Runs a rule among siblings from the root down."""
+
+    order: Literal["path", "tree"] = "path"
+
+    @abstractmethod
+    def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
+        """Return the choice among siblings, see `NodeRule`."""
+
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+        return descend(self.choose, forest, p, uniforms)
+
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
+        """Return the work on the device, or None where the walk is to be made on the host."""
+        if sampler.greedy or sampler.parallel:
+            return super().prepare(tree, result, sampler)
+        self.check(tree)
+        sampler.load(result.logits)
+        return None
+
+    def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
+        """Commit what was decided, or go down row by row."""
+        if sampler.greedy or prepared is not None:
+            return super().walk(tree, prepared, sampler)
+        path, node, forest = list[int](), ROOT, None
+        while True:
+            p = torch.as_tensor(sampler.distribution(node + 1))[None]
+            forest = Forest.of([tree], p) if forest is None else forest
+            uniforms = torch.as_tensor(sampler.uniforms(forest.children.shape[-1] + 1))[None]
+            choice = self.choose(forest, torch.tensor([node + 1], device=p.device), p, uniforms[:, :-1])
+            taken = int(choice.taken)
+            if taken < 0:
+                own = int(draw(choice.rest, uniforms[:, -1]))
+                return Walk(path, [*tree.tokens[path].tolist(), own], sampler.commit(own))
+            node = int(forest.children[0, node + 1, taken])
+            if sampler.commit(int(tree.tokens[node])):
+                return _ended(tree, path, node)
+            path.append(node)
+
+
+def descend(choose: NodeRule, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+    """Apply a rule among siblings from the root down, until it accepts none."""
+    everyone = torch.arange(len(p), device=p.device)
+    rows, going = torch.zeros_like(everyone), torch.ones_like(everyone, dtype=torch.bool)
+    rest = p[:, 0]
+    rates = p.new_zeros(uniforms.shape)
+    for _ in range(forest.tokens.shape[1] + 1):
+        nodes = forest.children[everyone, rows]
+        places = nodes.clamp(min=0)
+        choice = choose(forest, rows, p[everyone, rows], uniforms.gather(1, places))
+        rates = rates.scatter_add(1, places, torch.where(going[:, None] & (nodes >= 0), choice.rates, 0.0))
+        rest = torch.where(going[:, None], choice.rest, rest)
+        going = going & (choice.taken >= 0)
+        taken = nodes.gather(1, choice.taken.clamp(min=0)[:, None])[:, 0] if nodes.shape[1] else rows
+        rows = torch.where(going, taken + 1, rows)
+        if p.device.type == "cpu" and not bool(going.any()):
+            break
+    return Outcome(rows, rest, rates)
+
+
+def _ended(tree: DraftTree, path: list[int], node: int) -> Walk:
+    """Return the walk of a text that ends with a node, which counts as the target's own token."""
+    return Walk(path, tree.tokens[[*path, node]].tolist(), True)
+
+
+def _padded(array: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(array, (*(0, 0) * (array.ndim - 1), 0, size - len(array)))

@@ -1,0 +1,152 @@
+"""Lossy rules that accept a token by a threshold on the target's own probabilities, whatever it was drawn from.
+
+A node is accepted if it and all nodes above it pass; the deepest accepted one ends the path, the drafter's better one
+of equals. The target's own token follows: its argmax where decoding is greedy, else drawn from p. The output is that of
+neither plain decoding nor p, so these rules are used only on request (`lossy=True`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from speculant.core.errors import UsageError
+from speculant.verifiers.forest import Forest
+from speculant.verifiers.rule import Choice, DescentVerifier, Outcome, RuleVerifier
+from speculant.verifiers.speculative_sampling import recursive_rejection
+
+
+class ThresholdVerifier(RuleVerifier):
+    """Accepts what passes a test of its own probability."""
+
+    exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+
+    @abstractmethod
+    def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
+        """Return Bool[B, N], whether each node's token passes, p [B, N, V] being the distribution after its parent."""
+
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+        everyone, size = torch.arange(len(p), device=p.device), forest.tokens.shape[1]
+        above = p.gather(1, forest.parents[..., None].expand(-1, -1, p.shape[-1]))
+        depths = p.new_zeros(len(p), size + 1, dtype=torch.int64)
+        for node in range(size):
+            depths[:, node + 1] = depths[everyone, forest.parents[:, node]] + 1
+        passing = self.passes(forest, above, depths[:, 1:]) & forest.exists
+        accepted = torch.ones_like(depths, dtype=torch.bool)
+        for node in range(size):
+            accepted[:, node + 1] = passing[:, node] & accepted[everyone, forest.parents[:, node]]
+        rows = torch.where(accepted, depths, -1).argmax(1)
+        return Outcome(rows, p[everyone, rows], passing.to(p))
+
+
+class TypicalAcceptance(ThresholdVerifier):
+    """Medusa (Cai et al., ICML 2024, arXiv 2401.10774), section 2.3: p(x) > min(epsilon, delta exp(-H(p))).
+
+    The authors' runs use epsilon = 0.09 and delta = 0.3; the defaults of their function have them exchanged.
+    """
+
+    def __init__(self, *, epsilon: float = 0.09, delta: float = 0.3) -> None:
+        self._epsilon, self._delta = _share("epsilon", epsilon), _share("delta", delta)
+
+    def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
+        entropy = torch.special.entr(p).sum(-1)
+        return _own(forest, p) > torch.minimum(self._delta * (-entropy).exp(), torch.full_like(entropy, self._epsilon))
+
+
+class TopBeta(ThresholdVerifier):
+    """SpecDec (Xia et al., EMNLP Findings 2023, arXiv 2203.16487): among the top `beta` and near the best in log p."""
+
+    def __init__(self, *, beta: int = 3, gap: float = 1.0) -> None:
+        """Take the rank and the largest difference in nats to the most probable token."""
+        if beta < 1 or gap < 0:
+            raise UsageError(f"top-beta takes a beta of at least 1 and a gap of at least 0, not {beta} and {gap}.")
+        self._beta, self._gap = beta, gap
+
+    def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
+        own = _own(forest, p)
+        near = own >= math.exp(-self._gap) * p.amax(-1)
+        return near & (_rank(p, own) <= self._beta)
+
+
+class Blockwise(ThresholdVerifier):
+    """Blockwise Parallel Decoding (Stern et al., NeurIPS 2018, arXiv 1811.03115), section 5.
+
+    A token passes if it is among the top `k`, or, for vocabularies in an order such as intensities, at most `distance`
+    from the best one. The first `least` tokens of a block pass always.
+    """
+
+    def __init__(self, *, k: int = 1, distance: int = 0, least: int = 0) -> None:
+        if k < 1 or distance < 0 or least < 0:
+            raise UsageError("blockwise takes k of at least 1, and distance and least of at least 0.")
+        self._k, self._distance, self._least = k, distance, least
+
+    def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
+        near = (forest.tokens - p.argmax(-1)).abs() <= self._distance
+        return near | (_rank(p, _own(forest, p)) <= self._k) | (depths <= self._least)
+
+
+class Rollback(ThresholdVerifier):
+    """BiLD (Kim et al., NeurIPS 2023, arXiv 2302.07863): roll back to the first token with -log p above a threshold.
+
+    The paper and the survey describe a distance between distributions; the authors' code tests the cross-entropy of the
+    drafted token, as here. The first rejected token is replaced by the target's.
+    """
+
+    def __init__(self, *, threshold: float = 5.0) -> None:
+        """Take the threshold in nats."""
+        if not threshold > 0:
+            raise UsageError(f"the threshold of a rollback is above 0 nats, not {threshold}.")
+        self._threshold = threshold
+
+    def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
+        return _own(forest, p) >= math.exp(-self._threshold)
+
+
+class Nucleus(DescentVerifier):
+    """Medusa's other rule: a token drawn from the top-p part of the target's distribution is followed in the draft."""
+
+    exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+
+    def __init__(self, *, top_p: float = 0.8) -> None:
+        self._top_p = _share("top_p", top_p)
+
+    def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
+        ordered, places = p.sort(-1, descending=True)
+        kept = ordered.cumsum(-1) - ordered < self._top_p
+        nucleus = torch.where(kept, ordered, 0.0)
+        p = torch.zeros_like(p).scatter(1, places, nucleus / nucleus.sum(-1, keepdim=True))
+        followed = replace(forest, sampled=torch.zeros_like(forest.sampled))
+        return recursive_rejection(followed, rows, p, uniforms)
+
+
+class Lenience(DescentVerifier):
+    """Speculative sampling with a smaller q, which accepts more (Leviathan et al. 2023, appendix A.5)."""
+
+    exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+
+    def __init__(self, *, lenience: float = 0.5) -> None:
+        """Take the factor of q, above 0 and at most 1; with 1 nothing is lost."""
+        self._lenience = _share("lenience", lenience)
+
+    def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
+        return recursive_rejection(forest, rows, p, uniforms, lenience=self._lenience)
+
+
+def _own(forest: Forest, p: Tensor) -> Tensor:
+    """Return the probability of each node's token [B, N], given p [B, N, V] after its parent."""
+    return p.gather(-1, forest.tokens[..., None])[..., 0]
+
+
+def _rank(p: Tensor, own: Tensor) -> Tensor:
+    return (p > own[..., None]).sum(-1) + 1
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 < value <= 1:
+        raise UsageError(f"{name} must be above 0 and at most 1, not {value}.")
+    return value

@@ -1,0 +1,53 @@
+"""The table of acceptance rules: names, settings, consent, and which methods they fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.registry import VERIFIERS, build_verifier
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("typical:epsilon=0", "above 0"),
+        ("top-beta:beta=0", "at least 1"),
+        ("blockwise:k=0", "at least 1"),
+        ("lenience:lenience=2", "at most 1"),
+        ("rollback:threshold=-1", "above 0"),
+        ("typical:epsilon=much", "is a number"),
+        ("blockwise:k=1.5", "a whole number"),
+        ("typical:beta=3", "There are epsilon, delta"),
+        ("block:k=3", "It has none"),
+        ("typicle", "Did you mean 'typical'"),
+    ],
+)
+def test_bad_names_and_settings_are_refused(name: str, reason: str) -> None:
+    """Guards thresholds that would accept everything or nothing, and misspelt ones."""
+    with pytest.raises(UsageError, match=reason):
+        build_verifier("mix", name, lossy=True)
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in VERIFIERS.values() if rule.lossy])
+def test_lossy_rules_need_consent(name: str) -> None:
+    """Guards losslessness against a rule that somebody picked for its name."""
+    with pytest.raises(UnsupportedError, match="lossy=True"):
+        build_verifier("mix", name)
+    assert build_verifier("mix", name, lossy=True).exactness == "lossy"
+
+
+def test_the_table_agrees_with_the_classes() -> None:
+    """Guards what users read of each rule."""
+    for rule in VERIFIERS.values():
+        verifier = rule.build()
+        assert (verifier.exactness == "lossy") == rule.lossy
+        assert verifier.sampled == rule.sampled
+
+
+def test_pairs_that_do_not_fit_are_refused() -> None:
+    """Guards methods against rules that would waste what their drafts say, or be wrong."""
+    with pytest.raises(UnsupportedError, match="chosen, which the verifier 'k-seq' does not take"):
+        build_verifier("mix", "k-seq")
+    with pytest.raises(UnsupportedError, match="sampled, which the verifier 'sample-then-follow' does not take"):
+        build_verifier("draft-model", "sample-then-follow")
