@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that gets the model")
     parser.add_argument("--init", type=Path, required=True, help="the model of train.py")
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
-    parser.add_argument("--steps", type=int, default=1700)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--attention-steps", type=int, default=400, help="first steps, which train attention alone")
     parser.add_argument(
         "--short", type=int, default=100, help="steps with the shortest sources; as many follow with longer ones"
