@@ -74,24 +74,29 @@ def drafts(q: Model, parents: Sequence[int], kind: str) -> list[tuple[DraftTree,
 
 
 def law_of_rule(rule: Rule, p: Model, q: Model, parents: Sequence[int], kind: str) -> tuple[dict[Text, float], float]:
-    """Return the distribution of texts of one token more than the draft is deep, and the mean accepted length.
+    """Return the law, see `law_of_drafts`, over all drafts of a shape and kind."""
+    return law_of_drafts(rule, p, drafts(q, parents, kind))
+
+
+def law_of_drafts(rule: Rule, p: Model, listed: list[tuple[DraftTree, float]]) -> tuple[dict[Text, float], float]:
+    """Return the distribution of texts of one token more than the drafts are deep, and the mean accepted length.
 
     What follows the committed tokens is the model's own. All drafts and all patterns of passed and failed tests are
     verified as one batch; a pattern's probability is the product of the rates of its tests.
     """
-    listed = drafts(q, parents, kind)
-    patterns = torch.tensor(list(itertools.product([0.0, 1 - 2**-53], repeat=len(parents))), dtype=torch.float64)
+    most = max(len(tree) for tree, _ in listed)
+    patterns = torch.tensor(list(itertools.product([0.0, 1 - 2**-53], repeat=most)), dtype=torch.float64)
     which = torch.arange(len(listed)).repeat_interleave(len(patterns))
     uniforms = patterns.repeat(len(listed), 1)
-    rows = torch.tensor(np.stack([_rows(tree, p) for tree, _ in listed]))
+    rows = torch.tensor(np.stack([_rows(tree, p, most + 1) for tree, _ in listed]))
     outcome = rule(_repeated(Forest.of([tree for tree, _ in listed], rows), which), rows[which], uniforms)
     passed = torch.where(uniforms == 0, outcome.rates, 1 - outcome.rates).prod(1)
-    probabilities = passed * torch.tensor([each for _, each in listed])[which]
+    probabilities = passed * torch.tensor([each for _, each in listed], dtype=torch.float64)[which]
     rest = outcome.rest / outcome.rest.sum(1, keepdim=True)
-    width = len(parents) + 1
+    width = most + 1
     ends = torch.zeros(len(listed) * width, VOCABULARY, dtype=torch.float64)
     ends.index_add_(0, which * width + outcome.rows, probabilities[:, None] * rest)
-    length = int(listed[0][0].depths().max()) + 1
+    length = max(int(tree.depths().max(initial=0)) for tree, _ in listed) + 1
     texts, accepted = dict.fromkeys(itertools.product(range(VOCABULARY), repeat=length), 0.0), 0.0
     for end, own in enumerate(ends.tolist()):
         if sum(own):
@@ -134,8 +139,9 @@ def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> Text:
     return path
 
 
-def _rows(tree: DraftTree, p: Model) -> Float64:
-    return np.stack([p(_path(tree.tokens.tolist(), tree.parents.tolist(), node)) for node in range(-1, len(tree))])
+def _rows(tree: DraftTree, p: Model, size: int) -> Float64:
+    laws = [p(_path(tree.tokens.tolist(), tree.parents.tolist(), node)) for node in range(-1, len(tree))]
+    return np.stack([*laws, *[np.ones(VOCABULARY) / VOCABULARY] * (size - len(laws))])
 
 
 def _tree(tokens: list[int], parents: Sequence[int], q: Model, marks: list[bool], kind: str) -> DraftTree:

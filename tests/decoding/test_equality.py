@@ -222,7 +222,7 @@ def test_scores_and_logits_are_those_of_generate() -> None:
 def speculator_of(method: str, model: Any) -> Speculator:
     """Return a speculator of a method, with a draft model where it takes one: the target itself."""
     return Speculator.from_transformers(
-        model, method=method, nodes=8, draft_model=model if method == "draft-model" else None
+        model, method=method, nodes=8, draft_model=model if METHODS[method].takes_draft_model else None
     )
 
 
@@ -242,7 +242,7 @@ def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> N
         assert torch.equal(model.generate(ids, max_new_tokens=50, custom_generate=speculator, **options), plain)
     stats = speculator.last_stats
     assert stats is not None
-    if method in ("mix", "aded", "suffix", "sam", "recycling", "draft-model"):
+    if method in ("mix", "aded", "suffix", "sam", "recycling") or METHODS[method].takes_draft_model:
         assert stats.mat > 1.2  # the second time it knows the text
 
 

@@ -42,12 +42,14 @@ def test_the_table_agrees_with_the_classes() -> None:
     for rule in VERIFIERS.values():
         verifier = rule.build()
         assert (verifier.exactness == "lossy") == rule.lossy
-        assert verifier.sampled == rule.sampled
+        assert verifier.sampled == ("iid" in rule.drafts)
 
 
 def test_pairs_that_do_not_fit_are_refused() -> None:
     """Guards methods against rules that would waste what their drafts say, or be wrong."""
     with pytest.raises(UnsupportedError, match="chosen, which the verifier 'k-seq' does not take"):
         build_verifier("mix", "k-seq")
-    with pytest.raises(UnsupportedError, match="sampled, which the verifier 'sample-then-follow' does not take"):
+    with pytest.raises(UnsupportedError, match="with replacement, which the verifier 'sample-then-follow' does"):
         build_verifier("draft-model", "sample-then-follow")
+    with pytest.raises(UnsupportedError, match="without replacement, which the verifier 'k-seq'"):
+        build_verifier("mcsd", "k-seq")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from types import MappingProxyType, NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from speculant.core.errors import ForeignMemoryError, UnknownMethodError, UnsupportedError, UsageError
 from speculant.registry.rules import VERIFIERS, find_rule
@@ -34,7 +34,8 @@ class Method:
         exactness: "lossless", or "(lossy)" with the reason.
         source: paper and arXiv id.
         verifier: the acceptance rule it uses if the user names none.
-        samples: whether it draws its tokens from a distribution where the target samples.
+        samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
+            without; "" if it chooses them.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Method:
     exactness: str
     source: str
     verifier: str = "sample-then-follow"
-    samples: bool = False
+    samples: Literal["", "iid", "distinct"] = ""
 
     def build(
         self,
@@ -98,7 +99,7 @@ class Method:
     @property
     def verifiers(self) -> tuple[str, ...]:
         """The acceptance rules that it may use."""
-        return tuple(rule.name for rule in VERIFIERS.values() if (rule.sampled if self.samples else rule.chosen))
+        return tuple(rule.name for rule in VERIFIERS.values() if (self.samples or "chosen") in rule.drafts)
 
     @property
     def takes_draft_model(self) -> bool:
@@ -284,7 +285,57 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 exactness="lossless",
                 source="Leviathan et al. 2023, arXiv 2211.17192, 2302.01318",
                 verifier="speculative-sampling",
-                samples=True,
+                samples="iid",
+            ),
+            Method(
+                name="specinfer",
+                family="independent drafting, smaller model",
+                summary="so many siblings a level, drawn with replacement",
+                drafter="speculant.drafters.models.draft_model:SpecInferDrafter",
+                memory=None,
+                replayable=False,
+                corpus=None,
+                exactness="lossless",
+                source="Miao et al. 2024, arXiv 2305.09781",
+                verifier="speculative-sampling",
+                samples="iid",
+            ),
+            Method(
+                name="mcsd",
+                family="independent drafting, smaller model",
+                summary="so many siblings a level, drawn without replacement",
+                drafter="speculant.drafters.models.draft_model:MCSDDrafter",
+                memory=None,
+                replayable=False,
+                corpus=None,
+                exactness="lossless",
+                source="Yang et al. 2024, arXiv 2401.06706",
+                verifier="speculative-sampling",
+                samples="distinct",
+            ),
+            Method(
+                name="spectr",
+                family="independent drafting, smaller model",
+                summary="several independent sequences, verified by K-SEQ",
+                drafter="speculant.drafters.models.draft_model:SpecTrDrafter",
+                memory=None,
+                replayable=False,
+                corpus=None,
+                exactness="lossless",
+                source="Sun et al. 2023, arXiv 2310.15141",
+                verifier="k-seq",
+                samples="iid",
+            ),
+            Method(
+                name="opt-tree",
+                family="independent drafting, smaller model",
+                summary="the most probable paths, level by level",
+                drafter="speculant.drafters.models.draft_model:OptTreeDrafter",
+                memory=None,
+                replayable=False,
+                corpus=None,
+                exactness="lossless",
+                source="Wang et al. 2025, arXiv 2406.17276",
             ),
         )
     }
@@ -351,7 +402,7 @@ def check_verifier(method: str, name: str | None = None, *, lossy: bool = False)
     found = find_method(method)
     rule, _ = find_rule(found.verifier if name is None else name, lossy=lossy)
     if rule.name not in found.verifiers:
-        kind = "sampled" if found.samples else "chosen"
+        kind = {"": "chosen", "iid": "drawn with replacement", "distinct": "drawn without replacement"}[found.samples]
         raise UnsupportedError(
             f"drafts of the method '{method}' are {kind}, which the verifier '{rule.name}' does not take. "
             f"Use {', '.join(each for each in found.verifiers if not VERIFIERS[each].lossy)}."

@@ -25,7 +25,7 @@ class Rule:
         summary: what it does, in a line.
         verifier: "module:class", imported when it is used.
         source: paper and arXiv id.
-        chosen, sampled: whether it takes drafts of chosen tokens, and of tokens drawn from a distribution.
+        drafts: what it takes: "chosen" tokens, tokens drawn with replacement ("iid") or without ("distinct").
         lossy: whether it changes the output.
     """
 
@@ -33,8 +33,7 @@ class Rule:
     summary: str
     verifier: str
     source: str
-    chosen: bool = True
-    sampled: bool = True
+    drafts: tuple[str, ...] = ("chosen", "iid", "distinct")
     lossy: bool = False
 
     def build(self, settings: str = "") -> Verifier:
@@ -75,7 +74,7 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
                 summary="draws the target's own token and follows it in the draft; token-identical with a seed, too",
                 verifier="speculant.verifiers.sample_then_follow:SampleThenFollow",
                 source="SpecExec: Svirschevski et al. 2024, arXiv 2406.02532",
-                sampled=False,
+                drafts=("chosen",),
             ),
             Rule(
                 name="greedy",
@@ -94,7 +93,7 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
                 summary="candidates drawn with replacement, all tested against one scaled ratio",
                 verifier="speculant.verifiers.k_seq:KSeq",
                 source="SpecTr: Sun et al. 2023, arXiv 2310.15141",
-                chosen=False,
+                drafts=("iid",),
             ),
             Rule(
                 name="block",

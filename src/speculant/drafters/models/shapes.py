@@ -1,0 +1,236 @@
+"""Shapes of drafts from a model: which tokens come below the nodes of a level.
+
+A shape expands a level at a time, since a level costs one pass of the draft model. What it decides before a token is
+drawn may depend on q, on the budget and on earlier tokens, never on the token itself: dropping or adding places after a
+look at what was drawn would bias the output.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from speculant.core.errors import UsageError
+
+MOST_PASSES = 64  # of the draft model in a round
+MOST_NODES = 64  # of a draft
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """The nodes that a shape may expand.
+
+    Attributes:
+        depth: of the nodes to come, 1 below the root.
+        q: Float32[F, V], the draft model's distribution after each node, warped where the target samples.
+        weights: the joint probability of each node.
+        room: how many nodes the budget still allows.
+        sampled: whether tokens are drawn from q; else the most probable ones are chosen.
+        generator: the round's random stream.
+    """
+
+    depth: int
+    q: Tensor
+    weights: Sequence[float]
+    room: int
+    sampled: bool
+    generator: torch.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node to come: the place of its parent in the level, its token, and the token's probability."""
+
+    parent: int
+    token: int
+    probability: float
+
+
+class Shape(Protocol):
+    """How drafts grow. `choosing` shapes take the most probable tokens, also where the target samples.
+
+    Attributes:
+        drawn: how siblings are drawn.
+        choosing: whether tokens are always chosen.
+        passes: how many levels are grown at most.
+    """
+
+    drawn: Literal["iid", "distinct"]
+    choosing: bool
+    passes: int
+
+    @abstractmethod
+    def expand(self, level: Level) -> list[Candidate]:
+        """Return the nodes of the next level, those of one parent in the order in which they were drawn."""
+
+    def select(self, weights: Sequence[float]) -> list[int]:
+        """Return which of the new nodes the next level may grow from, given their joint probabilities."""
+        return list(range(len(weights)))
+
+    def learn(self, depth: int, accepted: int) -> None:
+        """Take how deep the last draft was, and how many of its nodes were accepted."""
+        return
+
+
+class Chain(Shape):
+    """One token a level, until the stop rule ends it."""
+
+    drawn: Literal["iid", "distinct"] = "iid"
+    choosing = False
+    passes = MOST_PASSES
+
+    def __init__(self, stop: str = "none", threshold: float | None = None, length: int = 5) -> None:
+        """Take the stop rule.
+
+        Args:
+            stop: "none" (the length is the budget's, which follows measured acceptance and cost), "fixed",
+                "heuristic" (transformers' schedule: two more after a draft that was accepted whole, else one less),
+                "confidence" or "entropy".
+            threshold: "confidence" stops where no token has this probability, 0.4 by default; "entropy" where the lower
+                bound of acceptance, 1 - sqrt(0.2 H(q)) (AdaEDL: Agrawal et al. 2024, arXiv 2410.18351), is below it,
+                0.3 by default. SVIP (Zhang et al. 2024, arXiv 2411.18462) tests the same quantity.
+            length: tokens of a fixed draft, and of the first one of the schedule.
+        """
+        if stop not in ("none", "fixed", "heuristic", "confidence", "entropy"):
+            raise UsageError(f"stop must be none, fixed, heuristic, confidence or entropy, not {stop!r}.")
+        if threshold is not None and stop not in ("confidence", "entropy"):
+            raise UsageError(f"stop={stop} has no threshold.")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
+        if length < 1:
+            raise UsageError(f"length must be at least 1, not {length}.")
+        self._stop, self._threshold, self._length = stop, threshold, length
+
+    def expand(self, level: Level) -> list[Candidate]:
+        if level.depth > 1 and self._stops(level):
+            return []
+        return drawn_below(level, 0, 1, distinct=False)
+
+    def _stops(self, level: Level) -> bool:
+        if self._stop in ("fixed", "heuristic"):
+            return level.depth > self._length
+        if self._stop == "confidence":
+            return float(level.q[0].max()) < (0.4 if self._threshold is None else self._threshold)
+        if self._stop == "entropy":
+            bound = 1 - math.sqrt(0.2 * float(torch.special.entr(level.q[0]).sum()))
+            return bound < (0.3 if self._threshold is None else self._threshold)
+        return False
+
+    def learn(self, depth: int, accepted: int) -> None:
+        if self._stop == "heuristic" and depth:
+            self._length = min(MOST_PASSES, self._length + 2) if accepted == depth else max(1, self._length - 1)
+
+
+class Widths(Shape):
+    """So many siblings below every node of a level.
+
+    With replacement: SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781), expansion configurations. Without: MCSD
+    (Yang et al. 2024, arXiv 2401.06706). A level that exceeds the budget is narrowed before anything is drawn.
+    """
+
+    choosing = False
+
+    def __init__(self, widths: Sequence[int], *, replacement: bool) -> None:
+        if not widths or min(widths) < 1:
+            raise UsageError(f"widths are numbers of at least 1, one a level, not {list(widths)}.")
+        nodes = sum(math.prod(widths[: i + 1]) for i in range(len(widths)))
+        if nodes > MOST_NODES:
+            raise UsageError(
+                f"widths {','.join(map(str, widths))} make {nodes} nodes; at most {MOST_NODES} can be verified."
+            )
+        self._widths = tuple(widths)
+        self.drawn: Literal["iid", "distinct"] = "iid" if replacement else "distinct"
+        self.passes = len(widths)
+
+    def expand(self, level: Level) -> list[Candidate]:
+        width, places = self._widths[level.depth - 1], len(level.q)
+        heads = sorted(range(places), key=lambda i: -level.weights[i])
+        wide = dict.fromkeys(heads[: level.room // width], width)
+        if len(wide) < places and level.room % width:
+            wide[heads[len(wide)]] = level.room % width
+        distinct = self.drawn == "distinct"
+        return [each for place in sorted(wide) for each in drawn_below(level, place, wide[place], distinct=distinct)]
+
+
+class Sequences(Shape):
+    """K independent sequences, equal beginnings in one node: SpecTr (Sun et al., NeurIPS 2023, arXiv 2310.15141).
+
+    A node that several sequences share has one child for each; equal ones stay, since K-SEQ counts them, and the first
+    of them goes on for all.
+    """
+
+    drawn: Literal["iid", "distinct"] = "iid"
+    choosing = False
+    passes = MOST_PASSES
+
+    def __init__(self, count: int) -> None:
+        if not 1 <= count <= MOST_NODES:
+            raise UsageError(f"sequences must be 1 to {MOST_NODES}, not {count}.")
+        self._count = count
+        self._shares: list[int] = [count]
+
+    def expand(self, level: Level) -> list[Candidate]:
+        shares = [self._count] if level.depth == 1 else self._shares
+        if not level.sampled:
+            shares = [min(1, share) for share in shares]
+        found, following = list[Candidate](), list[int]()
+        room = level.room
+        for place, share in enumerate(shares):
+            drawn = drawn_below(level, place, min(share, room), distinct=False) if share else []
+            room -= len(drawn)
+            tokens = [each.token for each in drawn]
+            found += drawn
+            following += [tokens.count(token) if i == tokens.index(token) else 0 for i, token in enumerate(tokens)]
+        self._shares = following
+        return found
+
+
+class BestFirst(Shape):
+    """The most probable paths: each level expands the best nodes so far, and the best of all become the draft.
+
+    OPT-Tree (Wang et al., TACL 2025, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with any draft
+    model. LLMCad (Xu et al. 2023, arXiv 2309.04255) ends the tree where confidence has fallen: `least`.
+    """
+
+    drawn: Literal["iid", "distinct"] = "iid"
+    choosing = True
+
+    def __init__(self, *, depth: int, top_k: int, least: float) -> None:
+        """Take the limits.
+
+        Args:
+            depth: passes of the draft model per round.
+            top_k: nodes that a level expands, and candidates of each.
+            least: joint probability below which no node is expanded.
+        """
+        if not (1 <= depth <= MOST_PASSES and 1 <= top_k <= MOST_NODES and 0 <= least < 1):
+            raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {MOST_NODES}, least from 0 to below 1.")
+        self.passes, self._top_k, self._least = depth, top_k, least
+
+    def expand(self, level: Level) -> list[Candidate]:
+        level = replace(level, sampled=False)
+        return [each for place in range(len(level.q)) for each in drawn_below(level, place, self._top_k, distinct=True)]
+
+    def select(self, weights: Sequence[float]) -> list[int]:
+        best = sorted(range(len(weights)), key=lambda place: -weights[place])[: self._top_k]
+        return [place for place in best if weights[place] > self._least]
+
+
+def drawn_below(level: Level, place: int, count: int, *, distinct: bool) -> list[Candidate]:
+    """Return `count` candidates below a node, fewer if q has fewer: drawn from q, or else the most probable ones."""
+    q = level.q[place]
+    if count < 1:
+        return []
+    if not level.sampled:
+        best = q.topk(min(count, len(q)))
+        return [Candidate(place, int(t), float(p)) for t, p in zip(best.indices, best.values, strict=True)]
+    if distinct:
+        count = min(count, int((q > 0).sum()))
+    tokens = torch.multinomial(q.cpu(), count, replacement=not distinct, generator=level.generator)
+    return [Candidate(place, int(token), float(q[token])) for token in tokens]

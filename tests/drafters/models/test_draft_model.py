@@ -1,0 +1,202 @@
+"""Drafts from a smaller model: shapes, stop rules, the draft model's cache, and losslessness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from laws import Model, law_of_drafts, model, own_law
+from models import tiny_model
+from speculant import Speculator
+from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.errors import UsageError
+from speculant.core.sampler import Sampling
+from speculant.core.tree import DraftTree, Proposal
+from speculant.drafters.models.draft_model import DraftModelSession
+from speculant.drafters.models.shapes import BestFirst, Chain, Sequences, Shape, Widths
+from speculant.engines.hf.engine import HFEngine
+from speculant.verifiers.speculative_sampling import SpeculativeSampling
+from trees import make_tree
+
+PROMPT = [5, 9, 14, 3, 8]
+METHODS = ["draft-model", "specinfer", "mcsd", "spectr", "opt-tree"]
+SHAPES: dict[str, Any] = {
+    "chain": lambda: Chain(),
+    "iid": lambda: Widths([3, 2], replacement=True),
+    "distinct": lambda: Widths([3, 2, 1], replacement=False),
+    "sequences": lambda: Sequences(3),
+    "best first": lambda: BestFirst(depth=4, top_k=3, least=0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    """A target and a draft model, whose distributions differ."""
+    target, draft = tiny_model("llama"), tiny_model("llama")
+    source = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight += 0.2 * weight.std() * torch.randn(weight.shape, generator=source)
+    return target, draft
+
+
+def opened(draft: Any, text: list[int], shape: Shape, temperature: float = 0.0) -> DraftModelSession:
+    """Return a session after a text, whose last token is the root."""
+    cache = HFEngine(draft).open(torch.tensor([text[:-1]]))
+    cache.prefill()
+    start = Start(prompt=np.array(text[:-1], np.int32), sampling=Sampling(temperature=temperature))
+    session = DraftModelSession(cache, start, draft.config.vocab_size, shape)
+    session.observe(verified(DraftTree.empty(), [], text[-1:]))
+    return session
+
+
+def verified(tree: DraftTree, path: list[int], tokens: list[int]) -> Verified:
+    """Return a round's result."""
+    return Verified(tree=tree, path=np.array(path, np.int32), tokens=np.array(tokens, np.int32))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any], method: str) -> None:
+    """Guards every shape, alone and in a batch, up to the end of the text."""
+    target, draft = pair
+    prompts = [PROMPT, [7], [11] * 9]
+    plain = [
+        target.generate(torch.tensor([each]), max_new_tokens=30, do_sample=False)[0, len(each) :].tolist()
+        for each in prompts
+    ]
+    for nodes in (9, "auto"):
+        speculator = Speculator.from_transformers(target, method=method, draft_model=draft, nodes=nodes)
+        assert [speculator.generate(each, max_new_tokens=30, temperature=0).ids for each in prompts] == plain
+        results = speculator.generate_batch(prompts, size=3, max_new_tokens=30, temperature=0)
+        assert [each.ids for each in results] == plain
+        assert nodes == "auto" or sum(each.stats.accepted for each in results) > 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sampled_texts_follow_their_seed(pair: tuple[Any, Any], method: str) -> None:
+    """Guards sampling in every shape: a seed gives a text again, and the rounds accept what was drawn."""
+    target, draft = pair
+    speculator = Speculator.from_transformers(target, method=method, draft_model=draft, nodes=12)
+    options: dict[str, Any] = {"max_new_tokens": 25, "temperature": 0.8, "seed": 3}
+    first = speculator.generate(PROMPT, **options)
+    assert speculator.generate(PROMPT, **options).ids == first.ids
+    assert first.stats.accepted > 0
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("trees", [True, False])
+def test_the_cache_stays_in_step_with_the_text(pair: tuple[Any, Any], name: str, trees: bool) -> None:
+    """Guards kept rows: after rounds that accept some, all or none of a draft, drafts are those of a fresh session."""
+    _, draft = pair
+    random, text = np.random.default_rng(2), list(PROMPT)
+    session = opened(draft, text, SHAPES[name]())
+    for turn in range(8):
+        budget = Budget(nodes=9, depth=4, trees=trees)
+        tree = session.propose(budget)
+        fresh = opened(draft, text, SHAPES[name]()).propose(budget)
+        assert np.array_equal(tree.tokens, fresh.tokens)
+        assert np.array_equal(tree.parents, fresh.parents)
+        np.testing.assert_allclose(tree.weights, fresh.weights, rtol=1e-4)
+        assert 0 < len(tree) <= 9
+        assert trees or len(tree.leaves()) == 1
+        path = tree.path(int(random.integers(len(tree)))).tolist() if turn % 3 else []
+        tokens = [*tree.tokens[path].tolist(), int(random.integers(3, 50))]
+        session.observe(verified(tree, path, tokens))
+        text += tokens
+
+
+def test_proposing_again_draws_the_same(pair: tuple[Any, Any]) -> None:
+    """Guards the contract of `propose`: a batch asks again when another sequence's drafter failed."""
+    session = opened(pair[1], PROMPT, Widths([2, 2], replacement=True), temperature=1.0)
+    first, second = (session.propose(Budget(nodes=8, depth=3, trees=True)) for _ in range(2))
+    assert np.array_equal(first.tokens, second.tokens)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_q_is_what_the_children_were_drawn_from(pair: tuple[Any, Any], name: str) -> None:
+    """Guards rows of q: row i + 1 is the distribution after node i, as a pass of the draft model gives it."""
+    _, draft = pair
+    tree = opened(draft, PROMPT, SHAPES[name](), temperature=0.7).propose(Budget(nodes=9, depth=3, trees=True))
+    assert (tree.proposal is None) == (name == "best first")
+    if tree.proposal is None:
+        return
+    assert tree.proposal.drawn == ("distinct" if name == "distinct" else "iid")
+    for parent in set(tree.parents.tolist()):
+        text = [*PROMPT, *(tree.tokens[tree.path(parent)].tolist() if parent >= 0 else [])]
+        with torch.no_grad():
+            q = (draft(torch.tensor([text])).logits[0, -1] / 0.7).softmax(-1)
+        torch.testing.assert_close(tree.proposal.q[parent + 1], q, atol=1e-5, rtol=1e-4)
+        children = tree.tokens[tree.children(parent)].tolist()
+        assert name != "distinct" or len(set(children)) == len(children)
+
+
+def test_sequences_share_their_beginning() -> None:
+    """Guards SpecTr: equal first tokens are one place to go on from, with a child for each sequence."""
+    shape = Sequences(4)
+    q = torch.tensor([[1.0, 0.0]])
+    generator = torch.Generator().manual_seed(1)
+    from speculant.drafters.models.shapes import Level
+
+    first = shape.expand(Level(1, q, [1.0], 20, True, generator))
+    assert [each.token for each in first] == [0, 0, 0, 0]
+    second = shape.expand(Level(2, q.expand(4, 2), [1.0] * 4, 16, True, generator))
+    assert [each.parent for each in second] == [0, 0, 0, 0]
+
+
+def test_the_schedule_follows_what_was_accepted() -> None:
+    """Guards the heuristic: two more after a draft that was accepted whole, else one less, never below one."""
+    chain = Chain("heuristic", length=2)
+    chain.learn(2, 2)
+    assert chain._length == 4
+    for _ in range(9):
+        chain.learn(4, 0)
+    assert chain._length == 1
+
+
+def stopped_drafts(q: Model, *, peek: bool) -> list[tuple[DraftTree, float]]:
+    """Return all chains of at most 3 nodes that end where q is flat, or, with `peek`, before an unlikely token."""
+    found, open_ = list[tuple[DraftTree, float]](), [((), 1.0)]
+    while open_:
+        text, probability = open_.pop()
+        law = q(text)
+        last = q(text[:-1])[text[-1]] if text else 1.0
+        if len(text) == 3 or (text and (last < 0.5 if peek else law.max() < 0.6)):
+            kept = text[:-1] if peek and len(text) < 3 else text  # transformers drops what it is not sure of
+            tree = make_tree(list(kept), range(-1, len(kept) - 1))
+            rows = torch.tensor(np.stack([q(kept[:i]) for i in range(len(kept) + 1)]))
+            found.append((DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(rows)), probability))
+        else:
+            open_ += [((*text, token), probability * chance) for token, chance in enumerate(law.tolist())]
+    return found
+
+
+def test_a_stop_rule_may_look_at_q_but_not_at_what_was_drawn() -> None:
+    """Guards losslessness of drafts that end early: exact enumeration, and the bias of a rule that looks."""
+    p, q = model(1), model(3)
+    exact, _ = law_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=False))
+    assert exact == pytest.approx(own_law(p, 4), abs=1e-9)
+    biased, _ = law_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=True))
+    assert max(abs(biased[text] - probability) for text, probability in own_law(p, 4).items()) > 0.001
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "reason"),
+    [
+        ("draft-model", {"stop": "never"}, "stop must be"),
+        ("draft-model", {"stop": "fixed", "threshold": 0.5}, "no threshold"),
+        ("draft-model", {"stop": "entropy", "threshold": 2}, "from 0 to 1"),
+        ("draft-model", {"length": 0}, "at least 1"),
+        ("specinfer", {"widths": "8,8,8"}, "584 nodes"),
+        ("mcsd", {"widths": "4,x"}, "as in 4,2,2"),
+        ("mcsd", {"widths": "0"}, "at least 1"),
+        ("spectr", {"sequences": 0}, "1 to 64"),
+        ("opt-tree", {"least": 1.0}, "below 1"),
+    ],
+)
+def test_bad_settings_are_refused(pair: tuple[Any, Any], method: str, settings: dict[str, Any], reason: str) -> None:
+    """Guards against drafts that never end, never begin, or do not fit a pass; found before the first request."""
+    with pytest.raises(UsageError, match=reason):
+        Speculator.from_transformers(pair[0], method=method, draft_model=pair[1], settings=settings)
