@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
-from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes, rows_of
-from speculant.core.engine import Pass
+from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes
 from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
 from speculant.sizing import acceptance, exploration, isotonic
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.policy import FixedSizing, Sizing, SizingState, warm_up
 from speculant.sizing.step_cost import StepCost
-from speculant.verifiers.speculative_sampling import SpeculativeSampling
+from speculant.verifiers.forest import Forest
+from speculant.verifiers.speculative_sampling import recursive_rejection
 from trees import chain, make_tree
 from walks import adaptive, curve, observe, sampled
 
@@ -151,6 +152,23 @@ def test_sampled_drafts_are_kept_whole() -> None:
     assert trimmed(adaptive(STEEP), tree) is tree
 
 
+def verified(tree: DraftTree, p: np.ndarray, branches: Branches, sampler: EnumeratingSampler) -> Walk:
+    """Return an outcome of speculative sampling for a chain, where p is the same after every text."""
+    law = torch.tensor(p)[None]
+    forest = Forest.of([tree], law)
+    for node, token in enumerate(tree.tokens.tolist()):
+        row = torch.tensor([node])
+        rate = float(recursive_rejection(forest, row, law, torch.zeros(1, 1)).rates[0, 0])
+        if not branches.take([1 - rate, rate]):
+            rest = recursive_rejection(forest, row, law, torch.ones(1, 1)).rest[0]
+            own = branches.take(rest.tolist())
+            return Walk(list(range(node)), [*tree.tokens[:node].tolist(), own], sampler.commit(own))
+        if sampler.commit(token):
+            return Walk(list(range(node)), tree.tokens[: node + 1].tolist(), True)
+    own = branches.take(p.tolist())
+    return Walk(list(range(len(tree))), [*tree.tokens.tolist(), own], sampler.commit(own))
+
+
 def lengths_chosen(p: np.ndarray, q: np.ndarray, *, drop: bool) -> tuple[dict[Text, float], set[int]]:
     """Return the exact distribution of texts of two tokens, drafted in lengths that the policy chooses, and those.
 
@@ -162,7 +180,7 @@ def lengths_chosen(p: np.ndarray, q: np.ndarray, *, drop: bool) -> tuple[dict[Te
 
         def decode(branches: Branches, history: int = history) -> Text:
             sizing = adaptive(curve(0.2))
-            state, verifier = sizing.open(), SpeculativeSampling()
+            state = sizing.open()
             for turn in range(12):
                 observe(sizing, [state], [sampled(1.0, 1.0)], [2 * (turn < 2 * history)], target=1.4)
             sampler = EnumeratingSampler(lambda _: p, branches, length=2)
@@ -177,8 +195,7 @@ def lengths_chosen(p: np.ndarray, q: np.ndarray, *, drop: bool) -> tuple[dict[Te
                 proposal = Proposal(np.tile(q, (len(tokens), 1))) if tokens else None
                 drawn = DraftTree(plain.tokens, plain.parents, plain.weights, proposal)
                 [tree] = sizing.trim([state], [drawn])
-                rows = rows_of(tree, tuple(sampler.tokens))
-                walk: Walk = verifier.walk(tree, verifier.prepare(tree, Pass(logits=rows), sampler), sampler)
+                walk = verified(tree, p, branches, sampler)
                 sizing.observe([state], [tree], [walk], target_seconds=1 + 0.2 * len(tree), draft_seconds=0.0)
                 ended = walk.ended
             return tuple(sampler.tokens)

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from scripted import recording
-from speculant import registry
 from speculant.bench.replay.runs import Run, check_method, in_order, vocabulary_of
 from speculant.core.errors import UnknownMethodError, UnsupportedError, UsageError
-from speculant.registry import METHODS
+from speculant.registry import METHODS, methods
 
 LIMIT = 1 << 20
 REPEATS = recording([4, 5, 6] * 8, prompt=[4, 5, 6, 4, 5, 6])
@@ -43,7 +42,7 @@ def test_memory_is_kept_or_not() -> None:
 def test_what_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method that learns from logits is refused by name, with those that can be replayed."""
     method = replace(METHODS["aded"], name="logits", replayable=False)
-    monkeypatch.setattr(registry, "METHODS", {**METHODS, "logits": method})
+    monkeypatch.setattr(methods, "METHODS", {**METHODS, "logits": method})
     with pytest.raises(UnsupportedError, match=r"'logits' learns from the target's logits.* aded"):
         check_method("logits")
     check_method("aded")
