@@ -440,3 +440,12 @@ def test_a_batch_says_how_it_was_run(
     monkeypatch.setattr(BatchPass, "_together", lambda *_: [][1])
     assert main(batched) == 0
     assert "note        the sequences of a batch are run one after the other" in capsys.readouterr().err
+
+
+def test_lossy_rules_are_compared_for_speed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards --compare under a rule that changes the output on request: another text is no failure there."""
+    options = ["--verifier", "typical", "--lossy", "--compare", "--max-new-tokens", "8"]
+    assert main(["generate", "Once upon a time", *options]) == 0
+    assert "not compared: this acceptance rule keeps the distribution of tokens at most" in capsys.readouterr().err
+    assert main(["generate", "Once upon a time", "--verifier", "typical"]) == 2
+    assert "--lossy in a command" in capsys.readouterr().err

@@ -172,3 +172,17 @@ def test_thresholds() -> None:
     assert rows(Blockwise(least=2)) == [3]
     assert rows(Rollback(threshold=2.0)) == [1]
     assert rows(Rollback(threshold=3.0)) == [3]
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_without_a_draft_a_token_of_p_is_drawn(name: str) -> None:
+    """Guards the prompt's pass and rounds that draft nothing, under every rule."""
+    logits = torch.full((1, VOCABULARY), -9.0).index_fill(1, torch.tensor([4]), 30.0)
+    for sample in (False, True):
+        if sample and name == "greedy":
+            continue
+        verifier = VERIFIERS[name].build()
+        sampler = HostSampler(torch.tensor([[1]]), SamplingPlan(sample=sample))
+        work = verifier.prepare(DraftTree.empty(), Pass(logits=logits), sampler)
+        decided = None if work is None else verifier.decide([work])[0].tolist()
+        assert verifier.walk(DraftTree.empty(), decided, sampler).tokens == [4]

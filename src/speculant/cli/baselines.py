@@ -60,7 +60,8 @@ class Baselines:
         if METHODS[self._speculator.method].memory:
             self._learned = str(Path(self._folder.name) / "memory")
             self._speculator.save(self._learned)
-        exact = self._speculator.verifier.exactness == "tokens" or not self._options["temperature"]
+        exactness = self._speculator.verifier.exactness
+        exact = exactness == "tokens" or (exactness == "distribution" and not self._options["temperature"])
         return Comparison(plain=[self._plainly(prompt)], exact=exact)
 
     def after(self, prompt: str | Sequence[Message], comparison: Comparison) -> None:
@@ -97,7 +98,7 @@ class Baselines:
                 fast=speculator.fast,
             )
         if method != "none":
-            options["verifier"] = self._loaded.verifier
+            options |= {"verifier": self._loaded.verifier, "lossy": speculator.verifier.exactness == "lossy"}
         if method != "none" and self._loaded.settings is not None:
             options["settings"] = self._loaded.settings
         return type(speculator).from_transformers(

@@ -114,7 +114,7 @@ def compared_lines(compared: Comparison) -> list[str]:
 def identity(compared: Comparison) -> str:
     """Return whether the tokens are those of the other ways of decoding."""
     if not compared.exact:
-        return "not compared: this acceptance rule keeps the distribution of tokens, not the tokens of a seed"
+        return "not compared: this acceptance rule keeps the distribution of tokens at most, not the tokens of a seed"
     different = compared.differences()
     if different:
         return f"NO, differs from {different}"

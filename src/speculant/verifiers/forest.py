@@ -60,10 +60,10 @@ class Forest:
         distinct = [draft.proposal is not None and draft.proposal.drawn == "distinct" for draft in drafts]
         device = p.device
         return cls(
-            torch.tensor(tokens, device=device).reshape(len(drafts), size),
-            torch.tensor(parents, device=device).reshape(len(drafts), size),
-            torch.tensor(exists, device=device).reshape(len(drafts), size),
-            torch.tensor(sampled, device=device).reshape(len(drafts), size),
+            torch.tensor(tokens, dtype=torch.int64, device=device).reshape(len(drafts), size),
+            torch.tensor(parents, dtype=torch.int64, device=device).reshape(len(drafts), size),
+            torch.tensor(exists, dtype=torch.bool, device=device).reshape(len(drafts), size),
+            torch.tensor(sampled, dtype=torch.bool, device=device).reshape(len(drafts), size),
             torch.tensor(children, dtype=torch.int64, device=device).reshape(len(drafts), size + 1, width),
             q,
             torch.tensor(distinct, device=device),
