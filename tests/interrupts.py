@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,11 @@ SOURCES = str(Path(speculant.__file__).parent)
 
 
 def interrupted(work: Callable[[], Any], line: int) -> bool:
-    """Do some work, with a Ctrl-C at so many lines of Speculant's files into it; return whether it got there."""
+    """Do some work, with a Ctrl-C at so many lines of Speculant's files into it; return whether it got there.
+
+    It never comes at a `with` line: tracing visits that once more at the end of the block, before the lock is released,
+    where Python itself takes no signals.
+    """
     left = line
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -23,7 +28,8 @@ def interrupted(work: Callable[[], Any], line: int) -> bool:
             return None
         if event == "line":
             left -= 1
-            if left == 0:
+            here = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if left <= 0 and not here.lstrip().startswith("with "):
                 raise KeyboardInterrupt
         return trace
 
