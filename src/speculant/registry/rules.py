@@ -47,7 +47,8 @@ class Rule:
         """
         module, kind = self.verifier.split(":")
         found = getattr(import_module(module), kind)
-        known = {} if found.__init__ is object.__init__ else dict(inspect.signature(found).parameters)
+        parameters = inspect.signature(found).parameters.values()
+        known = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
         given: dict[str, float] = {}
         for part in filter(None, settings.split(",")):
             name, _, value = part.partition("=")
