@@ -1,4 +1,4 @@
-"""`speculant demo`: shows in under a minute what drafting does, on the bundled model."""
+"""`speculant demo`: shows in about a minute what drafting does, on the bundled model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from speculant.bench.demo import Answer, Measured
 
 HELP = """\
-Show in under a minute what drafting does, on the bundled model.
+Show in about a minute what drafting does, on the bundled model.
 
 A session whose memory fills, an edit, and stories that begin with a memory made from a corpus, each decoded with drafts
 and without."""
