@@ -45,13 +45,6 @@ class Outcome:
     rates: Tensor
 
 
-class TreeRule(Protocol):
-    """An acceptance rule over whole drafts."""
-
-    def __call__(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
-        """Return the outcome for drafts with p [B, N + 1, V] after every row and uniform numbers [B, N]."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     """What a rule decides among siblings: the place of the accepted one [B], -1 for none; `rest`, `rates` as above."""
@@ -91,7 +84,7 @@ class RuleVerifier(Verifier):
 
     @abstractmethod
     def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
-        """Return the outcome, see `TreeRule`."""
+        """Return the outcome for drafts with p [B, N + 1, V] after every row and uniform numbers [B, N]."""
 
     def check(self, draft: DraftTree) -> None:
         """Refuse drafts that the rule is not made for.
