@@ -95,3 +95,12 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return model
+
+
+def perturbed(model: Any, share: float) -> Any:
+    """Return the model with noise in its weights, a share of each one's spread: a draft model for the original."""
+    source = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += share * weight.std() * torch.randn(weight.shape, generator=source)
+    return model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import tiny_model
+from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError, UsageError
 
@@ -19,12 +19,7 @@ PROMPT = [5, 9, 14, 3, 8]
 @pytest.fixture(scope="module")
 def pair() -> tuple[Any, Any]:
     """A target and a draft model, whose distributions differ."""
-    target, draft = tiny_model("llama"), tiny_model("llama")
-    source = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=source)
-    return target, draft
+    return tiny_model("llama"), perturbed(tiny_model("llama"), 0.3)
 
 
 def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any]) -> None:

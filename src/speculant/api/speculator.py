@@ -14,6 +14,7 @@ from typing import Any
 
 from speculant.api.batch import Batch
 from speculant.api.custom_generate import Bound
+from speculant.api.draft_caches import open_draft_caches
 from speculant.api.loading import load_model
 from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
 from speculant.api.requests import Message, Preparation, Prompt
@@ -140,7 +141,7 @@ class Speculator:
             tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
             memory_limit=check_bytes(memory_limit),
             settings=settings,
-            open_cache=None if draft_model is None else _draft_caches(draft_model, vocabulary),
+            open_cache=None if draft_model is None else open_draft_caches(draft_model, vocabulary),
         )
         rule = build_verifier(method, verifier, lossy=lossy)
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast)
@@ -434,23 +435,3 @@ def _path(path: Any) -> Path:
     if not isinstance(path, str | Path) or not str(path):
         raise UsageError(f"a memory file is named by a path, not {path!r}.")
     return Path(path)
-
-
-def _draft_caches(draft_model: Any, vocabulary: int) -> Any:
-    """Return what opens caches of a draft model, which is loaded where it is a name.
-
-    Raises:
-        UnsupportedError: its vocabulary is another one.
-    """
-    import torch
-
-    model = load_model(str(draft_model))[0] if isinstance(draft_model, str | Path) else draft_model
-    check_model_object(model, None)
-    own = model.config.get_text_config(decoder=True).vocab_size
-    if abs(own - vocabulary) > max(128, vocabulary // 100):  # models of a family pad their vocabularies differently
-        raise UnsupportedError(
-            f"the draft model has {own} tokens and the target {vocabulary}: they need the same tokenizer. "
-            "Name a smaller model of the target's family."
-        )
-    engine = HFEngine(model, acceleration=prepare_model(model, None))
-    return lambda prompt: engine.open(torch.from_numpy(prompt).long()[None].to(model.device))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laws import Model, law_of_drafts, model, own_law
-from models import tiny_model
+from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, Start, Verified
 from speculant.core.errors import UsageError
@@ -35,12 +35,7 @@ SHAPES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def pair() -> tuple[Any, Any]:
     """A target and a draft model, whose distributions differ."""
-    target, draft = tiny_model("llama"), tiny_model("llama")
-    source = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight += 0.2 * weight.std() * torch.randn(weight.shape, generator=source)
-    return target, draft
+    return tiny_model("llama"), perturbed(tiny_model("llama"), 0.2)
 
 
 def opened(draft: Any, text: list[int], shape: Shape, temperature: float = 0.0) -> DraftModelSession:

@@ -1,0 +1,35 @@
+"""A draft model as the drafters take it: a function that opens its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speculant.api.loading import load_model
+from speculant.api.options import check_model_object
+from speculant.core.engine import TargetCache
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Int32
+from speculant.engines.hf.cpu.accelerate import prepare_model
+from speculant.engines.hf.engine import HFEngine
+
+
+def open_draft_caches(draft_model: Any, vocabulary: int) -> Callable[[Int32], TargetCache]:
+    """Return what opens caches of a draft model, which is loaded where it is a name.
+
+    Raises:
+        UnsupportedError: its vocabulary is another one.
+    """
+    model = load_model(str(draft_model))[0] if isinstance(draft_model, str | Path) else draft_model
+    check_model_object(model, None)
+    own = model.config.get_text_config(decoder=True).vocab_size
+    if abs(own - vocabulary) > max(128, vocabulary // 100):  # models of a family pad their vocabularies differently
+        raise UnsupportedError(
+            f"the draft model has {own} tokens and the target {vocabulary}: they need the same tokenizer. "
+            "Name a smaller model of the target's family."
+        )
+    engine = HFEngine(model, acceleration=prepare_model(model, None))
+    return lambda prompt: engine.open(torch.from_numpy(prompt).long()[None].to(model.device))
