@@ -1,8 +1,8 @@
 """The tables of methods and of acceptance rules, and what is built from their rows."""
 
+from speculant.registry.method import Method
 from speculant.registry.methods import (
     METHODS,
-    Method,
     build_verifier,
     check_verifier,
     find_memory_kind,

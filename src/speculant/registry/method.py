@@ -1,0 +1,144 @@
+"""Method: one row of the table of methods, and the drafter that is built from it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+
+from speculant.core.errors import UsageError
+from speculant.registry.rules import VERIFIERS
+
+if TYPE_CHECKING:  # numpy would make `speculant --help` wait
+    from speculant.core.drafter import Drafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to draft.
+
+    Attributes:
+        name: what users type.
+        family: where it stands in the survey's taxonomy (Xia et al., arXiv 2401.07851, figure 3).
+        summary: what it does, in a line.
+        drafter: "module:class" of its drafter, imported when it is used.
+        source: paper and arXiv id.
+        memory: "module:object" of the MemoryKind of the memory that it can save; None if it cannot.
+        replayable: whether it drafts without the target's logits, so that a recorded trace can measure it.
+        corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", or None.
+        exactness: "lossless", or "(lossy)" with the reason.
+        verifier: the acceptance rule it uses if the user names none.
+        samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
+            without; "" if it chooses them.
+        requires: what it needs beside the target, in words; "" for nothing.
+    """
+
+    name: str
+    family: str
+    summary: str
+    drafter: str
+    source: str
+    memory: str | None = None
+    replayable: bool = False
+    corpus: str | None = None
+    exactness: str = "lossless"
+    verifier: str = "sample-then-follow"
+    samples: Literal["", "iid", "distinct"] = ""
+    requires: str = ""
+
+    def build(
+        self,
+        *,
+        vocabulary: int = 0,
+        tokenizer: str = "",
+        memory_limit: int | None = None,
+        settings: Any = None,
+        open_cache: Any = None,
+    ) -> Drafter:
+        """Import and construct the drafter.
+
+        Args:
+            vocabulary: V of the target.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that its memory may take; None for the default.
+            settings: an object of its settings' class, or a dict of some of them; None for the defaults.
+            open_cache: opens caches of a draft model, see `DraftModelDrafter`.
+
+        Raises:
+            UsageError: the method needs a draft model, or takes no draft model or no such settings.
+        """
+        self.check_draft_model(given=open_cache is not None)
+        kind, taken = load_object(self.drafter), self._parameters()
+        given = {
+            "vocabulary": vocabulary,
+            "tokenizer": tokenizer,
+            "memory_limit": memory_limit,
+            "settings": self._settings(kind, settings),
+            "open_cache": open_cache,
+        }
+        drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken and value is not None})
+        return drafter
+
+    def check_draft_model(self, *, given: bool) -> None:
+        """Check whether a draft model is given where its drafter needs one, and only there.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if given and not self.takes_draft_model:
+            raise UsageError(f"the method '{self.name}' takes no draft model; use the method 'draft-model'.")
+        if self.takes_draft_model and not given:
+            raise UsageError(
+                f"the method '{self.name}' needs a draft model: pass draft_model=, or --draft-model in a command."
+            )
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """The acceptance rules that it may use."""
+        return tuple(rule.name for rule in VERIFIERS.values() if (self.samples or "chosen") in rule.drafts)
+
+    @property
+    def takes_draft_model(self) -> bool:
+        """Whether its drafter runs a draft model."""
+        return "open_cache" in self._parameters()
+
+    def settings_class(self) -> type[Any] | None:
+        """Return the dataclass of its drafter's settings, or None if there are none."""
+        kind = load_object(self.drafter)
+        hints = get_type_hints(kind.__init__) if kind.__init__ is not object.__init__ else {}
+        found = [each for each in get_args(hints.get("settings")) if each is not NoneType]
+        return found[0] if found else None
+
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        kind = load_object(self.drafter)
+        return inspect.signature(kind.__init__).parameters if kind.__init__ is not object.__init__ else {}
+
+    def _settings(self, kind: type[Any], settings: Any) -> Any:
+        if settings is None:
+            return None
+        own = self.settings_class()
+        if own is None:
+            raise UsageError(f"the method '{self.name}' has no settings.")
+        if isinstance(settings, own):
+            return settings
+        names = [each.name for each in fields(own)]
+        if not isinstance(settings, Mapping):
+            raise UsageError(
+                f"settings of '{self.name}' are a {own.__name__} or a dict, not {type(settings).__name__}."
+            )
+        for name in settings:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, n=1)
+                hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(names)}."
+                raise UsageError(f"the method '{self.name}' has no setting {name!r}. {hint}")
+        return own(**settings)
+
+
+def load_object(place: str) -> Any:
+    """Import and return the object at "module:name"."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
