@@ -53,6 +53,11 @@ class Start:
     seed: np.random.SeedSequence = field(default_factory=lambda: np.random.SeedSequence(0))
     target: TargetCache | None = None
 
+    def round_seed(self, number: int) -> int:
+        """Return the seed of a round's random numbers, so that a draft can be drawn again."""
+        words = np.random.SeedSequence(self.seed.entropy, spawn_key=(*self.seed.spawn_key, number))
+        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verified:

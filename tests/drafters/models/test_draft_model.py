@@ -15,7 +15,8 @@ from speculant.core.drafter import Budget, Start, Verified
 from speculant.core.errors import UsageError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
-from speculant.drafters.models.draft_model import DraftModelSession
+from speculant.drafters.models.draft_text import DraftText
+from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Chain, Sequences, Shape, Widths
 from speculant.engines.hf.engine import HFEngine
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
@@ -38,12 +39,12 @@ def pair() -> tuple[Any, Any]:
     return tiny_model("llama"), perturbed(tiny_model("llama"), 0.2)
 
 
-def opened(draft: Any, text: list[int], shape: Shape, temperature: float = 0.0) -> DraftModelSession:
+def opened(draft: Any, text: list[int], shape: Shape, temperature: float = 0.0) -> LevelSession:
     """Return a session after a text, whose last token is the root."""
     cache = HFEngine(draft).open(torch.tensor([text[:-1]]))
     cache.prefill()
     start = Start(prompt=np.array(text[:-1], np.int32), sampling=Sampling(temperature=temperature))
-    session = DraftModelSession(cache, start, draft.config.vocab_size, shape)
+    session = LevelSession(DraftText(cache, start.sampling, draft.config.vocab_size), start, shape)
     session.observe(verified(DraftTree.empty(), [], text[-1:]))
     return session
 
@@ -144,10 +145,10 @@ def test_sequences_share_their_beginning() -> None:
 def test_the_schedule_follows_what_was_accepted() -> None:
     """Guards the heuristic: two more after a draft that was accepted whole, else one less, never below one."""
     chain = Chain("heuristic", length=2)
-    chain.learn(2, 2)
+    chain.learn(make_tree([1, 2], [-1, 0]), [0, 1])
     assert chain._length == 4
     for _ in range(9):
-        chain.learn(4, 0)
+        chain.learn(make_tree([1, 2], [-1, 0]), [0])
     assert chain._length == 1
 
 

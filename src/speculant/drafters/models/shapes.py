@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree
 
 MOST_PASSES = 64  # of the draft model in a round
 MOST_NODES = 64  # of a draft
@@ -73,8 +74,8 @@ class Shape(Protocol):
         """Return which of the new nodes the next level may grow from, given their joint probabilities."""
         return list(range(len(weights)))
 
-    def learn(self, depth: int, accepted: int) -> None:
-        """Take how deep the last draft was, and how many of its nodes were accepted."""
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        """Learn from the last draft, which has nodes, and the accepted ones."""
         return
 
 
@@ -122,9 +123,10 @@ class Chain(Shape):
             return bound < (0.3 if self._threshold is None else self._threshold)
         return False
 
-    def learn(self, depth: int, accepted: int) -> None:
-        if self._stop == "heuristic" and depth:
-            self._length = min(MOST_PASSES, self._length + 2) if accepted == depth else max(1, self._length - 1)
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        if self._stop == "heuristic":
+            whole = len(path) == draft.depths().max()
+            self._length = min(MOST_PASSES, self._length + 2) if whole else max(1, self._length - 1)
 
 
 class Widths(Shape):

@@ -1,0 +1,91 @@
+"""Drafts that a model grows level by level, one forward pass each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.tree import ROOT, DraftTree, Proposal
+from speculant.drafters.models.draft_text import DraftText
+from speculant.drafters.models.shapes import Level, Shape
+
+
+class LevelSession(Session):
+    """One request: its text on the draft model, and the shape that its drafts grow into."""
+
+    def __init__(self, text: DraftText, start: Start, shape: Shape) -> None:
+        self._text, self._start, self._shape, self._round = text, start, shape, 0
+
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return a draft. Asked again before `observe`, it draws the same tokens again."""
+        depth = min(budget.nodes, budget.depth, self._text.depth, self._shape.passes)
+        if depth < 1:
+            return DraftTree.empty()
+        shape, generator = self._shape, torch.Generator().manual_seed(self._start.round_seed(self._round))
+        sampled = bool(self._start.sampling.temperature) and not shape.choosing
+        tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
+        level, q = [ROOT], self._text.begin()
+        laws = [q]
+        for d in range(1, depth + 1):
+            joint = [1.0 if node == ROOT else weights[node] for node in level]
+            room = budget.nodes if shape.choosing else budget.nodes - len(tokens)
+            found = shape.expand(Level(d, q, joint, room if budget.trees else 1, sampled, generator))
+            found = found if budget.trees else found[:1]  # the first one drawn: the others do not choose it
+            first = len(tokens)
+            for each in found:
+                tokens.append(each.token)
+                parents.append(level[each.parent])
+                weights.append(min(1.0, each.probability) * joint[each.parent])
+                rows.append(ROOT)
+            level = [first + place for place in shape.select(weights[first:])]
+            if not level or d == depth or (not shape.choosing and len(tokens) >= budget.nodes):
+                break
+            above = [ROOT if parents[node] == ROOT else rows[parents[node]] for node in level]
+            read, q = self._text.read([tokens[node] for node in level], above)
+            for node, row in zip(level, read, strict=True):
+                rows[node] = row
+            laws.append(q)
+        if shape.choosing:
+            return heaviest(tokens, parents, weights, budget.nodes)
+        return drafted(tokens, parents, weights, laws if sampled else [], shape.drawn)
+
+    def observe(self, verified: Verified) -> None:
+        """Learn which nodes were accepted."""
+        self._text.observe(verified)
+        if len(verified.tree):
+            self._shape.learn(verified.tree, verified.path.tolist())
+        self._round += 1
+
+    def close(self) -> None:
+        self._text.release()
+
+
+def drafted(
+    tokens: list[int], parents: list[int], weights: list[float], laws: list[Tensor], drawn: Literal["iid", "distinct"]
+) -> DraftTree:
+    """Return a draft in the order in which its nodes were made.
+
+    Args:
+        tokens, parents, weights: of N nodes.
+        laws: q of the root and of nodes in order, [n, V] each; empty if all nodes were chosen.
+        drawn: how siblings were drawn.
+    """
+    proposal = Proposal(torch.cat(laws), drawn) if laws and tokens else None
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
+
+
+def heaviest(tokens: list[int], parents: list[int], weights: list[float], most: int) -> DraftTree:
+    """Return the most probable of chosen nodes, best first; all nodes above one are as probable, so none is missing."""
+    order = sorted(range(len(tokens)), key=lambda node: (-weights[node], node))[:most]
+    place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
+    return drafted(
+        [tokens[node] for node in order],
+        [place[parents[node]] for node in order],
+        [weights[node] for node in order],
+        [],
+        "iid",
+    )
