@@ -16,7 +16,7 @@ import numpy as np
 
 from speculant.core.engine import Needs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
-from speculant.core.tree import DraftTree, Float32, Int32
+from speculant.core.tree import DraftTree, Float32, Float64, Int32
 
 MEMORY_LIMIT = 256 << 20  # bytes that a drafter's memory may take if the user does not say
 
@@ -89,11 +89,30 @@ class Session(Protocol):
     def propose(self, budget: Budget) -> DraftTree:
         """Return a draft within the budget, best nodes first. Asked again before `observe`, it returns the same."""
 
+    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
+        """Return a draft below tokens that may follow the root, without taking them for committed.
+
+        For drafters that draft for another drafter's model. Sessions that can look ahead override it; else it is the
+        part of the own draft below these tokens.
+        """
+        wider = Budget(nodes=budget.nodes + len(tokens), depth=budget.depth + len(tokens), trees=budget.trees)
+        return self.propose(wider).below(tokens).head(budget.nodes)
+
     def observe(self, verified: Verified) -> None:
         """Learn from a round; called once after the prompt's pass too, with an empty tree and the first token."""
 
     def close(self) -> None:
         """End the request; what was learned stays in the drafter."""
+
+    def forecast(self, nodes: int) -> Float64 | None:
+        """Return the tokens that drafts are expected to gain, for drafters whose drafts are sized before they exist.
+
+        Returns:
+            Float64[D, nodes], what a draft of 1, 2, ... nodes and at most d levels gains in row d - 1, where drafting
+            costs time by the level; [D, 1] where only the levels are to be chosen, and nodes are trimmed afterwards.
+            None: drafts are sized by the weights of their nodes, or chains by the acceptance of each depth.
+        """
+        return None
 
 
 class Drafter(Protocol):

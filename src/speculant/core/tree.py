@@ -21,6 +21,7 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
 ROOT = -1
@@ -158,6 +159,34 @@ class DraftTree:
             raise ValueError("a sampled node cannot be dropped after it was drawn; set the budget before")
         proposal = replace(self.proposal, chosen=chosen[:n])
         return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal)
+
+    def below(self, path: Sequence[int]) -> DraftTree:
+        """Return the draft that hangs below some tokens from the root, with weights given that these are accepted.
+
+        Empty where the tree does not hold them.
+
+        Raises:
+            ValueError: nodes were sampled.
+        """
+        if self.proposal is not None:
+            raise ValueError("a sampled draft cannot be taken apart after it was drawn")
+        top = ROOT
+        for token in path:
+            found = [node for node in self.children(top) if self.tokens[node] == token]
+            if not found:
+                return DraftTree.empty()
+            top = found[0]
+        place = {top: ROOT}
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent in place and node != top:
+                place[node] = len(place) - 1
+        kept = [node for node in place if node != top]
+        share = 1.0 if top == ROOT else max(float(self.weights[top]), float(np.finfo(np.float32).tiny))
+        return DraftTree(
+            self.tokens[kept],
+            np.array([place[int(self.parents[node])] for node in kept], np.int32),
+            np.minimum(1, self.weights[kept] / np.float32(share)).astype(np.float32),
+        )
 
     def within(self, *, depth: int, trees: bool = True) -> DraftTree:
         """Return the nodes at most `depth` deep; without `trees` only those on the best chain.

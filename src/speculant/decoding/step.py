@@ -132,7 +132,7 @@ def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> boo
         began = clock()
         session = parts.drafter.open(sequence.start)
         session.observe(_verified(nothing, walk, result))
-        sequence.sizing = parts.sizing.open()
+        sequence.sizing = parts.sizing.open(session.forecast)
         sequence.begin(session, walk.tokens[0], ended=walk.ended)
     except BaseException:
         sequence.cache.restart()
@@ -147,7 +147,7 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
     trees = parts.engine.capabilities.trees and parts.verifier.trees
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     budgets = [
-        Budget(nodes=most if sequence.depth > 0 else 0, depth=sequence.depth, trees=trees)
+        Budget(nodes=most if sequence.depth > 0 else 0, depth=min(sequence.depth, _state(sequence).depth), trees=trees)
         for sequence, most in zip(sequences, nodes, strict=True)
     ]
     proposed: list[DraftTree | None]

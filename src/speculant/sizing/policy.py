@@ -24,7 +24,7 @@ drawn, from the acceptance of each depth in earlier rounds; so is that of nodes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +41,9 @@ from speculant.sizing.throughput import Throughput
 
 Float64 = npt.NDArray[np.float64]
 
+Forecast = Callable[[int], Float64 | None]
+
+UNLIMITED = 1 << 30
 MAX_NODES = 64  # of a draft whose size is chosen round by round
 _LEAST_ASKED = 4
 _LONGEST_PAUSE = 8
@@ -57,7 +60,9 @@ class SizingState:
         acceptance: of this sequence.
         wanted: the largest size of late, slowly falling.
         sampled: whether its last draft was sampled.
-        asked, gain: in this round: nodes asked for, and the tokens that the draft is expected to gain.
+        forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
+        asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
+        by_level: whether drafting is to be paid by the level in this round, else by the node.
         pause, left: rounds without a draft: how many at a time, and still to come.
         gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
         text: the token before the root, and the root.
@@ -67,7 +72,10 @@ class SizingState:
     acceptance: AcceptanceModel
     wanted: float = MAX_NODES
     sampled: bool = False
+    forecast: Forecast | None = None
     asked: int = 0
+    depth: int = UNLIMITED
+    by_level: bool = False
     gain: float = 0.0
     pause: int = 0
     left: int = 0
@@ -83,11 +91,14 @@ class SizingState:
 class Sizing(Protocol):
     """Decides how many nodes the rounds of one or many sequences draft."""
 
-    def open(self) -> SizingState:
-        """Return the state of a new sequence."""
+    def open(self, forecast: Forecast | None = None) -> SizingState:
+        """Return the state of a new sequence, whose drafting session may forecast what drafts gain."""
 
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
-        """Return the most nodes to ask the drafter for, for each sequence; 0 where it need not draft."""
+        """Return the most nodes to ask the drafter for, for each sequence; 0 where it need not draft.
+
+        How deep drafts may be is then in `SizingState.depth`.
+        """
 
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         """Return the parts of the drafts that one pass verifies; only chosen nodes are dropped, from the end."""
@@ -113,7 +124,7 @@ class FixedSizing:
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
 
-    def open(self) -> SizingState:
+    def open(self, forecast: Forecast | None = None) -> SizingState:
         return SizingState(AcceptanceModel())
 
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
@@ -165,15 +176,20 @@ class AdaptiveSizing:
         self._shared, self._throughput = throughput, Throughput(throughput)
         self._counts = np.arange(len(latency.curve) + 1)
 
-    def open(self) -> SizingState:
-        return SizingState(AcceptanceModel(self._acceptance), wanted=min(MAX_NODES, int(self._latency.sizes[-1])))
+    def open(self, forecast: Forecast | None = None) -> SizingState:
+        most = min(MAX_NODES, int(self._latency.sizes[-1]))
+        return SizingState(AcceptanceModel(self._acceptance), wanted=most, forecast=forecast)
 
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
         most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
         for state in states:
-            state.gain = 0.0
+            state.gain, state.depth = 0.0, UNLIMITED
+            gains = state.forecast(most) if state.forecast is not None and most else None
+            state.by_level = gains is not None
             if state.left:
                 state.asked = 0
+            elif gains is not None:
+                state.asked, state.depth = self._forecast_size(state, gains, most, len(states))
             elif state.sampled or self._latency.drafting > _EXPENSIVE:
                 state.asked = self._chain_length(state, most, len(states))
             else:
@@ -188,13 +204,26 @@ class AdaptiveSizing:
         state.gain = max(0.0, float(net[best])) if most else 0.0
         return best + 1 if state.gain > 0 else min(1, most)  # one node at least, or nothing more would be learned
 
+    def _forecast_size(self, state: SizingState, gains: Float64, most: int, sequences: int) -> tuple[int, int]:
+        """Return how many nodes and levels pay, by what drafts of up to `most` nodes are expected to gain."""
+        price, levels = self._price(sequences), np.arange(1, len(gains) + 1)[:, None]
+        net = gains - price * self._latency.drafting * levels
+        if gains.shape[1] > 1:
+            net = net - price * self._pass_costs(sequences - 1, most)[1:]
+        level, node = divmod(int(np.argmax(net)), net.shape[1])
+        state.gain = max(0.0, float(net[level, node]))
+        if not state.gain:
+            level = node = 0  # the smallest draft, or nothing more would be learned
+        return (node + 1 if gains.shape[1] > 1 else most), level + 1
+
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
         base = len(drafts) - 1 + held
         values = gains[0] if len(gains) == 1 else np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
         room = min(len(values), max(0, self._latency.most - base))
-        price, costs = self._price(len(drafts)), self._costs(base, room)
+        by_level = all(state.by_level for state in states)  # then the time of drafting does not depend on the nodes
+        price, costs = self._price(len(drafts)), (self._pass_costs if by_level else self._costs)(base, room)
         net = values[:room].cumsum() - price * costs[1:]
         best = int(net.argmax()) if room else 0
         nodes = best + 1 if room and net[best] > 0 else 0
@@ -210,12 +239,16 @@ class AdaptiveSizing:
 
     def _costs(self, base: int, nodes: int) -> Float64:
         """Return Float64[nodes + 1], what a round with 0, 1, ... nodes costs more than one over `base` draft rows."""
+        costs: Float64 = self._pass_costs(base, nodes) + self._latency.drafting * self._counts[: nodes + 1]
+        return costs
+
+    def _pass_costs(self, base: int, nodes: int) -> Float64:
+        """Return Float64[nodes + 1], what a pass over 0, 1, ... nodes costs more than one over `base` draft rows."""
         curve, end = self._latency.curve, base + nodes + 1
         rows = curve[base:end]
         if len(rows) <= nodes:  # beyond the curve passes cost as much as at its end
             rows = np.append(rows, np.full(nodes + 1 - len(rows), curve[-1]))
-        costs: Float64 = rows - rows[0] + self._latency.drafting * self._counts[: nodes + 1]
-        return costs
+        return np.asarray(rows - rows[0], np.float64)
 
     def observe(
         self,
@@ -229,8 +262,9 @@ class AdaptiveSizing:
         latency, nodes = self._latency, sum(len(draft) for draft in drafts)
         rows = min(nodes + len(drafts), len(latency.curve)) - 1
         latency.observe(rows, target_seconds)
-        asking = sum(state.asked > 0 for state in states)
-        drafting = latency.observe_drafting(nodes, draft_seconds) if asking else 0.0
+        asking, drafted = sum(state.asked > 0 for state in states), list(zip(states, drafts, strict=True))
+        units = sum(int(draft.depths().max(initial=0)) if state.by_level else len(draft) for state, draft in drafted)
+        drafting = latency.observe_drafting(units, draft_seconds) if asking else 0.0
         tokens = sum(len(walk.tokens) for walk in walks)
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, float(latency.curve[rows]) + drafting)

@@ -178,7 +178,8 @@ def recorded_sequence(recording: Recording, parts: Parts) -> Sequence:
     start = Start(prompt=recording.prompt)
     sampler = RecordedSampler(recording.output.tolist())
     sequence = Sequence(RecordedCache(len(recording.prompt) - 1), sampler, start, Stats(method=""))
-    sequence.session, sequence.sizing = parts.drafter.open(start), parts.sizing.open()
+    session = parts.drafter.open(start)
+    sequence.session, sequence.sizing = session, parts.sizing.open(session.forecast)
     sequence.root = int(recording.prompt[-1]) if len(recording.prompt) else -1
     sequence.began, sequence.ended = parts.clock(), sampler.room == 0
     return sequence

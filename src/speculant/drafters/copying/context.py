@@ -13,6 +13,8 @@ estimates it: `new_rates` returns the prior counts, `rate_copy` updates them wit
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,18 @@ class Context:
             )
         link(self.text, self.previous, self.latest, self.length, np.ascontiguousarray(tokens, np.int32))
         self.length += len(tokens)
+
+    @contextlib.contextmanager
+    def ahead(self, tokens: Sequence[int]) -> Iterator[None]:
+        """Hold further tokens at the end for a while."""
+        start = self.length
+        self.append(np.array(tokens, np.int32))
+        try:
+            yield
+        finally:
+            for position in range(self.length - 1, start - 1, -1):
+                self.latest[self.text[position] % len(self.latest)] = self.previous[position]
+            self.length = start
 
 
 def warm_up(session: Session) -> None:

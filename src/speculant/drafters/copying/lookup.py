@@ -8,6 +8,7 @@ longest is copied from, among equals the most recent; Saxena's code takes the fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,15 +99,24 @@ class LookupSession(Session):
 
     def propose(self, budget: Budget) -> DraftTree:
         """Copy what followed the longest, most recent match."""
-        self._match = -1
-        if min(budget.nodes, budget.depth) < 1 or self._context.length < 2:
-            return DraftTree.empty()
+        tree, self._match, self._agreed = self._copied(budget)
+        return tree
+
+    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
+        """Copy what followed the longest, most recent match of the text with these tokens behind it."""
+        with self._context.ahead(tokens):
+            return self._copied(budget)[0]
+
+    def _copied(self, budget: Budget) -> tuple[DraftTree, int, int]:
+        """Return the draft, where its best match ends (-1: none), and how many tokens agree there."""
         context, settings = self._context, self._settings
-        tokens, parents, weights, self._match, self._agreed = look_up(
+        if min(budget.nodes, budget.depth) < 1 or context.length < 2:
+            return DraftTree.empty(), -1, 0
+        tokens, parents, weights, match, agreed = look_up(
             context.text, context.previous, context.length, settings.shortest, settings.longest,
             min(settings.copied, budget.depth), settings.branches if budget.trees else 1, budget.nodes, self._rates,
         )  # fmt: skip
-        return DraftTree.trusted(tokens, parents, weights)
+        return DraftTree.trusted(tokens, parents, weights), match, agreed
 
     def observe(self, verified: Verified) -> None:
         """Count how far the copy was right, and append the committed tokens."""

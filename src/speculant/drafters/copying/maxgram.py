@@ -11,6 +11,7 @@ for each token the four successors that Space-Saving keeps (Metwally, Agrawal, E
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,14 @@ class MaxGramSession(Session):
             return DraftTree.empty()
         tree, self._match, self._agreed = self._drafter.draft(self._context, nodes, self._rates)
         return tree
+
+    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
+        """Do the same behind these tokens."""
+        nodes = min(budget.nodes, budget.depth, self._drafter.settings.drafted)
+        if nodes < 1 or not self._context.length:
+            return DraftTree.empty()
+        with self._context.ahead(tokens):
+            return self._drafter.draft(self._context, nodes, self._rates)[0]
 
     def observe(self, verified: Verified) -> None:
         """Count how far the copy was right, and learn the committed tokens."""

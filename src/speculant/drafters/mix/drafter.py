@@ -12,6 +12,7 @@ these are calibrated, the best draft of N nodes is the N most probable paths (Se
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from speculant.drafters.mix.kernels import (
     NARROW_ROW,
     Arrays,
     Tables,
+    follow,
     learn_text,
     learn_top_k,
     most_probable,
@@ -211,6 +213,7 @@ def _warm_up() -> None:
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
     learn_top_k(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
     most_probable(empty, request, text, 2, 1, 1, 1.0)
+    follow(request, text, 1, 2)
     crowded = new_cells(NARROW_ROW, 0, first_bits=0)
     crowded.facts[USED] = PLACES
     grown(crowded, 2 * crowded.entries.nbytes)
@@ -233,19 +236,33 @@ class MixSession(Session):
             return DraftTree.empty()
         return self._drafter.search(self._text, self._length, self._request, budget)
 
+    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
+        """Return the most probable continuations of the text with these tokens behind it."""
+        if min(budget.nodes, budget.depth) < 1 or not self._length:
+            return DraftTree.empty()
+        length = self._length + len(tokens)
+        self._reserve(length)
+        self._text[self._length : length] = tokens
+        last_use, heads, _ = self._request
+        request = last_use, heads, follow(self._request, self._text, self._length, length)
+        return self._drafter.search(self._text, length, request, budget)
+
     def observe(self, verified: Verified) -> None:
         """Learn the committed tokens, and the target's top tokens at every row."""
         has_top_k = verified.top_ids is not None and verified.top_logits is not None and self._length > 0
         windows = self._windows(verified.tree) if has_top_k else None
         end = self._length + len(verified.tokens)
-        if end > len(self._text):
-            self._text = np.concatenate([self._text, np.zeros(len(self._text) + len(verified.tokens), np.int32)])
+        self._reserve(end)
         self._text[self._length : end] = verified.tokens
         self._drafter.learn(self._text, self._length, end, self._request, training=True)
         self._length = end
         # After the text: a row that already held the target's choice would be trained as if it had predicted it.
         if windows is not None and verified.top_ids is not None and verified.top_logits is not None:
             self._drafter.learn_top_k(windows, verified.top_ids, verified.top_logits)
+
+    def _reserve(self, length: int) -> None:
+        if length > len(self._text):
+            self._text = np.concatenate([self._text, np.zeros(length, np.int32)])
 
     def _windows(self, tree: DraftTree) -> Int32:
         """Return the last two tokens at each row of the pass, Int32[N + 1, 2], -1 where the text has only one."""

@@ -112,6 +112,19 @@ def learn_text(
 
 
 @njit(cache=True, nogil=True)
+def follow(request: Arrays, text: Array, start: int, stop: int) -> Array:
+    """Return where the current repetition would continue, and its length, were text[start:stop] committed: Int64[2]."""
+    copy = request[2].copy()
+    for i in range(start, stop):
+        if copy[0] != NOWHERE and copy[0] < start and text[copy[0]] == text[i]:
+            copy[0] += 1
+            copy[1] += 1
+        else:
+            copy[0], copy[1] = seek(request[1], text, text[max(0, i + 1 - WINDOW) : i + 1])
+    return copy
+
+
+@njit(cache=True, nogil=True)
 def learn_top_k(tables: Arrays, windows: Array, ids: Array, gains: Array, memory: int) -> None:
     """Learn the target's top tokens, ids Int32[R, k], gains Int64[R, k], after windows Int32[R, 2]; -1 for no token."""
     narrow, wide, mixer = _named(tables)

@@ -17,7 +17,9 @@ from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UsageError
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import LevelSession
+from speculant.drafters.models.sequoia import BestTree
 from speculant.drafters.models.shapes import BestFirst, Chain, Sequences, Shape, Widths
+from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, SiblingAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,32 @@ class BestFirstSettings:
     least: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceSettings:
+    """Settings of `llmcad`.
+
+    Attributes:
+        least: joint probability of the most probable path below which drafting ends.
+        top_k: nodes that a level expands, and candidates of each.
+    """
+
+    least: float = 0.05
+    top_k: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestTreeSettings:
+    """Settings of `sequoia`.
+
+    Attributes:
+        depth: passes of the draft model per round, at most.
+        siblings: the most below one node.
+    """
+
+    depth: int = 8
+    siblings: int = 8
+
+
 class DraftModelDrafter(Drafter):
     """Chains: `draft-model`."""
 
@@ -105,7 +133,8 @@ class SpecInferDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: WidthsSettings | None = None) -> None:
         widths = _widths((settings or WidthsSettings()).widths)
-        self._setup(open_cache, vocabulary, lambda: Widths(widths, replacement=True))
+        acceptance = SiblingAcceptance()
+        self._setup(open_cache, vocabulary, lambda: Widths(widths, acceptance, replacement=True))
 
 
 class MCSDDrafter(DraftModelDrafter):
@@ -113,7 +142,8 @@ class MCSDDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: WidthsSettings | None = None) -> None:
         widths = _widths((settings or WidthsSettings()).widths)
-        self._setup(open_cache, vocabulary, lambda: Widths(widths, replacement=False))
+        acceptance = SiblingAcceptance()
+        self._setup(open_cache, vocabulary, lambda: Widths(widths, acceptance, replacement=False))
 
 
 class SpecTrDrafter(DraftModelDrafter):
@@ -121,15 +151,32 @@ class SpecTrDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: SequencesSettings | None = None) -> None:
         count = (settings or SequencesSettings()).sequences
-        self._setup(open_cache, vocabulary, lambda: Sequences(count))
+        acceptance = LevelAcceptance()
+        self._setup(open_cache, vocabulary, lambda: Sequences(count, acceptance))
 
 
 class OptTreeDrafter(DraftModelDrafter):
     """The most probable paths, chosen: `opt-tree`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestFirstSettings | None = None) -> None:
-        s = settings or BestFirstSettings()
-        self._setup(open_cache, vocabulary, lambda: BestFirst(depth=s.depth, top_k=s.top_k, least=s.least))
+        s, acceptance = settings or BestFirstSettings(), LevelAcceptance()
+        self._setup(open_cache, vocabulary, lambda: BestFirst(acceptance, depth=s.depth, top_k=s.top_k, least=s.least))
+
+
+class LLMCadDrafter(DraftModelDrafter):
+    """The most probable paths, until none is probable enough: `llmcad`."""
+
+    def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ConfidenceSettings | None = None) -> None:
+        s, acceptance = settings or ConfidenceSettings(), LevelAcceptance()
+        self._setup(open_cache, vocabulary, lambda: BestFirst(acceptance, depth=DEPTHS, top_k=s.top_k, least=s.least))
+
+
+class SequoiaDrafter(DraftModelDrafter):
+    """The tree that is expected to yield the most: `sequoia`."""
+
+    def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestTreeSettings | None = None) -> None:
+        s, acceptance = settings or BestTreeSettings(), SiblingAcceptance()
+        self._setup(open_cache, vocabulary, lambda: BestTree(acceptance, depth=s.depth, siblings=s.siblings))
 
 
 def _widths(text: str) -> list[int]:

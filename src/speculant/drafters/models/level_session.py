@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.drafter import Budget, Session, Start, Verified
-from speculant.core.tree import ROOT, DraftTree, Proposal
+from speculant.core.tree import ROOT, DraftTree, Float64, Proposal
 from speculant.drafters.models.draft_text import DraftText
 from speculant.drafters.models.shapes import Level, Shape
 
@@ -29,11 +30,12 @@ class LevelSession(Session):
         sampled = bool(self._start.sampling.temperature) and not shape.choosing
         tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
         level, q = [ROOT], self._text.begin()
-        laws = [q]
+        laws = {ROOT: q[0]}
         for d in range(1, depth + 1):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
             room = budget.nodes if shape.choosing else budget.nodes - len(tokens)
-            found = shape.expand(Level(d, q, joint, room if budget.trees else 1, sampled, generator))
+            left = depth - d + 1
+            found = shape.expand(Level(d, q, joint, room, left, budget.trees, sampled, generator))
             found = found if budget.trees else found[:1]  # the first one drawn: the others do not choose it
             first = len(tokens)
             for each in found:
@@ -48,10 +50,10 @@ class LevelSession(Session):
             read, q = self._text.read([tokens[node] for node in level], above)
             for node, row in zip(level, read, strict=True):
                 rows[node] = row
-            laws.append(q)
+            laws |= zip(level, q, strict=True)
         if shape.choosing:
             return heaviest(tokens, parents, weights, budget.nodes)
-        return drafted(tokens, parents, weights, laws if sampled else [], shape.drawn)
+        return drafted(tokens, parents, weights, laws if sampled else {}, shape.drawn)
 
     def observe(self, verified: Verified) -> None:
         """Learn which nodes were accepted."""
@@ -60,21 +62,34 @@ class LevelSession(Session):
             self._shape.learn(verified.tree, verified.path.tolist())
         self._round += 1
 
+    def forecast(self, nodes: int) -> Float64 | None:
+        return self._shape.forecast(nodes)
+
     def close(self) -> None:
         self._text.release()
 
 
 def drafted(
-    tokens: list[int], parents: list[int], weights: list[float], laws: list[Tensor], drawn: Literal["iid", "distinct"]
+    tokens: list[int],
+    parents: list[int],
+    weights: list[float],
+    laws: Mapping[int, Tensor],
+    drawn: Literal["iid", "distinct"] = "iid",
+    chosen: Sequence[bool] | None = None,
 ) -> DraftTree:
     """Return a draft in the order in which its nodes were made.
 
     Args:
         tokens, parents, weights: of N nodes.
-        laws: q of the root and of nodes in order, [n, V] each; empty if all nodes were chosen.
+        laws: q [V] after the root and after nodes with children; empty if all nodes were chosen.
         drawn: how siblings were drawn.
+        chosen: which nodes were chosen; None if all nodes were drawn.
     """
-    proposal = Proposal(torch.cat(laws), drawn) if laws and tokens else None
+    proposal = None
+    if laws and tokens:
+        q = laws[ROOT].new_zeros(max(laws) + 2, len(laws[ROOT]))
+        q[[node + 1 for node in laws]] = torch.stack(list(laws.values()))
+        proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen))
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
 
 
@@ -86,6 +101,5 @@ def heaviest(tokens: list[int], parents: list[int], weights: list[float], most: 
         [tokens[node] for node in order],
         [place[parents[node]] for node in order],
         [weights[node] for node in order],
-        [],
-        "iid",
+        {},
     )

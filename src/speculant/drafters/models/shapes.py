@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree
+from speculant.core.tree import ROOT, DraftTree, Float64
+from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance, expected_gains
 
 MOST_PASSES = 64  # of the draft model in a round
 MOST_NODES = 64  # of a draft
@@ -32,6 +34,8 @@ class Level:
         q: Float32[F, V], the draft model's distribution after each node, warped where the target samples.
         weights: the joint probability of each node.
         room: how many nodes the budget still allows.
+        levels: how many more levels may be grown, this one included.
+        trees: whether nodes may have siblings; else only the first candidate is used.
         sampled: whether tokens are drawn from q; else the most probable ones are chosen.
         generator: the round's random stream.
     """
@@ -40,6 +44,8 @@ class Level:
     q: Tensor
     weights: Sequence[float]
     room: int
+    levels: int
+    trees: bool
     sampled: bool
     generator: torch.Generator
 
@@ -77,6 +83,10 @@ class Shape(Protocol):
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         """Learn from the last draft, which has nodes, and the accepted ones."""
         return
+
+    def forecast(self, nodes: int) -> Float64 | None:
+        """Return what drafts of up to `nodes` nodes are expected to gain, see `core.drafter.Session.forecast`."""
+        return None
 
 
 class Chain(Shape):
@@ -138,7 +148,14 @@ class Widths(Shape):
 
     choosing = False
 
-    def __init__(self, widths: Sequence[int], *, replacement: bool) -> None:
+    def __init__(self, widths: Sequence[int], acceptance: SiblingAcceptance, *, replacement: bool) -> None:
+        """Take the widths.
+
+        Args:
+            widths: siblings below each node, level by level.
+            acceptance: shared by all requests.
+            replacement: whether siblings are drawn with replacement.
+        """
         if not widths or min(widths) < 1:
             raise UsageError(f"widths are numbers of at least 1, one a level, not {list(widths)}.")
         nodes = sum(math.prod(widths[: i + 1]) for i in range(len(widths)))
@@ -146,7 +163,8 @@ class Widths(Shape):
             raise UsageError(
                 f"widths {','.join(map(str, widths))} make {nodes} nodes; at most {MOST_NODES} can be verified."
             )
-        self._widths = tuple(widths)
+        self._widths, self._acceptance = tuple(widths), acceptance
+        self._parents = _parents(widths)
         self.drawn: Literal["iid", "distinct"] = "iid" if replacement else "distinct"
         self.passes = len(widths)
 
@@ -158,6 +176,12 @@ class Widths(Shape):
             wide[heads[len(wide)]] = level.room % width
         distinct = self.drawn == "distinct"
         return [each for place in sorted(wide) for each in drawn_below(level, place, wide[place], distinct=distinct)]
+
+    def forecast(self, nodes: int) -> Float64:
+        return expected_gains(self._parents[:nodes], self._acceptance.probabilities())
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(draft, path)
 
 
 class Sequences(Shape):
@@ -171,14 +195,17 @@ class Sequences(Shape):
     choosing = False
     passes = MOST_PASSES
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, acceptance: LevelAcceptance) -> None:
+        """Take the number of sequences; the acceptance is shared by all requests."""
         if not 1 <= count <= MOST_NODES:
             raise UsageError(f"sequences must be 1 to {MOST_NODES}, not {count}.")
-        self._count = count
+        self._count, self._acceptance = count, acceptance
         self._shares: list[int] = [count]
+        self._wide = count  # nodes of a level; one where the most probable token is taken
 
     def expand(self, level: Level) -> list[Candidate]:
         shares = [self._count] if level.depth == 1 else self._shares
+        self._wide = self._count if level.sampled else 1
         if not level.sampled:
             shares = [min(1, share) for share in shares]
         found, following = list[Candidate](), list[int]()
@@ -192,6 +219,15 @@ class Sequences(Shape):
         self._shares = following
         return found
 
+    def forecast(self, nodes: int) -> Float64:
+        depth = max(1, nodes // self._wide)
+        gains, levels = self._acceptance.gains(depth), np.arange(1, nodes + 1) // self._wide
+        deepest = np.minimum(levels, np.arange(1, depth + 1)[:, None])
+        return np.asarray(np.where(deepest > 0, gains[deepest - 1], 0.0), np.float64)
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(int(draft.depths().max()), len(path))
+
 
 class BestFirst(Shape):
     """The most probable paths: each level expands the best nodes so far, and the best of all become the draft.
@@ -203,10 +239,11 @@ class BestFirst(Shape):
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = True
 
-    def __init__(self, *, depth: int, top_k: int, least: float) -> None:
+    def __init__(self, acceptance: LevelAcceptance, *, depth: int, top_k: int, least: float) -> None:
         """Take the limits.
 
         Args:
+            acceptance: shared by all requests.
             depth: passes of the draft model per round.
             top_k: nodes that a level expands, and candidates of each.
             least: joint probability below which no node is expanded.
@@ -214,14 +251,31 @@ class BestFirst(Shape):
         if not (1 <= depth <= MOST_PASSES and 1 <= top_k <= MOST_NODES and 0 <= least < 1):
             raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {MOST_NODES}, least from 0 to below 1.")
         self.passes, self._top_k, self._least = depth, top_k, least
+        self._acceptance, self._grown = acceptance, 0
 
     def expand(self, level: Level) -> list[Candidate]:
-        level = replace(level, sampled=False)
+        level, self._grown = replace(level, sampled=False), level.depth
         return [each for place in range(len(level.q)) for each in drawn_below(level, place, self._top_k, distinct=True)]
 
     def select(self, weights: Sequence[float]) -> list[int]:
         best = sorted(range(len(weights)), key=lambda place: -weights[place])[: self._top_k]
         return [place for place in best if weights[place] > self._least]
+
+    def forecast(self, nodes: int) -> Float64:
+        return self._acceptance.gains(self.passes)[:, None]
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(self._grown, len(path))
+
+
+def _parents(widths: Sequence[int]) -> list[int]:
+    """Return the parents of a tree of these widths, level by level."""
+    parents, level = list[int](), [ROOT]
+    for width in widths:
+        first = len(parents)
+        parents += [node for node in level for _ in range(width)]
+        level = list(range(first, len(parents)))
+    return parents
 
 
 def drawn_below(level: Level, place: int, count: int, *, distinct: bool) -> list[Candidate]:

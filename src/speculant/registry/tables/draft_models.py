@@ -53,4 +53,22 @@ DRAFT_MODELS = (
         source="Wang et al. 2025, arXiv 2406.17276",
         requires="a draft model",
     ),
+    Method(
+        name="sequoia",
+        family="independent drafting, smaller model",
+        summary="the tree that yields most by the acceptance measured so far, drawn without replacement",
+        drafter="speculant.drafters.models.draft_model:SequoiaDrafter",
+        source="Chen et al. 2024, arXiv 2402.12374",
+        verifier="speculative-sampling",
+        samples="distinct",
+        requires="a draft model",
+    ),
+    Method(
+        name="llmcad",
+        family="independent drafting, smaller model",
+        summary="the most probable paths, until none of them is probable enough",
+        drafter="speculant.drafters.models.draft_model:LLMCadDrafter",
+        source="Xu et al. 2023, arXiv 2309.04255",
+        requires="a draft model",
+    ),
 )

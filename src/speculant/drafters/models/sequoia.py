@@ -1,0 +1,133 @@
+"""The static tree that is expected to yield the most accepted tokens: Sequoia.
+
+Chen et al.: "Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding", NeurIPS 2024, arXiv 2402.12374,
+section 3.1: a dynamic programme over how many nodes each sibling's subtree gets. With A(d, k) the probability that the
+k-th sibling at depth d is accepted if its parent was, the best m nodes below an accepted node at depth d gain
+
+    G(d, m) = W(d, 1, m),    W(d, k, m) = max over 0 < j <= m of A(d + 1, k) (1 + G(d + 1, j - 1)) + W(d, k + 1, m - j)
+
+A is measured while the text is decoded, so the tree follows it. Siblings are drawn without replacement. How many nodes
+and levels pay is decided outside, by the measured cost of passes (section 3.3 there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree, Float64
+from speculant.drafters.models.shapes import MOST_NODES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.tree_acceptance import DEPTHS, SIBLINGS, SiblingAcceptance
+
+_EVERY = 32  # rounds after which the trees are computed anew
+
+
+class BestTrees:
+    """The best trees of up to N nodes and D levels for one acceptance."""
+
+    def __init__(self, acceptance: Float64, *, nodes: int, levels: int, siblings: int) -> None:
+        """Solve the dynamic programme.
+
+        Args:
+            acceptance: Float64[DEPTHS, SIBLINGS], see `SiblingAcceptance.probabilities`.
+            nodes, levels: the most of a tree.
+            siblings: the most below one node.
+        """
+        self._nodes, self._siblings = nodes, siblings
+        sizes = np.arange(nodes + 1)
+        self._offsets = sizes[:, None] - sizes[1:]  # what is left of m nodes after a child with j of them
+        self._splits: dict[
+            tuple[int, int], npt.NDArray[np.int64]
+        ] = {}  # by depth and levels left: [siblings, nodes + 1]
+        self.gains = np.zeros((levels, nodes))  # row d - 1: of trees of at most d levels
+        for most in range(1, levels + 1):
+            below = np.zeros(nodes + 1)
+            for depth in range(most - 1, -1, -1):
+                below = self._solve(acceptance[min(depth, DEPTHS - 1)], below, (depth, most - 1 - depth))
+            self.gains[most - 1] = below[1:]
+
+    def _solve(self, acceptance: Float64, below: Float64, key: tuple[int, int]) -> Float64:
+        """Return what the best subtrees of 0, 1, ... nodes gain, given what those one level below do."""
+        rest, split = np.zeros(self._nodes + 1), np.zeros((self._siblings, self._nodes + 1), np.int64)
+        for k in range(self._siblings - 1, -1, -1):
+            child = acceptance[k] * (1 + below[:-1])
+            totals = np.where(self._offsets >= 0, child + rest[np.maximum(self._offsets, 0)], 0.0)
+            split[k] = totals.argmax(1) + 1
+            rest = totals.max(1)
+        self._splits[key] = split
+        return rest
+
+    def children(self, nodes: int, depth: int, levels: int) -> list[int]:
+        """Return how many of `nodes` each child's subtree has, the child included.
+
+        Args:
+            nodes: below a node.
+            depth: of that node, 0 for the root.
+            levels: that may follow it.
+        """
+        found, k = list[int](), 0
+        if levels < 1:
+            return found
+        split = self._splits[depth, levels - 1]
+        while nodes > 0 and k < self._siblings:
+            found.append(int(split[k, nodes]))
+            nodes -= found[-1]
+            k += 1
+        return found
+
+
+class BestTree(Shape):
+    """The best tree of the budget's size, siblings drawn without replacement."""
+
+    drawn: Literal["iid", "distinct"] = "distinct"
+    choosing = False
+
+    def __init__(self, acceptance: SiblingAcceptance, *, depth: int, siblings: int) -> None:
+        """Take the limits.
+
+        Args:
+            acceptance: shared by all requests.
+            depth: passes of the draft model per round.
+            siblings: the most below one node.
+        """
+        if not (1 <= depth <= DEPTHS and 1 <= siblings <= SIBLINGS):
+            raise UsageError(f"depth is 1 to {DEPTHS}, siblings 1 to {SIBLINGS}; not {depth} and {siblings}.")
+        self.passes, self._acceptance, self._siblings = depth, acceptance, siblings
+        self._trees = self._solved()
+        self._rounds = 0
+        self._below: list[int] = []  # nodes below each node of the level
+
+    def _solved(self) -> BestTrees:
+        acceptance = self._acceptance.probabilities()
+        return BestTrees(acceptance, nodes=MOST_NODES, levels=self.passes, siblings=self._siblings)
+
+    def forecast(self, nodes: int) -> Float64:
+        return self._trees.gains[:, :nodes]
+
+    def expand(self, level: Level) -> list[Candidate]:
+        if not level.trees:
+            return drawn_below(level, 0, 1, distinct=True)
+        below = [min(level.room, MOST_NODES)] if level.depth == 1 else self._below
+        self._below = []
+        found = list[Candidate]()
+        for place, nodes in enumerate(below):
+            shares = self._trees.children(nodes, level.depth - 1, level.levels)
+            drawn = drawn_below(level, place, len(shares), distinct=True)
+            self._below += [share - 1 for share in shares[: len(drawn)]]
+            found += drawn
+        return found
+
+    def select(self, weights: Sequence[float]) -> list[int]:
+        places = [place for place, below in enumerate(self._below[: len(weights)]) if below]
+        self._below = [self._below[place] for place in places]
+        return places
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(draft, path)
+        self._rounds += 1
+        if self._rounds % _EVERY == 0:
+            self._trees = self._solved()

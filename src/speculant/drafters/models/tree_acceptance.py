@@ -1,0 +1,89 @@
+"""How often the nodes of draft trees are accepted, by depth and by their order among siblings.
+
+The acceptance of a sampled node cannot be read off its own probability: q was what it was drawn from, and dropping it
+for being unlikely would bias the output. What is known before anything is drawn is how often the first, second, ...
+sibling of a place was accepted so far: the positional acceptance of Sequoia (Chen et al. 2024, arXiv 2402.12374,
+section 3.1). Theirs is measured once and the same at all depths; here it follows the text, and depths differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from speculant.core.tree import ROOT, DraftTree, Float64
+
+DEPTHS = 16  # deeper nodes count as of this depth
+SIBLINGS = 16
+_DECAY = 0.998  # per round
+_FIRST, _NEXT = 0.7, 0.3  # acceptance of the first sibling and of a next one that was never tried
+_PRIOR_TRIALS = 2.0
+_OVERALL_TRIALS = 8.0  # tries of a depth for which the rate over all depths counts
+
+
+class SiblingAcceptance:
+    """By depth and order among siblings, over all requests of a drafter."""
+
+    def __init__(self) -> None:
+        self._tried, self._accepted = np.zeros((DEPTHS, SIBLINGS)), np.zeros((DEPTHS, SIBLINGS))
+
+    def observe(self, draft: DraftTree, path: Sequence[int]) -> None:
+        """Count what happened on the way down a draft with nodes: which sibling was accepted, or that none was."""
+        self._tried *= _DECAY
+        self._accepted *= _DECAY
+        for depth, node in enumerate([ROOT, *path]):
+            siblings, d = draft.children(node)[:SIBLINGS], min(depth, DEPTHS - 1)
+            taken = siblings.index(path[depth]) if depth < len(path) and path[depth] in siblings else None
+            self._tried[d, : len(siblings) if taken is None else taken + 1] += 1
+            if taken is not None:
+                self._accepted[d, taken] += 1
+
+    def probabilities(self) -> Float64:
+        """Return Float64[DEPTHS, SIBLINGS]: the probability that just this sibling is accepted if its parent was."""
+        prior = np.full(SIBLINGS, _NEXT)
+        prior[0] = _FIRST
+        tried, accepted = self._tried.sum(0), self._accepted.sum(0)
+        overall = (accepted + _PRIOR_TRIALS * prior) / (tried + _PRIOR_TRIALS)
+        rates = (self._accepted + _OVERALL_TRIALS * overall) / (self._tried + _OVERALL_TRIALS)
+        left = np.cumprod(1 - rates, axis=1)
+        return np.asarray(rates * np.column_stack([np.ones(DEPTHS), left[:, :-1]]), np.float64)
+
+
+class LevelAcceptance:
+    """By depth alone, for drafts whose levels are accepted or rejected as a whole."""
+
+    def __init__(self) -> None:
+        self._grown, self._accepted = np.zeros(DEPTHS), np.zeros(DEPTHS)
+
+    def observe(self, grown: int, accepted: int) -> None:
+        """Count a draft that was grown to a depth and accepted down to another."""
+        self._grown *= _DECAY
+        self._accepted *= _DECAY
+        self._grown[:grown] += 1
+        self._accepted[: min(grown, accepted)] += 1
+
+    def gains(self, depth: int) -> Float64:
+        """Return Float64[depth], the accepted tokens that drafts of depth 1, 2, ... are expected to yield."""
+        deep = min(depth, DEPTHS)
+        prior = _PRIOR_TRIALS * _FIRST ** np.arange(1, DEPTHS + 1)
+        rates = np.minimum.accumulate((self._accepted + prior) / (self._grown + _PRIOR_TRIALS))[:deep]
+        return np.asarray(np.cumsum(np.append(rates, np.full(depth - deep, rates[-1] if deep else 0.0))), np.float64)
+
+
+def expected_gains(parents: Sequence[int], acceptance: Float64) -> Float64:
+    """Return Float64[D, N], the accepted tokens that the first n of N nodes are expected to yield, at most d deep.
+
+    Args:
+        parents: of the nodes, parents first, siblings in the order in which they are tested; D is their depth.
+        acceptance: see `SiblingAcceptance.probabilities`.
+    """
+    depths, reached = np.zeros(len(parents), np.int64), np.zeros(len(parents))
+    siblings = [0] * (len(parents) + 1)
+    for node, parent in enumerate(parents):
+        depths[node] = 0 if parent == ROOT else depths[parent] + 1
+        above = 1.0 if parent == ROOT else reached[parent]
+        reached[node] = above * acceptance[min(depths[node], DEPTHS - 1), min(siblings[parent], SIBLINGS - 1)]
+        siblings[parent] += 1
+    allowed = depths <= np.arange(depths.max(initial=0) + 1)[:, None]
+    return np.asarray(np.cumsum(np.where(allowed, reached, 0.0), axis=1), np.float64)
