@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rounds import start
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Persistent, Session, Verified
 from speculant.core.tree import ROOT, DraftTree
 from speculant.registry import METHODS
 from trees import paths_of
@@ -133,3 +133,29 @@ def test_exactly_the_methods_with_a_memory_are_persistent(name: str, tmp_path: P
     if isinstance(held, Persistent):
         held.save(tmp_path / "memory")
         build(name).load(tmp_path / "memory")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in ("mix", "lookup", "maxgram", "aded", "suffix")])
+def test_drafts_ahead_leave_no_trace(name: str) -> None:
+    """Guards cascades: drafts behind tokens that may follow change no later draft, and know those tokens."""
+    held, text = build(name), language(5, 200)
+    sessions = [held.open(start(text[:150])), build(name).open(start(text[:150]))]
+    budget = Budget(nodes=8, depth=8)
+    for at in range(150, 170, 2):
+        for tokens in ([], [int(text[0])], text[at : at + 4].tolist()):
+            check(sessions[0].propose_after(tokens, budget), budget)
+        assert same(*(session.propose(budget) for session in sessions))
+        assert same(sessions[0].propose_after([], budget), sessions[0].propose(budget))
+        for session in sessions:
+            session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=text[at : at + 2]))
+
+
+@pytest.mark.parametrize("name", ["mix", "lookup"])
+def test_a_draft_ahead_is_the_draft_once_committed(name: str) -> None:
+    """Guards what a cascade asks for: a text that repeats is continued as once the tokens are committed."""
+    text = np.tile(language(7, 20), 8)
+    session = build(name).open(start(text[:100]))
+    budget = Budget(nodes=6, depth=6)
+    ahead = session.propose_after(text[100:103].tolist(), budget)
+    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=text[100:103]))
+    assert ahead.tokens.tolist() == session.propose(budget).tokens.tolist()

@@ -33,7 +33,7 @@ class Method:
         exactness: "lossless", or "(lossy)" with the reason.
         verifier: the acceptance rule it uses if the user names none.
         samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
-            without; "" if it chooses them.
+            without, "scored" with replacement and with q after every node; "" if it chooses them.
         requires: what it needs beside the target, in words; "" for nothing.
     """
 
@@ -47,7 +47,7 @@ class Method:
     corpus: str | None = None
     exactness: str = "lossless"
     verifier: str = "sample-then-follow"
-    samples: Literal["", "iid", "distinct"] = ""
+    samples: Literal["", "iid", "distinct", "scored"] = ""
     requires: str = ""
 
     def build(

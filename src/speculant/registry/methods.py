@@ -83,10 +83,11 @@ def check_verifier(method: str, name: str | None = None, *, lossy: bool = False)
     found = find_method(method)
     rule, _ = find_rule(found.verifier if name is None else name, lossy=lossy)
     if rule.name not in found.verifiers:
-        kind = {"": "chosen", "iid": "drawn with replacement", "distinct": "drawn without replacement"}[found.samples]
+        kinds = {"": "chosen", "iid": "drawn with replacement", "distinct": "drawn without replacement"}
+        kind = kinds.get(found.samples, "made for contrastive decoding")
         raise UnsupportedError(
             f"drafts of the method '{method}' are {kind}, which the verifier '{rule.name}' does not take. "
-            f"Use {', '.join(each for each in found.verifiers if not VERIFIERS[each].lossy)}."
+            f"Use {', '.join(each for each in found.verifiers if not VERIFIERS[each].lossy) or found.verifier}."
         )
 
 

@@ -25,7 +25,8 @@ class Rule:
         summary: what it does, in a line.
         verifier: "module:class", imported when it is used.
         source: paper and arXiv id.
-        drafts: what it takes: "chosen" tokens, tokens drawn with replacement ("iid") or without ("distinct").
+        drafts: what it takes: "chosen" tokens, tokens drawn with replacement ("iid") or without ("distinct"), or chains
+            with q after every node ("scored").
         lossy: whether it changes the output.
     """
 
@@ -141,6 +142,14 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
                 summary="accepts up to the first token with -log p above a threshold",
                 verifier=f"{_THRESHOLDS}:Rollback",
                 source="BiLD: Kim et al. 2023, arXiv 2302.07863",
+                lossy=True,
+            ),
+            Rule(
+                name="contrastive",
+                summary="speculative sampling of another distribution: the target's contrasted with the draft model's",
+                verifier="speculant.verifiers.contrastive:ContrastiveDecoding",
+                source="Yuan et al. 2024, arXiv 2311.08981",
+                drafts=("scored",),
                 lossy=True,
             ),
             Rule(

@@ -25,7 +25,9 @@ from speculant.verifiers.speculative_sampling import SpeculativeSampling
 from trees import make_tree
 
 PROMPT = [5, 9, 14, 3, 8]
-METHODS = ["draft-model", "specinfer", "mcsd", "spectr", "opt-tree", "sequoia", "llmcad"]
+METHODS = [
+    name for name, method in REGISTRY.items() if method.requires == "a draft model" and method.exactness == "lossless"
+]
 SHAPES: dict[str, Any] = {
     "chain": lambda: Chain(),
     "iid": lambda: Widths([3, 2], SiblingAcceptance(), replacement=True),

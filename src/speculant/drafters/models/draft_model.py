@@ -38,6 +38,17 @@ class ChainSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackSettings:
+    """Settings of `bild`.
+
+    Attributes:
+        fallback: the target takes over where no token of the draft model has this probability.
+    """
+
+    fallback: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WidthsSettings:
     """Settings of `specinfer` and `mcsd`.
 
@@ -122,10 +133,22 @@ class DraftModelDrafter(Drafter):
     def needs(self) -> Needs:
         return NO_NEEDS
 
-    def open(self, start: Start) -> Session:
+    def open_text(self, start: Start) -> DraftText:
+        """Return the text of a request, its prompt read."""
         cache = self._open_cache(start.prompt)
         cache.prefill()
-        return LevelSession(DraftText(cache, start.sampling, self._vocabulary), start, self._shape())
+        return DraftText(cache, start.sampling, self._vocabulary)
+
+    def open(self, start: Start) -> Session:
+        return LevelSession(self.open_text(start), start, self._shape())
+
+
+class BiLDDrafter(DraftModelDrafter):
+    """Chains that end where the draft model is not confident: `bild`."""
+
+    def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: FallbackSettings | None = None) -> None:
+        threshold = (settings or FallbackSettings()).fallback
+        self._setup(open_cache, vocabulary, lambda: Chain("confidence", threshold))
 
 
 class SpecInferDrafter(DraftModelDrafter):

@@ -42,6 +42,11 @@ class DraftText:
         """How deep a draft may be: what the draft model has positions for, and one token more, which it never reads."""
         return self._cache.depth + 1 - max(1, len(self._unread))
 
+    @property
+    def rows(self) -> int:
+        """How many rows the draft has: the number of the next one."""
+        return self._count
+
     def begin(self) -> Tensor:
         """Drop all rows of a draft, read what was committed; return q [1, V] after the root."""
         self._drop()

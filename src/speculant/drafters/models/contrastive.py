@@ -1,0 +1,63 @@
+"""Drafts for speculative contrastive decoding: a chain with the draft model's distribution after every node."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import ROOT, DraftTree, Proposal
+from speculant.drafters.models.draft_model import DraftModelDrafter
+from speculant.drafters.models.draft_text import DraftText, OpenCache
+
+
+class ContrastiveDrafter(DraftModelDrafter):
+    """`contrastive`: see `verifiers.contrastive`."""
+
+    def __init__(self, open_cache: OpenCache, *, vocabulary: int) -> None:
+        super().__init__(open_cache, vocabulary=vocabulary)
+
+    def open(self, start: Start) -> Session:
+        return ContrastiveSession(self.open_text(start), start)
+
+
+class ContrastiveSession(Session):
+    """One request: its text on the draft model."""
+
+    def __init__(self, text: DraftText, start: Start) -> None:
+        self._text, self._start, self._round = text, start, 0
+
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return a chain, which may be empty, with q after the root and every node.
+
+        Raises:
+            UnsupportedError: the draft model has no more positions, and without it there is nothing to contrast with.
+        """
+        if self._text.depth < 1:
+            raise UnsupportedError(
+                "the draft model has no more positions, and contrastive decoding needs it for every token. Decode "
+                "fewer tokens, or use a draft model with more positions."
+            )
+        generator = torch.Generator().manual_seed(self._start.round_seed(self._round))
+        sampled = bool(self._start.sampling.temperature)
+        tokens, weights, laws, row = list[int](), list[float](), [self._text.begin()[0]], ROOT
+        for _ in range(min(budget.nodes, budget.depth, self._text.depth - 1)):
+            law: Tensor = laws[-1]
+            token = int(torch.multinomial(law.cpu(), 1, generator=generator) if sampled else law.argmax())
+            weights.append(min(1.0, float(law[token])) * (weights[-1] if weights else 1.0))
+            tokens.append(token)
+            [row], [law] = self._text.read([token], [row])
+            laws.append(law)
+        count = len(tokens)
+        proposal = Proposal(torch.stack(laws), "iid", None if sampled else np.ones(count, bool))
+        parents = np.arange(-1, count - 1, dtype=np.int32)
+        return DraftTree(np.array(tokens, np.int32), parents, np.array(weights, np.float32), proposal)
+
+    def observe(self, verified: Verified) -> None:
+        self._text.observe(verified)
+        self._round += 1
+
+    def close(self) -> None:
+        self._text.release()

@@ -1,0 +1,63 @@
+"""Contrastive decoding, verified: the text follows the target's strength over the draft model, not the target.
+
+Yuan et al.: "Speculative Contrastive Decoding", ACL 2024, arXiv 2311.08981, with the distribution of Li et al. 2023
+(arXiv 2210.15097) in the form of O'Brien and Lewis 2023 (arXiv 2309.09117): among the tokens with p >= alpha max p,
+
+    p'(x) proportional to p(x)^(1 + beta) / q(x)^beta,
+
+where q is the draft model's, the amateur's. Drafts are drawn from q and tested against p' by speculative sampling, so
+the output has exactly the distribution p', whatever the draft. The first token, which the prompt's pass yields before
+anything is drafted, follows p.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from speculant.core.engine import Pass
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sampler import Sampler
+from speculant.core.tree import DraftTree
+from speculant.verifiers.forest import Forest
+from speculant.verifiers.rule import Outcome, RuleVerifier, Work, descend
+from speculant.verifiers.speculative_sampling import recursive_rejection
+
+
+class ContrastiveDecoding(RuleVerifier):
+    """Exact for p', another distribution than the target's."""
+
+    exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+
+    def __init__(self, *, alpha: float = 0.1, beta: float = 0.5) -> None:
+        if not (0 < alpha <= 1 and beta >= 0):
+            raise UsageError(f"alpha must be above 0 and at most 1, beta at least 0; not {alpha} and {beta}.")
+        self._alpha, self._beta = alpha, beta
+
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
+        work = super().prepare(tree, result, sampler)
+        assert isinstance(work, Work)
+        p = work.p if tree.proposal is None else contrasted(work.p, self._q(tree, work.p), self._alpha, self._beta)
+        if work.greedy:
+            p = torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
+        return Work(tree, p, work.uniforms, work.greedy)
+
+    def _q(self, tree: DraftTree, p: Tensor) -> Tensor:
+        assert tree.proposal is not None
+        q = torch.as_tensor(tree.proposal.q)
+        if len(q) != len(p):
+            raise UnsupportedError("contrastive decoding needs q after every node; use the method 'contrastive'.")
+        return q.to(p)
+
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+        return descend(recursive_rejection, forest, p, uniforms)
+
+
+def contrasted(p: Tensor, q: Tensor, alpha: float, beta: float) -> Tensor:
+    """Return p' [R, V] of the distributions p and q [R, V]."""
+    floor = torch.finfo(p.dtype).tiny
+    scores = (1 + beta) * p.clamp(min=floor).log() - beta * q.clamp(min=floor).log()
+    plausible = (p >= alpha * p.amax(-1, keepdim=True)) & (p > 0)
+    return scores.masked_fill(~plausible, -torch.inf).softmax(-1)
