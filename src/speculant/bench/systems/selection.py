@@ -14,6 +14,7 @@ from speculant.bench.systems.hf import ASSISTED, PREFIX, HuggingFace, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.bench.systems.system import PLAIN, SpeculantSystem, System
 from speculant.core.errors import UsageError
+from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.registry import METHODS, find_method
 
 
@@ -59,7 +60,7 @@ def build_systems(
     draft_model: Any = None,
     nodes: int | str | None,
     memory_limit: int,
-    fast: bool | None,
+    fast: bool | Acceleration | None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[System]:
     """Return a system for each method. The model and the draft model are prepared once, for all of them.
@@ -67,7 +68,7 @@ def build_systems(
     Args:
         methods: of `parse_methods`.
         model: the target.
-        draft_model: a loaded model for the methods that draft with one, or None.
+        draft_model: a loaded model for the methods that draft with one, what `open_draft_caches` made of it, or None.
         nodes: most nodes per draft, "auto", or None for the device's default.
         memory_limit: bytes that the memory of each may take.
         fast: see `Speculator.from_transformers`.
