@@ -29,7 +29,7 @@ from speculant.registry import METHODS
 from targets import Pair, load_pair, story_prompts
 
 TARGETS = ("bundled", "stories260k")
-NOISE = 0.05
+NOISE = 0.2
 
 
 def main() -> None:
