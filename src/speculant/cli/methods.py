@@ -78,7 +78,7 @@ def table(listed: list[Method]) -> str:
     for line, method in zip(lines[1:], listed, strict=True):
         parts.append(f"{cyan}{method.name}{reset}{line[len(method.name) :]}\n{indent}{method.summary}")
         if method.requires:
-            parts[-1] += f"; requires {method.requires}"
+            parts.append(f"{indent}requires {method.requires}")
     return "\n".join(parts)
 
 
