@@ -108,6 +108,27 @@ def test_a_free_run(tmp_path: Path, tiny_folder: Path) -> None:
     assert found["settings"]["model"] == tiny_folder.name
 
 
+@pytest.mark.parametrize("option", ["--draft-model", "--assistant"])
+def test_methods_with_a_draft_model(option: str, tmp_path: Path, tiny_folder: Path) -> None:
+    """They are timed beside the others and hf:assisted; sampled text is compared only where its tokens are promised."""
+    task = write(tmp_path / "mine.jsonl", {"prompt": "The dog"}, {"prompt": "A cat"})
+    methods = "draft-model,opt-tree,hf:assisted"
+    argv = ["bench", str(tiny_folder), "--tasks", task, "--methods", methods, option, str(tiny_folder)]
+    argv += ["--temperature", "0,1", "--max-new-tokens", "8", "--trials", "1", "--nodes", "4", "--batch", "1,2"]
+    argv += ["--set", "draft-model.length=3", "--set", "top_k=2", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(argv) == 0
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert found["settings"]["draft_model"] == tiny_folder.name
+    settings = found["settings"]["method_settings"]
+    assert (settings["draft-model"]["length"], settings["opt-tree"]["top_k"]) == (3, 2)
+    rows = {(row["method"], row["temperature"], row["batch"]): row for row in found["methods"]}
+    uncompared = {key for key, row in rows.items() if not row["compared"]}
+    assert uncompared == {("draft-model", 1.0, 1), ("draft-model", 1.0, 2), ("hf:assisted", 1.0, 1)}
+    assert all(row["identical"] == row["compared"] for row in rows.values())
+    assert rows["draft-model", 0.0, 1]["mat"] > 2
+    assert "Settings of opt-tree: depth=5, top_k=2" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
     """The model is padded, and every report says so."""
     trace = write(tmp_path / "t.jsonl", {"prompt_ids": [1, 5], "output_ids": [4, 5, 6]})
@@ -128,7 +149,11 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--max-new-tokens", "3", "--data", "x"], "leave --max-new-tokens and --data out"),
         (["--methods", "recycling"], "without --forced"),
         (["--methods", "mxi"], "Did you mean 'mix'"),
-        (["--assistant", "x"], "not among --methods"),
+        (["--draft-model", "x"], "--draft-model would be ignored"),
+        (["--methods", "draft-model", "--draft-model", "x"], "would have to continue the recorded text"),
+        (["--set", "copied=3"], "has no setting 'copied'"),
+        (["--methods", "mix,aded", "--set", "cut=0.3"], "fits mix and aded. Say which one: --set mix.cut=0.3"),
+        (["--set", "lookup.copied=3"], "'lookup' is none of the methods none, mix"),
         (["--config", "nowhere"], "cannot read nowhere"),
         (["--inflate", "many"], "--inflate takes"),
         (["--forced", "nowhere.jsonl"], "cannot read nowhere.jsonl"),

@@ -14,14 +14,16 @@ def test_the_table_is_aligned_and_holds_every_method(capsys: pytest.CaptureFixtu
     """What the registry knows is what users see, in columns that line up and fit a wide terminal."""
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
-    heads, summaries = lines[1::2], lines[2::2]
+    heads = [line for line in lines[1:] if not line.startswith(" ")]
+    texts = [line.strip() for line in lines[1:] if line.startswith(" ")]
     for column in ("family", "exactness", "source"):
         place = lines[0].index(column)
         assert all(line[place - 1] == " " and line[place] != " " for line in heads)
-    for method, head, summary in zip(METHODS.values(), heads, summaries, strict=True):
+    for method, head in zip(METHODS.values(), heads, strict=True):
         assert head.startswith(f"{method.name} ")
         assert head.endswith(method.source)
-        assert summary.strip() == method.summary
+    expected = [(each.summary, each.requires and f"requires {each.requires}") for each in METHODS.values()]
+    assert texts == [text for both in expected for text in both if text]
     assert max(map(len, lines)) <= 120
 
 
@@ -44,7 +46,17 @@ def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == list(METHODS)
-    assert set(listed[0]) == {"name", "family", "exactness", "summary", "source", "memory", "verifier", "verifiers"}
+    keys = {"name", "family", "exactness", "summary", "source", "requires", "memory", "verifier", "verifiers"}
+    assert set(listed[0]) == keys
+    assert {entry["name"]: entry["requires"] for entry in listed}["draft-model"] == "a draft model"
+
+
+def test_requirements_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of a method says what it needs beside the target, or that it needs nothing."""
+    assert main(["methods", "draft-model"]) == 0
+    assert "requires    a draft model\n" in capsys.readouterr().out
+    assert main(["methods", "lookup"]) == 0
+    assert "requires    nothing beside the target\n" in capsys.readouterr().out
 
 
 def test_acceptance_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

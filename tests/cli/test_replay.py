@@ -176,3 +176,15 @@ def test_two_processes(trace: str, capsys: CaptureFixture) -> None:
         [row["method"], str(row["tokens"]), str(row["rounds"]), f"{row['mat']:.3f}"] for row in alone[:2]
     ]
     assert "2 processes side by side" in out
+
+
+def test_settings(trace: str, capsys: CaptureFixture) -> None:
+    """A setting reaches the method that has it and is recorded; what fits none is refused before anything is read."""
+    argv = [trace, "--method", "lookup,mix", "--nodes", "16"]
+    default, short = (figures(capsys, *argv, *more) for more in ([], ["--set", "copied=1"]))
+    assert default["settings"]["method_settings"] == {}
+    assert short["settings"]["method_settings"]["lookup"]["copied"] == 1
+    assert short["rows"][0]["mat"] < default["rows"][0]["mat"]
+    assert short["rows"][1]["mat"] == default["rows"][1]["mat"]
+    assert main(["replay", "nowhere", "--method", "lookup,mix", "--set", "copid=1"]) == 2
+    assert "none of the methods lookup, mix has a setting 'copid'" in capsys.readouterr().err

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import pytest
 
 from speculant.cli.main import main
-from speculant.cli.settings import Setting, build_settings, described, parse, settings_of
+from speculant.cli.settings import (
+    Setting,
+    build_settings,
+    build_settings_by_method,
+    described,
+    parse,
+    settings_json,
+    settings_of,
+)
 from speculant.core.errors import UsageError
 from speculant.drafters.copying.lookup import LookupSettings
 from speculant.registry import METHODS
@@ -64,6 +72,37 @@ def test_what_cannot_be_set(method: str, given: list[str], message: str) -> None
     """Unknown names are suggested for, values checked before a model is loaded."""
     with pytest.raises(UsageError) as caught:
         build_settings(METHODS[method], given)
+    assert message in str(caught.value)
+
+
+def test_settings_find_their_methods() -> None:
+    """With several methods a setting goes to the one that has it, or to the one that is named."""
+    methods = ["none", "mix", "lookup", "aded", "hf:generate"]
+    built = build_settings_by_method(methods, ["copied=20", "mix.row-memory=3", "aded.cut = 0.1", "lookup.branches=2"])
+    assert built["lookup"] == LookupSettings(copied=20, branches=2)
+    assert (built["mix"].row_memory, built["aded"].cut) == (3.0, 0.1)
+    assert set(built) == {"mix", "lookup", "aded"}
+    assert build_settings_by_method(methods, []) == {}
+    assert settings_json({"lookup": LookupSettings(copied=20)})["lookup"]["copied"] == 20
+
+
+@pytest.mark.parametrize(
+    ("methods", "given", "message"),
+    [
+        (["mix", "aded"], "cut=0.1", "--set cut fits mix and aded. Say which one: --set mix.cut=0.1."),
+        (["mix", "aded"], "copied=1", "none of the methods mix, aded has a setting 'copied'"),
+        (["none", "lookup"], "copid=1", "Did you mean 'copied'"),
+        (["mix", "aded"], "mix.cutt=1", "the method 'mix' has no setting 'cutt'. Did you mean 'cut'?"),
+        (["mix"], "lookup.copied=1", "'lookup' is none of the methods mix"),
+        (["mix"], "hf:generate.x=1", "'hf:generate' is none of"),
+        (["none"], "x=1", "none of the methods none has a setting 'x'"),
+        (["mix", "lookup"], "copied", "--set takes NAME=VALUE"),
+    ],
+)
+def test_settings_that_find_no_method(methods: list[str], given: str, message: str) -> None:
+    """Where a setting fits none or several, the message says how to name it."""
+    with pytest.raises(UsageError) as caught:
+        build_settings_by_method(methods, [given])
     assert message in str(caught.value)
 
 

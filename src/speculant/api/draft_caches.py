@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,29 @@ from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 
 
-def open_draft_caches(draft_model: Any, vocabulary: int) -> Callable[[Int32], TargetCache]:
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftCaches:
+    """Opens caches of a draft model that is loaded and prepared; speculators of one target may share it."""
+
+    engine: HFEngine
+
+    def __call__(self, prompt: Int32) -> TargetCache:
+        """Return a cache for a prompt Int32[T], which is not read yet."""
+        return self.engine.open(torch.from_numpy(prompt).long()[None].to(self.engine.model.device))
+
+
+def open_draft_caches(draft_model: Any, vocabulary: int) -> DraftCaches:
     """Return what opens caches of a draft model, which is loaded where it is a name.
+
+    Args:
+        draft_model: a model, its name, or what this function returned for the same target, which is used again.
+        vocabulary: V of the target.
 
     Raises:
         UnsupportedError: its vocabulary is another one.
     """
+    if isinstance(draft_model, DraftCaches):
+        return draft_model
     model = load_model(str(draft_model))[0] if isinstance(draft_model, str | Path) else draft_model
     check_model_object(model, None)
     own = model.config.get_text_config(decoder=True).vocab_size
@@ -31,5 +48,4 @@ def open_draft_caches(draft_model: Any, vocabulary: int) -> Callable[[Int32], Ta
             f"the draft model has {own} tokens and the target {vocabulary}: they need the same tokenizer. "
             "Name a smaller model of the target's family."
         )
-    engine = HFEngine(model, acceleration=prepare_model(model, None))
-    return lambda prompt: engine.open(torch.from_numpy(prompt).long()[None].to(model.device))
+    return DraftCaches(HFEngine(model, acceleration=prepare_model(model, None)))

@@ -16,6 +16,12 @@ def bundled_model() -> Path:
     return Path(str(files("speculant") / "models" / BUNDLED))
 
 
+def bundled_draft_model() -> Path | None:
+    """Return the folder of the draft model for the bundled model; None if the package has none."""
+    folder = bundled_model() / "draft"
+    return folder if (folder / "config.json").is_file() else None
+
+
 def load_model(
     name: str | None = None,
     *,

@@ -120,6 +120,7 @@ class Speculator:
             memory_limit: bytes the drafter's memory may take, as a number or as text such as "1GB".
             settings: of the method's drafter, such as `MixSettings`, or a dict of some of them; None for its defaults.
             draft_model: for the method `draft-model`: a smaller model with the same vocabulary, loaded or by name.
+                Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.

@@ -17,7 +17,7 @@ from speculant.cli.options import (
     ModelArgument,
     ThreadsOption,
 )
-from speculant.cli.values import node_count, whole
+from speculant.cli.values import node_count, nonempty, whole
 
 HELP = """\
 Time methods against plain decoding in the same process.
@@ -124,10 +124,24 @@ def bench(
             rich_help_panel="How",
         ),
     ] = "none,mix",
-    assistant: Annotated[
+    draft_model: Annotated[
         str | None,
         typer.Option(
-            "--assistant", metavar="PATH|ID", help="the model that drafts for hf:assisted", rich_help_panel="How"
+            "--draft-model",
+            "--assistant",
+            metavar="PATH|ID",
+            parser=nonempty("name a folder or a hub id, or leave the option out"),
+            help="a smaller model with the same vocabulary, for the methods that draft with one and hf:assisted",
+            rich_help_panel="How",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="[METHOD.]NAME=VALUE",
+            help="a setting of one of the methods, see `speculant methods NAME`; may be repeated",
+            rich_help_panel="How",
         ),
     ] = None,
     nodes: Annotated[
@@ -203,7 +217,8 @@ def bench(
         growth=growth,
         max_new_tokens=max_new_tokens,
         methods=methods,
-        assistant=assistant,
+        draft_model=draft_model,
+        settings=tuple(settings or ()),
         nodes=nodes,
         memory_limit=memory_limit,
         temperature=temperature,

@@ -41,8 +41,6 @@ def check(asked: Bench, *, seeded: bool = False) -> None:
     ignored = [name for name in ("max_new_tokens", "data") if asked.forced and getattr(asked, name) is not None]
     if ignored:
         raise UsageError(f"a forced run takes texts and lengths from its recordings; leave {flags(ignored)} out.")
-    if asked.assistant is not None and "hf:assisted" not in asked.methods:
-        raise UsageError("--assistant drafts for hf:assisted only, which is not among --methods.")
     check_folder(Path(asked.out), restart=asked.restart)
     if asked.forced and any(temperatures(asked.temperature)):
         raise UsageError("a forced run follows recorded outputs and samples nothing; leave --temperature out.")

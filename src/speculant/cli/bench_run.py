@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, Benc
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
 from speculant.cli.loading import check_device, load, model_source, quick_imports, quieten, set_threads_for
+from speculant.cli.options import BUNDLED
+from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import print_table, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
 
@@ -39,20 +41,24 @@ def run(asked: Bench) -> int:
     from speculant.bench.suite.runner import Runner
     from speculant.bench.suite.tasks import Sampling
     from speculant.bench.systems.llamacpp import LLAMACPP
-    from speculant.bench.systems.selection import build_systems, parse_methods
+    from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model
     from speculant.bench.systems.system import PLAIN
 
     methods = parse_methods(
         asked.methods,
         forced=bool(asked.forced),
-        assisted=asked.assistant is not None,
+        draft_model=(draft_source := find_draft_model(asked)) is not None,
         sampled=any(temperatures(asked.temperature)),
     )
+    drafting = any(map(takes_draft_model, methods))
+    if asked.draft_model is not None and not drafting:
+        raise UsageError("--draft-model would be ignored: none of --methods drafts with a model.")
+    chosen = build_settings_by_method(methods, asked.settings)
     model, tokenizer = target(asked)
     lengths = lengths_of(positions_of(model)) if asked.growth else []
-    assistant = None
-    if asked.assistant is not None:
-        assistant, _ = load_model(model_source(asked.assistant), **placement(asked))
+    draft_model = None
+    if drafting:
+        draft_model, _ = load_model(model_source(draft_source), **placement(asked))
     if asked.forced:
         tasks, mapped = forced_tasks(asked, model)
     elif asked.tasks is None:
@@ -63,16 +69,18 @@ def run(asked: Bench) -> int:
         "nodes": asked.nodes,
         "memory_limit": asked.memory_limit << 20,
         "fast": asked.loading.fast,
+        "settings": chosen,
     }
     runner = Runner(
         tasks=tasks,
-        systems=build_systems(methods, model, assistant=assistant, **options),
+        systems=build_systems(methods, model, draft_model=draft_model, **options),
         plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
         samplings=[Sampling(temperature, asked.seed) for temperature in temperatures(asked.temperature)],
         trials=asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
         batches=batches(asked.batch),
     )
-    settings = conditions(asked, runner)
+    drafter = Path(asked.draft_model or BUNDLED).name if drafting else None
+    settings = conditions(asked, runner, draft_model=drafter, settings=chosen)
     file = RowFile(Path(asked.out), settings, restart=asked.restart)
     if file.rows:
         say(f"going on with the run in {asked.out}.")
@@ -81,7 +89,7 @@ def run(asked: Bench) -> int:
             runner.warm_up()
     with shown(runner.total_items, found=runner.total_items - left, expected=runner.estimate_seconds(file)) as advance:
         runner.run(file, advance)
-    scaling = measured_scaling(asked, model, methods, len(lengths)) if asked.growth else None
+    scaling = measured_scaling(asked, model, methods, chosen, len(lengths)) if asked.growth else None
     rows = summary(file.rows)
     notes = sentences(settings, mapped)
     notes += [note for task in tasks for note in task.notes]
@@ -106,16 +114,35 @@ def run(asked: Bench) -> int:
     return 0
 
 
-def measured_scaling(asked: Bench, model: Any, methods: Sequence[str], lengths: int) -> dict[str, Any]:
-    """Measure how cost scales, with the first of our own methods that drafts, or `mix`."""
+def measured_scaling(
+    asked: Bench, model: Any, methods: Sequence[str], chosen: Mapping[str, Any], lengths: int
+) -> dict[str, Any]:
+    """Measure how cost scales, with the first of our own methods that drafts without a draft model, or `mix`."""
     from speculant.api.speculator import Speculator
     from speculant.bench.scaling.measure import measure_scaling
+    from speculant.bench.systems.selection import takes_draft_model
     from speculant.registry import METHODS
 
-    drafting = next((name for name in methods if name in METHODS and name != "none"), "mix")
-    options: dict[str, Any] = {"method": drafting, "memory_limit": asked.memory_limit << 20, "fast": asked.loading.fast}
+    own = (name for name in methods if name in METHODS and name != "none" and not takes_draft_model(name))
+    drafting = next(own, "mix")
+    options: dict[str, Any] = {
+        "method": drafting,
+        "memory_limit": asked.memory_limit << 20,
+        "fast": asked.loading.fast,
+        "settings": chosen.get(drafting),
+    }
     with progress("scaling", lengths, "lengths") as advance:
         return measure_scaling(lambda: Speculator.from_transformers(model, **options), advance=advance)
+
+
+def find_draft_model(asked: Bench) -> str | None:
+    """Return the draft model: the one that is asked for, or the bundled one for the bundled model; None for none."""
+    from speculant.api.loading import bundled_draft_model
+
+    if asked.draft_model is not None or asked.config is not None or model_source(asked.loading.model) is not None:
+        return asked.draft_model
+    bundled = bundled_draft_model()
+    return None if bundled is None else str(bundled)
 
 
 def placement(asked: Bench) -> dict[str, Any]:

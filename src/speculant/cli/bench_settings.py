@@ -24,7 +24,8 @@ class Bench:
     growth: bool
     max_new_tokens: int | None
     methods: str
-    assistant: str | None
+    draft_model: str | None
+    settings: Sequence[str]
     nodes: int | str | None
     memory_limit: int
     temperature: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.loading import model_source
 from speculant.cli.options import BUNDLED
+from speculant.cli.settings import settings_json, settings_sentences
 
 if TYPE_CHECKING:
     from speculant.bench.suite.runner import Runner
@@ -26,8 +28,15 @@ def model_name(asked: Bench) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
-def conditions(asked: Bench, runner: Runner) -> dict[str, Any]:
-    """Return how it is run: what must be the same for a run to go on."""
+def conditions(asked: Bench, runner: Runner, *, draft_model: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how it is run: what must be the same for a run to go on.
+
+    Args:
+        asked: the options.
+        runner: of the run.
+        draft_model: the name of the draft model, without a path; None if there is none.
+        settings: of drafters, by method.
+    """
     import torch
 
     from speculant.bench.systems.system import SpeculantSystem
@@ -39,7 +48,8 @@ def conditions(asked: Bench, runner: Runner) -> dict[str, Any]:
         "random_weights": asked.config is not None,
         "inflated": asked.inflate,
         "methods": [system.name for system in runner.systems],
-        "assistant": asked.assistant and Path(asked.assistant).name,
+        "draft_model": draft_model,
+        "method_settings": settings_json(settings),
         "nodes": asked.nodes,
         "memory_limit_mb": asked.memory_limit,
         "temperatures": [sampling.temperature for sampling in runner.samplings],
@@ -98,6 +108,9 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
         )
     if mapped:
         found.append("Token ids were numbered anew, since the model's vocabulary is smaller than the recorded one.")
+    if settings["draft_model"] is not None:
+        found.append(f"Draft model: {settings['draft_model']}.")
+    found += settings_sentences(settings["method_settings"])
     if settings["limit"] is not None:
         found.append(f"The first items of each task, at most {settings['limit']}.")
     return found

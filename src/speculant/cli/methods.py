@@ -11,6 +11,7 @@ import typer
 from speculant.cli.commands import Command
 from speculant.cli.options import JsonFlag
 from speculant.cli.terminal import colored
+from speculant.core.errors import UsageError
 from speculant.registry import METHODS, VERIFIERS, Method, find_method
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ HELP = "List the drafting methods; with a NAME, what that method does and its se
 EXAMPLES = """
 speculant methods        # all of them
 speculant methods mix    # one, with its settings
+speculant methods --markdown   # the table of the documentation
 """
 
 
@@ -38,9 +40,16 @@ def methods(
         ),
     ] = None,
     as_json: JsonFlag = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print a Markdown table of all methods")] = False,
 ) -> int:
     """Print the registry, or one entry with its settings."""
-    if name is not None:
+    if markdown:
+        if as_json or name is not None:
+            raise UsageError("--markdown prints the table of all methods; leave out NAME and --json.")
+        from speculant.cli.methods_table import markdown_table
+
+        print(markdown_table(list(METHODS.values())))
+    elif name is not None:
         method = find_method(name)
         from speculant.cli.settings import settings_of
 
@@ -55,7 +64,7 @@ def methods(
 
 
 def table(listed: list[Method]) -> str:
-    """Return an aligned table; summaries stand on lines of their own, so that it fits a terminal.
+    """Return an aligned table; summaries and requirements are on lines of their own, so that it fits a terminal.
 
     Written without rich, whose import would take half of the time that the command may take.
     """
@@ -68,6 +77,8 @@ def table(listed: list[Method]) -> str:
     parts = [f"{bold}{lines[0]}{reset}"]
     for line, method in zip(lines[1:], listed, strict=True):
         parts.append(f"{cyan}{method.name}{reset}{line[len(method.name) :]}\n{indent}{method.summary}")
+        if method.requires:
+            parts.append(f"{indent}requires {method.requires}")
     return "\n".join(parts)
 
 
@@ -97,6 +108,7 @@ def described(method: Method, settings: list[Setting]) -> str:
         "",
         f"family      {method.family}",
         f"exactness   {method.exactness}",
+        f"requires    {method.requires or 'nothing beside the target'}",
         f"source      {method.source}",
         f"verifier    {', '.join(verifiers)}",
         f"memory      {'can be saved: --memory FILE' if method.memory else 'none is kept between runs'}",
@@ -119,6 +131,7 @@ def to_json(method: Method) -> dict[str, Any]:
         "exactness": method.exactness,
         "summary": method.summary,
         "source": method.source,
+        "requires": method.requires,
         "memory": method.memory is not None,
         "verifier": method.verifier,
         "verifiers": list(method.verifiers),

@@ -52,6 +52,15 @@ def replay(
             rich_help_panel="Drafting",
         ),
     ] = "mix",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="[METHOD.]NAME=VALUE",
+            help="a setting of one of the methods, see `speculant methods NAME`; may be repeated",
+            rich_help_panel="Drafting",
+        ),
+    ] = None,
     nodes: Annotated[
         int,
         typer.Option(
@@ -136,6 +145,7 @@ def replay(
             traces=list(dict.fromkeys(traces)),
             tokenizer=tokenizer,
             methods=methods,
+            settings=tuple(settings or ()),
             nodes=nodes,
             keep_memory=keep_memory,
             memory_limit=memory_limit,

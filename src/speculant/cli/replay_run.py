@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.cli.corpus import Rejected, file_size
 from speculant.cli.replay_settings import Order, Replay
+from speculant.cli.settings import build_settings_by_method, settings_json, settings_sentences
 from speculant.cli.terminal import progress, say
 from speculant.core.errors import FileError, UsageError
 
@@ -48,6 +49,7 @@ def run(asked: Replay) -> int:
         raise UsageError("no method was named. `speculant methods` lists them.")
     for method in methods:
         check_method(method)
+    chosen = build_settings_by_method(methods, asked.settings)
     cost = None if asked.step_cost is None else read_step_cost(Path(asked.step_cost))
     if cost is not None:
         cost.check(asked.nodes)
@@ -57,10 +59,10 @@ def run(asked: Replay) -> int:
         say(f"beginning without a corpus, since they take none of this kind: {', '.join(empty)}.")
     rejected = Rejected()
     traces = read_traces(asked, tokenizer, rejected)
-    runs = plan(asked, methods, traces, corpora, tokenizer)
+    runs = plan(asked, traces, corpora, chosen, tokenizer)
     jobs = min(asked.jobs or usable_cores(), len(runs))
     results = Results(traces, runs, play(runs, jobs), cost)
-    show(asked, results, settings_of(asked, jobs, rejected.count), tokenizer)
+    show(asked, results, conditions(asked, chosen, jobs, rejected.count), tokenizer)
     return 0
 
 
@@ -100,9 +102,9 @@ def read_traces(asked: Replay, tokenizer: Any, rejected: Rejected) -> list[Trace
 
 def plan(
     asked: Replay,
-    methods: Sequence[str],
     traces: Sequence[Trace],
     corpora: Mapping[str, Corpus],
+    chosen: Mapping[str, Any],
     tokenizer: Any,
 ) -> list[Run]:
     """Return the runs: every method on every file."""
@@ -119,9 +121,10 @@ def plan(
             vocabulary=max(known, vocabulary_of(trace.recordings)),
             memory_limit=asked.memory_limit << 20,
             corpus=corpora.get(method),
+            settings=chosen.get(method),
         )
         for trace in traces
-        for method in methods
+        for method in asked.methods
     ]
 
 
@@ -164,9 +167,17 @@ class Results:
         return replay_page(self.rows, excerpts, notes, token_ids=tokenizer is None)
 
 
-def settings_of(asked: Replay, jobs: int, left_out: int) -> dict[str, Any]:
-    """Return how the replay was run."""
+def conditions(asked: Replay, chosen: Mapping[str, Any], jobs: int, left_out: int) -> dict[str, Any]:
+    """Return how the replay was run.
+
+    Args:
+        asked: the options.
+        chosen: the settings of drafters, by method.
+        jobs: processes.
+        left_out: rows that could not be used.
+    """
     return {
+        "method_settings": settings_json(chosen),
         "nodes": asked.nodes,
         "keep_memory": asked.keep_memory,
         "memory_limit_mb": asked.memory_limit,
@@ -186,6 +197,7 @@ def sentences(settings: dict[str, Any]) -> list[str]:
     found = [f"Drafts of up to {settings['nodes']} nodes, memory {kept}, requests {order}."]
     if settings["limit"] is not None:
         found.append(f"Only the first {settings['limit']} requests of each file.")
+    found += settings_sentences(settings["method_settings"])
     if settings["corpora"]:
         found.append(f"Methods that can began with {' and '.join(settings['corpora'])}.")
     if settings["jobs"] > 1:

@@ -21,6 +21,7 @@ class Replay:
     traces: Sequence[str]
     tokenizer: str | None
     methods: Sequence[str]
+    settings: Sequence[str]
     nodes: int
     keep_memory: bool
     memory_limit: int

@@ -7,15 +7,15 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from speculant.cli.values import shortened
 from speculant.core.errors import UsageError
-from speculant.registry import Method
+from speculant.registry import METHODS, Method
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -88,6 +88,62 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
         return cls(**values)
     except ValueError as error:
         raise UsageError(f"--set: {error}") from error
+
+
+def build_settings_by_method(methods: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of those of several methods that have some set.
+
+    Args:
+        methods: names; those that are not in the registry have no settings.
+        given: each "name=value" for the one method that has such a setting, or "method.name=value".
+
+    Raises:
+        UsageError: as of `build_settings`, or a setting's method is not known.
+    """
+    own = {name: METHODS[name] for name in methods if name in METHODS}
+    by_method: dict[str, list[str]] = {}
+    for each in given:
+        name, text = _addressed(own, each)
+        by_method.setdefault(name, []).append(text)
+    return {name: build_settings(own[name], texts) for name, texts in by_method.items()}
+
+
+def settings_json(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return all settings of each method as plain values, for results."""
+    return {name: asdict(each) for name, each in settings.items()}
+
+
+def settings_sentences(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the same for people, a sentence for each method."""
+    return [
+        f"Settings of {name}: {', '.join(f'{key}={value}' for key, value in each.items())}."
+        for name, each in settings.items()
+    ]
+
+
+def _addressed(methods: Mapping[str, Method], given: str) -> tuple[str, str]:
+    """Return the method that a setting is for, and the setting without the method's name."""
+    before, _, value = given.partition("=")
+    method, dot, name = before.strip().rpartition(".")
+    if dot:
+        if method not in methods:
+            raise UsageError(f"--set {before.strip()}: '{method}' is none of the methods {', '.join(methods)}.")
+        return method, given.strip().removeprefix(f"{method}.")
+    name = name.replace("-", "_")
+    fitting = [each for each in methods if name in {setting.name for setting in settings_of(methods[each])}]
+    if len(fitting) > 1:
+        raise UsageError(
+            f"--set {name} fits {' and '.join(fitting)}. Say which one: --set {fitting[0]}.{name}={value or 'VALUE'}."
+        )
+    if fitting:
+        return fitting[0], given
+    drafting = [each for each in methods if settings_of(methods[each])]
+    if len(drafting) != 1:
+        raise UsageError(
+            f"none of the methods {', '.join(methods)} has a setting '{name}'. `speculant methods NAME` lists those "
+            "of a method."
+        )
+    return drafting[0], given  # refused there, with the nearest name
 
 
 def unknown(method: Method, name: str, known: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def test_what_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method that learns from logits is refused by name, with those that can be replayed."""
     method = replace(METHODS["aded"], name="logits", replayable=False)
     monkeypatch.setattr(methods, "METHODS", {**METHODS, "logits": method})
-    with pytest.raises(UnsupportedError, match=r"'logits' learns from the target's logits.* aded"):
+    with pytest.raises(UnsupportedError, match=r"'logits' drafts with a model or from the target's logits.* aded"):
         check_method("logits")
     check_method("aded")
 

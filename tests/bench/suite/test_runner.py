@@ -36,11 +36,10 @@ def plain(model: Any) -> Speculator:
 
 
 def runner(model: Any, methods: str = "mix,hf:generate", tasks: Sequence[Task] = (), **changes: Any) -> Runner:
-    names = parse_methods(methods, forced=True, assisted=False)
+    names = parse_methods(methods, forced=True, draft_model=False)
     return Runner(
         tasks=tasks or [recorded_task(name, [recording(TEXT, prompt=[3, i]) for i in range(2)], 256) for name in "ab"],
-        systems=changes.pop("systems", None)
-        or build_systems(names, model, assistant=None, nodes=8, memory_limit=LIMIT, fast=None),
+        systems=changes.pop("systems", None) or build_systems(names, model, nodes=8, memory_limit=LIMIT, fast=None),
         plain=plain(model),
         samplings=[Sampling()],
         trials=2,
@@ -138,13 +137,13 @@ class Free:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [("mxi", "Did you mean 'mix'"), (" ,", "no method"), ("hf:x", "hf:generate"), ("hf:assisted", "--assistant")],
+    [("mxi", "Did you mean 'mix'"), (" ,", "no method"), ("hf:x", "hf:generate"), ("hf:assisted", "--draft-model")],
 )
 def test_methods_are_checked_by_name(names: str, message: str) -> None:
     """Misspelt names are refused before a model is loaded; plain decoding is always there, once."""
     with pytest.raises(SpeculantError, match=message):
-        parse_methods(names, forced=False, assisted=False)
-    assert parse_methods("mix,none, mix", forced=True, assisted=False) == ["none", "mix"]
+        parse_methods(names, forced=False, draft_model=False)
+    assert parse_methods("mix,none, mix", forced=True, draft_model=False) == ["none", "mix"]
 
 
 def test_batches_are_run_in_groups(model: Any, tmp_path: Path) -> None:

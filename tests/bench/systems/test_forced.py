@@ -103,7 +103,7 @@ def test_ids_are_mapped_where_they_must_be() -> None:
         fit_vocabulary([small, large], 4)
 
 
-@pytest.mark.parametrize("method", ["recycling", "logitspec", "hf:assisted"])
+@pytest.mark.parametrize("method", ["recycling", "logitspec", "draft-model", "opt-tree", "hf:assisted"])
 def test_methods_that_need_the_true_model_are_refused(method: str) -> None:
     """Their acceptance would be that of nonsense."""
     with pytest.raises(UnsupportedError, match="without --forced"):

@@ -75,8 +75,8 @@ def test_sampling_leaves_the_process_s_random_stream_alone(model: Any) -> None:
 
 
 def test_names() -> None:
-    """Unknown names are refused, and assisted generation needs its assistant."""
+    """Unknown names are refused, and assisted generation needs a draft model."""
     with pytest.raises(UsageError, match="hf:prompt-lookup"):
-        check_hf("hf:beam", assisted=False)
-    with pytest.raises(UnsupportedError, match="--assistant"):
-        check_hf("hf:assisted", assisted=False)
+        check_hf("hf:beam", draft_model=False)
+    with pytest.raises(UnsupportedError, match="--draft-model"):
+        check_hf("hf:assisted", draft_model=False)

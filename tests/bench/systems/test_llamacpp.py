@@ -150,7 +150,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(UnsupportedError, match=r"not installed: pip install 'speculant\[llamacpp\]'"):
-        parse_methods("none,llamacpp", forced=True, assisted=False)
+        parse_methods("none,llamacpp", forced=True, draft_model=False)
 
 
 def test_a_library_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

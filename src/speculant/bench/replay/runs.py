@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from speculant.bench.replay.corpora import Corpus
 from speculant.bench.replay.player import ReplayResult, replay
@@ -28,6 +29,7 @@ class Run:
         vocabulary: number of token ids.
         memory_limit: bytes that the drafter's memory may take.
         corpus: the memory to start with; None for an empty one.
+        settings: of the drafter; None for its defaults.
     """
 
     file: str
@@ -38,6 +40,7 @@ class Run:
     vocabulary: int
     memory_limit: int
     corpus: Corpus | None
+    settings: Any = None
 
     @property
     def tokens(self) -> int:
@@ -55,7 +58,10 @@ class Run:
             return find_peer(self.method)()
         fingerprint = "" if self.corpus is None else self.corpus.tokenizer
         drafter = find_method(self.method).build(
-            vocabulary=self.vocabulary, tokenizer=fingerprint, memory_limit=self.memory_limit
+            vocabulary=self.vocabulary,
+            tokenizer=fingerprint,
+            memory_limit=self.memory_limit,
+            settings=self.settings,
         )
         if self.corpus is not None:
             assert isinstance(drafter, Persistent)  # methods that begin with a corpus have a memory
@@ -80,8 +86,9 @@ def check_method(name: str) -> None:
     elif not find_method(name).replayable:
         fit = ", ".join(method.name for method in METHODS.values() if method.replayable)
         raise UnsupportedError(
-            f"the method '{name}' learns from the target's logits, which a recorded trace does not hold, so replay "
-            f"cannot measure it. Measure it with a model: speculant generate --compare. Replay can measure {fit}."
+            f"the method '{name}' drafts with a model or from the target's logits, which a recorded trace does not "
+            f"hold, so replay cannot measure it. Measure it with a model: speculant generate --compare. Replay can "
+            f"measure {fit}."
         )
 
 

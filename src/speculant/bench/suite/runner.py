@@ -149,7 +149,8 @@ class Runner:
             _reset_peak(self.plain.model)
             found = system.run_batch(items, part.sampling, size=part.batch, plain_answers=plain)
             plain = plain or found.answers
-            divergence = self._first_divergence(items, plain, found.answers, part.sampling)
+            exact = system.token_identical(part.sampling)
+            divergence = self._first_divergence(items, plain, found.answers, part.sampling) if exact else None
             rows.append(
                 Row(
                     task=part.task.name,
@@ -172,7 +173,7 @@ class Runner:
                     target_seconds=found.stats.target_seconds,
                     memory_bytes=system.memory_bytes,
                     device_bytes=_peak(self.plain.model),
-                    identical=divergence is None,
+                    identical=divergence is None if exact else None,
                     divergence=divergence,
                     batch=part.batch,
                     requests=len(found.each),

@@ -136,21 +136,22 @@ class ForcingProcessor(LogitsProcessor):  # type: ignore[misc]
 
 
 def check_forced(method: str) -> None:
-    """Say before anything is loaded whether a method can be measured in a forced run.
+    """Check before anything is loaded whether a method can be measured in a forced run.
 
     Raises:
-        UnsupportedError: it learns from the target's logits, or drafts with another model.
+        UnsupportedError: it drafts with another model, or from the target's own passes.
     """
-    if method == "hf:assisted":
+    fit = f"Forced runs can measure {', '.join(each.name for each in METHODS.values() if each.replayable)}."
+    if method == "hf:assisted" or (method in METHODS and find_method(method).takes_draft_model):
         raise UnsupportedError(
-            "hf:assisted drafts with a model, which would have to be the recorded one's companion. Leave it out, or "
-            "measure it without --forced."
+            f"{method} drafts with a model, which would have to continue the recorded text as the recorded model did. "
+            "A recording does not say which vocabulary its ids are of, and they may have been numbered anew. Measure "
+            f"it without --forced. {fit}"
         )
     if method in METHODS and not find_method(method).replayable:
-        fit = ", ".join(each.name for each in METHODS.values() if each.replayable)
         raise UnsupportedError(
-            f"the method '{method}' drafts from the target's logits, which in a forced run are not those of the "
-            f"recorded text. Measure it without --forced. Forced runs can measure {fit}."
+            f"the method '{method}' drafts from the target's own passes, which in a forced run do not predict the "
+            f"recorded text. Measure it without --forced. {fit}"
         )
 
 

@@ -18,9 +18,10 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.engines.hf.generate_capture import sampling_options
 
 PREFIX = "hf:"
+ASSISTED = "hf:assisted"
 LOOKUP_TOKENS = 10  # as in transformers' documentation
 OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"hf:generate": {}, "hf:prompt-lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}, "hf:assisted": {}}
+    {"hf:generate": {}, "hf:prompt-lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}, ASSISTED: {}}
 )
 
 
@@ -30,23 +31,23 @@ class HuggingFace:
     has_memory = False
     notes = ()
 
-    def __init__(self, name: str, model: Any, assistant: Any = None) -> None:
+    def __init__(self, name: str, model: Any, draft_model: Any = None) -> None:
         """Check and keep the options.
 
         Args:
             name: of `OPTIONS`.
             model: the target.
-            assistant: the draft model of hf:assisted.
+            draft_model: of hf:assisted.
 
         Raises:
             UsageError, UnsupportedError: see `check_hf`.
         """
-        check_hf(name, assisted=assistant is not None)
+        check_hf(name, draft_model=draft_model is not None)
         self.name = name
         self._model = model
         self._options = dict(OPTIONS[name])
-        if name == "hf:assisted":
-            self._options["assistant_model"] = assistant
+        if name == ASSISTED:
+            self._options["assistant_model"] = draft_model
 
     def token_identical(self, sampling: Sampling) -> bool:
         return sampling.temperature == 0 or self.name == "hf:generate"
@@ -132,12 +133,12 @@ class _PassRecorder:
         )
 
 
-def check_hf(name: str, *, assisted: bool) -> None:
+def check_hf(name: str, *, draft_model: bool) -> None:
     """Check a name before anything is loaded.
 
     Args:
         name: of `OPTIONS`.
-        assisted: whether there is a draft model for hf:assisted.
+        draft_model: whether there is one.
 
     Raises:
         UsageError: there is no such system.
@@ -145,8 +146,8 @@ def check_hf(name: str, *, assisted: bool) -> None:
     """
     if name not in OPTIONS:
         raise UsageError(f"there is no method '{name}'. Of transformers' own there are {', '.join(OPTIONS)}.")
-    if name == "hf:assisted" and not assisted:
-        raise UnsupportedError("hf:assisted drafts with a smaller model: name it by --assistant.")
+    if name == ASSISTED and not draft_model:
+        raise UnsupportedError(f"{ASSISTED} drafts with a smaller model: name it by --draft-model.")
 
 
 def eos_ids(model: Any) -> list[int]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+from speculant.api.draft_caches import open_draft_caches
 from speculant.api.speculator import Speculator
 from speculant.bench.systems.forced import check_forced
-from speculant.bench.systems.hf import PREFIX, HuggingFace, check_hf
+from speculant.bench.systems.hf import ASSISTED, PREFIX, HuggingFace, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.bench.systems.system import PLAIN, SpeculantSystem, System
-from speculant.core.errors import UnsupportedError, UsageError
-from speculant.registry import find_method
+from speculant.core.errors import UsageError
+from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.registry import METHODS, find_method
 
 
-def parse_methods(names: str, *, forced: bool, assisted: bool, sampled: bool = False) -> list[str]:
+def parse_methods(names: str, *, forced: bool, draft_model: bool, sampled: bool = False) -> list[str]:
     """Return the methods of a list "NAME,...", each once, with plain decoding first whether or not it is named.
 
     Args:
         names: the list.
         forced: whether recorded outputs are followed.
-        assisted: whether there is a draft model for hf:assisted.
+        draft_model: whether there is one, for the methods that take it.
         sampled: whether tokens are sampled at a temperature.
 
     Raises:
@@ -33,40 +36,57 @@ def parse_methods(names: str, *, forced: bool, assisted: bool, sampled: bool = F
         raise UsageError("no method was named. `speculant methods` lists them.")
     methods = list(dict.fromkeys([PLAIN, *given]))
     for name in methods:
-        if name.startswith(PREFIX):
-            check_hf(name, assisted=assisted)
-        elif name == LLAMACPP:
-            check_llamacpp(sampled=sampled)
-        elif find_method(name).takes_draft_model:
-            raise UnsupportedError(
-                f"bench loads no draft model for the method '{name}'. Leave it out, or measure it with "
-                "speculant generate --compare."
-            )
         if forced:
             check_forced(name)
+        if name.startswith(PREFIX):
+            check_hf(name, draft_model=draft_model)
+        elif name == LLAMACPP:
+            check_llamacpp(sampled=sampled)
+        else:
+            method = find_method(name)
+            method.check_draft_model(given=draft_model and method.takes_draft_model)
     return methods
 
 
+def takes_draft_model(name: str) -> bool:
+    """Return whether a system drafts with a draft model."""
+    return name == ASSISTED or (name in METHODS and find_method(name).takes_draft_model)
+
+
 def build_systems(
-    methods: Sequence[str], model: Any, *, assistant: Any, nodes: int | str | None, memory_limit: int, fast: bool | None
+    methods: Sequence[str],
+    model: Any,
+    *,
+    draft_model: Any = None,
+    nodes: int | str | None,
+    memory_limit: int,
+    fast: bool | Acceleration | None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[System]:
-    """Return a system for each method.
+    """Return a system for each method. The model and the draft model are prepared once, for all of them.
 
     Args:
         methods: of `parse_methods`.
         model: the target.
-        assistant: the draft model of hf:assisted, or None.
+        draft_model: a loaded model for the methods that draft with one, what `open_draft_caches` made of it, or None.
         nodes: most nodes per draft, "auto", or None for the device's default.
         memory_limit: bytes that the memory of each may take.
         fast: see `Speculator.from_transformers`.
+        settings: of the drafters, by method; the defaults for methods that are not in it.
     """
-    options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "fast": fast}
+    prepared = Speculator.from_transformers(model, method=PLAIN, fast=fast).fast
+    options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "fast": prepared}
+    drafting = [name for name in methods if takes_draft_model(name) and name != ASSISTED]
+    caches = None
+    if drafting:
+        caches = open_draft_caches(draft_model, model.config.get_text_config(decoder=True).vocab_size)
 
     def build(name: str) -> System:
         if name.startswith(PREFIX):
-            return HuggingFace(name, model, assistant)
+            return HuggingFace(name, model, draft_model)
         if name == LLAMACPP:
             return LlamaCpp(model)
-        return SpeculantSystem(name, partial(Speculator.from_transformers, model, method=name, **options))
+        own = options | {"settings": settings.get(name), "draft_model": caches if name in drafting else None}
+        return SpeculantSystem(name, partial(Speculator.from_transformers, model, method=name, **own))
 
     return [build(name) for name in methods]

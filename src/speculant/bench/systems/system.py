@@ -113,7 +113,10 @@ class SpeculantSystem:
         return find_method(self.name).memory is not None
 
     def token_identical(self, sampling: Sampling) -> bool:
-        return True
+        if find_method(self.name).exactness != "lossless":
+            return False
+        exactness = self._speculator.verifier.exactness
+        return exactness == "tokens" or (exactness == "distribution" and not sampling.temperature)
 
     def warm_up(self) -> None:
         if find_method(self.name).replayable:

@@ -1,0 +1,96 @@
+"""The targets of `methods_table.py` and `methods_identity.py`, their draft models, and real prompts for them.
+
+`inflated` is the bundled model with layers and MLPs that change no output, of as many weights as a pass of the 0.5 B
+shape reads ($SPECULANT_DATA/models/shape-0.5b: 494 million, most of them in 24 layers). Its draft model is the bundled
+one, as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from speculant.api.loading import bundled_draft_model, load_model
+from speculant.bench.systems.inflate import inflate
+from speculant.cli.loading import quieten
+from speculant.core.tree import Int32
+from stories import FIRST
+
+TARGETS = ("bundled", "inflated", "stories260k")
+LAYERS, MLP = 24, 26496  # 24 x (196,608 + 768 x 26,496) + 4096 x 256 weights = 494 million, as the 0.5 B shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A target with its tokenizer, and its draft model.
+
+    Attributes:
+        draft_model: None if there is none.
+        draft_name: what results call it.
+    """
+
+    model: Any
+    tokenizer: Any
+    draft_model: Any
+    draft_name: str | None
+
+
+def data_folder() -> Path:
+    """Return the folder with texts and models."""
+    if "SPECULANT_DATA" not in os.environ:
+        raise SystemExit("set SPECULANT_DATA to the folder with the texts")
+    return Path(os.environ["SPECULANT_DATA"])
+
+
+def load_pair(target: str, *, dtype: str, draft_model: str | None, noise: float | None = None) -> Pair:
+    """Load a target and its draft model.
+
+    Args:
+        target: of `TARGETS`.
+        dtype: of both.
+        draft_model: a folder; None for the bundled one, which fits the bundled model alone.
+        noise: draft with the target itself, with noise of that share of each weight's spread; None not to.
+    """
+    quieten()
+    model, tokenizer = load_model(
+        str(data_folder() / "models/stories260K") if target == "stories260k" else None, dtype=dtype, device="cpu"
+    )
+    found = draft_model
+    if found is None and target != "stories260k" and (bundled := bundled_draft_model()) is not None:
+        found = str(bundled)
+    draft, name = None, None
+    if noise is not None:
+        draft, name = noisy(copy.deepcopy(model), noise), f"{target} with noise of {noise:g}"
+    elif found is not None:
+        draft, name = load_model(found, dtype=dtype, device="cpu")[0], Path(found).name if draft_model else "bundled"
+    if target == "inflated":
+        model = inflate(model, layers=LAYERS, mlp=MLP)
+    return Pair(model, tokenizer, draft, name)
+
+
+def noisy(model: Any, share: float) -> Any:
+    """Return the model with noise in its weights, a share of each one's spread."""
+    source = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += share * weight.std() * torch.randn(weight.shape, generator=source).to(weight.dtype)
+    return model
+
+
+def story_prompts(tokenizer: Any, *, count: int, tokens: int) -> list[Int32]:
+    """Return the first tokens Int32[T] of held-out stories that are longer; earlier stories were used for settings."""
+    text = (data_folder() / "text/tinystories/heldout.txt").read_text(encoding="utf-8")
+    found: list[Int32] = []
+    for story in text.split("<|endoftext|>")[FIRST:]:
+        ids = tokenizer(story.strip())["input_ids"]
+        if len(ids) > tokens:
+            found.append(np.array(ids[:tokens], np.int32))
+        if len(found) == count:
+            return found
+    raise SystemExit(f"there are {len(found)} held-out stories of more than {tokens} tokens, not {count}")

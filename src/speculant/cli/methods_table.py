@@ -1,0 +1,43 @@
+"""The table of methods in Markdown, which docs/methods.md holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from speculant.registry import VERIFIERS, Method
+
+HEADINGS = (
+    "method", "family", "verifier", "other lossless verifiers", "requires", "memory", "exactness", "paper",
+)  # fmt: skip
+BEGIN = "<!-- written by `speculant methods --markdown` -->"
+END = "<!-- end of the table of methods -->"
+
+_ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
+
+
+def markdown_table(methods: Sequence[Method]) -> str:
+    """Return a row for each method; it imports no drafter."""
+    rows = [HEADINGS, ("---",) * len(HEADINGS), *map(_cells, methods)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(method: Method) -> tuple[str, ...]:
+    others = [name for name in method.verifiers if name != method.verifier and not VERIFIERS[name].lossy]
+    return (
+        f"`{method.name}`",
+        method.family,
+        f"`{method.verifier}`",
+        ", ".join(f"`{name}`" for name in others) or "-",
+        method.requires or "-",
+        _memory(method),
+        method.exactness,
+        _ARXIV.sub(lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[0]})", method.source),
+    )
+
+
+def _memory(method: Method) -> str:
+    """Return whether what it learns can be saved, and the kind of corpus that it can begin with."""
+    parts = ["saved"] if method.memory is not None else []
+    parts += [f"corpus `{method.corpus}`"] if method.corpus is not None else []
+    return ", ".join(parts) or "-"
