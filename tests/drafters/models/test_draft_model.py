@@ -21,6 +21,7 @@ from speculant.drafters.models.sequoia import BestTree
 from speculant.drafters.models.shapes import BestFirst, Chain, Sequences, Shape, Widths
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance
 from speculant.engines.hf.engine import HFEngine
+from speculant.registry import METHODS as REGISTRY
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
 from trees import make_tree
 
