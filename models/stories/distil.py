@@ -21,14 +21,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from train import IGNORED, Muon
+from distillation import DistillationLoss, Expected, Weights
+from train import Muon
 
+WARM_STEPS = 50
 TOKEN_WEIGHT = 0.1  # of the chosen token in the loss
-SAVE_STEPS, LOG_STEPS = 250, 50
+LOSSES = ("target", "tokens", "rejected")
+SAVE_STEPS, LOG_STEPS, LONG_ROW_STEPS = 250, 50, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,44 +95,60 @@ def batches_of(texts: list[Text], batch_tokens: int, seed: str) -> list[list[Tex
     return batches
 
 
-def to_tensors(batch: list[Text]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return inputs and targets [B, T], and for the N targets that count the target's tokens and probabilities."""
-    inputs = torch.zeros(len(batch), max(len(text.ids) for text in batch) - 1, dtype=torch.long)
-    targets = torch.full_like(inputs, IGNORED)
-    for row, text in enumerate(batch):
-        ids = torch.from_numpy(text.ids).long()
-        inputs[row, : len(ids) - 1] = ids[:-1]
-        targets[row, : len(ids) - 1] = ids[1:]
-    top_ids = torch.from_numpy(np.concatenate([text.top_ids[:-1] for text in batch])).long()
-    top_logps = torch.from_numpy(np.concatenate([text.top_logps[:-1] for text in batch])).float()
-    return inputs, targets, top_ids, top_logps.exp()
+def long_row(texts: list[Text], length: int, seed: str) -> list[Text]:
+    """Return texts that fill a row of `length` tokens, so that late positions are trained, too."""
+    rng = random.Random(seed)
+    row = [rng.choice(texts)]
+    while (room := length - sum(len(text.ids) for text in row)) > 1:
+        text = rng.choice(texts)
+        row.append(Text(text.ids[:room], text.top_ids[:room], text.top_logps[:room]))
+    return row
 
 
-def losses_of(model: LlamaForCausalLM, batch: list[Text]) -> dict[str, Tensor]:
-    """Return the means over positions of three losses.
+def to_tensors(rows: list[list[Text]]) -> tuple[Tensor, Tensor, Expected]:
+    """Return inputs [B, T], which of their positions count, and what the target computed at those.
 
-    `tokens` is the cross-entropy of the chosen tokens, `target` that of the target's distribution, and `rejected` one
-    minus the acceptance rate within the target's most probable tokens.
+    A row holds one text or several, as if they were one; no text's last token counts, since nothing follows it.
     """
-    inputs, targets, top_ids, top_probs = to_tensors(batch)
-    counted = targets != IGNORED
-    logits = model.lm_head(model.model(input_ids=inputs, use_cache=False).last_hidden_state[counted])
-    logps = logits.gather(1, torch.cat([top_ids, targets[counted][:, None]], dim=1)) - logits.logsumexp(1, keepdim=True)
-    found, chosen = logps[:, :-1], logps[:, -1]
-    probs = found.exp()
-    other = (1 - top_probs.sum(1)).clamp(min=0)
-    other_logp = torch.log1p(-probs.sum(1).clamp(max=1 - 1e-5))
-    return {
-        "tokens": -chosen.mean(),
-        "target": -((top_probs * found).sum(1) + other * other_logp).mean(),
-        "rejected": 1 - torch.minimum(probs, top_probs).sum(1).mean(),
-    }
+    inputs = torch.zeros(len(rows), max(sum(len(text.ids) for text in row) for row in rows), dtype=torch.long)
+    counted = torch.zeros_like(inputs, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        start = 0
+        for text in row:
+            end = start + len(text.ids)
+            inputs[i, start:end] = torch.from_numpy(text.ids)
+            counted[i, start : end - 1] = True
+            start = end
+    texts = [text for row in rows for text in row]
+    chosen, top_ids, top_logps = (
+        torch.from_numpy(np.concatenate(fields))
+        for fields in zip(*((text.ids[1:], text.top_ids[:-1], text.top_logps[:-1]) for text in texts), strict=True)
+    )
+    return inputs, counted, Expected(chosen.long(), top_ids.long(), top_logps.float().exp())
 
 
-def objective(losses: dict[str, Tensor], step: int, args: argparse.Namespace) -> Tensor:
-    """Return what a step minimises; the last steps add the acceptance rate."""
-    loss = losses["target"] + TOKEN_WEIGHT * losses["tokens"]
-    return loss if step < args.steps - args.acceptance_steps else args.acceptance_weight * losses["rejected"] + loss
+def objective(model: LlamaForCausalLM, rows: list[list[Text]], weights: Weights) -> tuple[Tensor, Tensor]:
+    """Return what a step minimises, and the three losses it is made of."""
+    inputs, counted, expected = to_tensors(rows)
+    hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[counted]
+    return DistillationLoss.apply(hidden, model.lm_head.weight, expected, weights)
+
+
+def weights_at(step: int, args: argparse.Namespace) -> Weights:
+    """Return the weights of the losses; the last steps add the rejection rate."""
+    accepting = step > args.steps - args.acceptance_steps
+    return Weights(target=1.0, tokens=TOKEN_WEIGHT, rejected=args.acceptance_weight if accepting else 0.0)
+
+
+def first_model(args: argparse.Namespace) -> LlamaForCausalLM:
+    """Return the model to train: that of --init, or a new one with the target's embeddings, as far as they fit."""
+    if args.init:
+        return LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+    target = LlamaForCausalLM.from_pretrained(args.target, dtype=torch.float32)
+    model = LlamaForCausalLM(build_config(target.config, args))
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(principal_components(target.model.embed_tokens.weight, args.hidden))
+    return model
 
 
 def optimizers_of(model: LlamaForCausalLM, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
@@ -153,11 +171,7 @@ def save(model: LlamaForCausalLM, out: Path) -> None:
 
 def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
-    target = LlamaForCausalLM.from_pretrained(args.target, dtype=torch.float32)
-    model = LlamaForCausalLM(build_config(target.config, args)).train()
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(principal_components(target.model.embed_tokens.weight, args.hidden))
-    del target
+    model = first_model(args).train()
     texts = read_texts(args.texts)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {sum(len(t.ids) for t in texts)} tokens an epoch")
     optimizers = optimizers_of(model, args)
@@ -179,16 +193,20 @@ def train(args: argparse.Namespace) -> None:
             done += 1
             if done <= first:
                 continue
-            losses = losses_of(model, batch)
-            objective(losses, done, args).backward()
+            rows = [[text] for text in batch]
+            if done % LONG_ROW_STEPS == 0:
+                rows = [long_row(texts, model.config.max_position_embeddings, f"{args.seed} {done}")]
+            loss, parts = objective(model, rows, weights_at(done, args))
+            loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] = args.lr * min(1.0, done / 100) * (1 - (done - 1) / args.steps)
+                    group["lr"] = args.lr * min(1.0, done / WARM_STEPS) * (1 - (done - 1) / args.steps)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            tokens += sum(len(text.ids) - 1 for text in batch)
-            smooth |= {kind: 0.98 * smooth.get(kind, loss.item()) + 0.02 * loss.item() for kind, loss in losses.items()}
+            tokens += sum(len(text.ids) - 1 for row in rows for text in row)
+            found = dict(zip(LOSSES, parts.tolist(), strict=True))
+            smooth = {kind: 0.98 * smooth.get(kind, value) + 0.02 * value for kind, value in found.items()}
             if done % LOG_STEPS == 0:
                 log.append({"step": done, **{kind: round(loss, 4) for kind, loss in smooth.items()}})
                 speed = tokens / (time.process_time() - clock)
@@ -205,16 +223,17 @@ def main() -> None:
     parser.add_argument("target", type=Path, help="folder of the story model")
     parser.add_argument("texts", type=Path, help="folder with the texts of target_texts.py")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that gets the draft model")
+    parser.add_argument("--init", type=Path, help="draft model to go on from, instead of a new one")
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--acceptance-steps", type=int, default=3000, help="last steps, which also train acceptance")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--acceptance-steps", type=int, default=0, help="last steps, which also train acceptance")
     parser.add_argument("--acceptance-weight", type=float, default=2.0)
-    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=80)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--head", type=int, default=32, help="size of each of four heads")
     parser.add_argument("--feed-forward", type=int, default=208)
-    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--lr", type=float, default=1.5e-2)
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)

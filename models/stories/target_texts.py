@@ -60,9 +60,7 @@ def make_prompt(stories: list[str], tokenizer: PreTrainedTokenizerBase, rng: ran
     return Prompt(tokenizer(text)["input_ids"], greedy=rng.random() < 0.5)
 
 
-def shard_prompts(
-    number: int, stories: list[str], tokenizer: PreTrainedTokenizerBase, *, seed: int
-) -> list[Prompt]:
+def shard_prompts(number: int, stories: list[str], tokenizer: PreTrainedTokenizerBase, *, seed: int) -> list[Prompt]:
     """Return the prompts of a shard, which are of like length."""
     pool, place = divmod(number, POOL)
     rng = random.Random(f"{seed} {pool}")
@@ -140,16 +138,17 @@ def main() -> None:
     parser.add_argument("target", type=Path, help="folder of the story model")
     parser.add_argument("data", type=Path, help="folder with train-a.txt and train-b.txt")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder that gets the shards")
+    parser.add_argument("--first", type=int, default=0, help="first shard, for several runs at once")
     parser.add_argument("--shards", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
     model = LlamaForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
     stories = read_stories(args.data / "train-a.txt", args.data / "train-b.txt")
-    for number in range(args.shards):
+    for number in range(args.first, args.shards):
         path = args.out / f"texts-{number:03}.npz"
         if path.exists():
             continue

@@ -1,4 +1,4 @@
-"""A draft model as the drafters take it: a function that opens its caches."""
+"""Draft models: the default one, and the function that opens their caches for the drafters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from typing import Any
 
 import torch
 
-from speculant.api.loading import load_model
+from speculant.api.loading import bundled_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
+
+
+def default_draft_model(target: Any) -> Any:
+    """Return the bundled draft model, in the target's dtype and on its device, if the target is the bundled model.
+
+    Returns:
+        The model; None for other targets, for which users name a draft model.
+    """
+    if not (source := target.name_or_path) or not is_bundled(source):
+        return None
+    dtype = str(target.dtype).removeprefix("torch.")
+    return load_model(str(bundled_draft_model()), dtype=dtype, device=str(target.device))[0]
 
 
 def open_draft_caches(draft_model: Any, vocabulary: int) -> Callable[[Int32], TargetCache]:

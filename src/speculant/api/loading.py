@@ -9,11 +9,22 @@ from typing import Any
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
 
 BUNDLED = "stories"
+BUNDLED_DRAFT = "draft"
 
 
 def bundled_model() -> Path:
     """Return the folder of the story model that comes with the package."""
     return Path(str(files("speculant") / "models" / BUNDLED))
+
+
+def bundled_draft_model() -> Path:
+    """Return the folder of the draft model for the bundled model; its tokenizer is the bundled model's."""
+    return bundled_model() / BUNDLED_DRAFT
+
+
+def is_bundled(name: str | None) -> bool:
+    """Whether a model's name is the bundled model's: None or its folder."""
+    return name is None or (bool(name) and Path(name).resolve() == bundled_model().resolve())
 
 
 def load_model(
