@@ -1,7 +1,7 @@
 """The loss of distillation and its gradient, some rows of logits at a time.
 
-Most of a step of a small model is spent on logits over the whole vocabulary. With the gradient written by hand they take
-half the time that autograd takes, which goes through them once more for every operation.
+Most of a step of a small model is spent on logits over the whole vocabulary. With the gradient written by hand they
+take half the time that autograd takes, which goes through them once more for every operation.
 """
 
 from __future__ import annotations
