@@ -62,8 +62,8 @@ def load_pair(target: str, *, dtype: str, draft_model: str | None, noise: float 
         str(data_folder() / "models/stories260K") if target == "stories260k" else None, dtype=dtype, device="cpu"
     )
     found = draft_model
-    if found is None and target != "stories260k" and (bundled := bundled_draft_model()) is not None:
-        found = str(bundled)
+    if found is None and target != "stories260k":
+        found = str(bundled_draft_model())
     draft, name = None, None
     if noise is not None:
         draft, name = noisy(copy.deepcopy(model), noise), f"{target} with noise of {noise:g}"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from speculant import Speculator
-from speculant.api.loading import bundled_model, load_model, load_tokenizer
+from speculant.api.loading import bundled_draft_model, bundled_model, is_bundled, load_model, load_tokenizer
 from speculant.core.errors import ModelNotFoundError, TokenizerError, UsageError
 
 
@@ -24,6 +25,25 @@ def test_the_bundled_model_fits_other_engines() -> None:
     assert config.max_position_embeddings >= 1024
     assert len(tokenizer) == config.vocab_size
     assert sum(path.stat().st_size for path in bundled_model().iterdir()) < 30 << 20
+
+
+def test_the_bundled_draft_model_fits_the_bundled_model() -> None:
+    """Guards the size of the draft model, and that it is loaded by its folder and shares the target's tokens."""
+    draft, tokenizer = load_model(str(bundled_draft_model()))
+    target = AutoConfig.from_pretrained(bundled_model())
+    assert tokenizer is None
+    assert 300_000 <= sum(p.numel() for p in draft.parameters()) <= 500_000
+    assert sum(path.stat().st_size for path in bundled_draft_model().iterdir()) <= 2 << 20
+    for name in ("vocab_size", "bos_token_id", "eos_token_id", "max_position_embeddings"):
+        assert getattr(draft.config, name) == getattr(target, name)
+
+
+def test_names_of_the_bundled_model() -> None:
+    """Guards the default draft model, which is for the bundled target alone."""
+    assert is_bundled(None)
+    assert is_bundled(str(bundled_model()))
+    assert not is_bundled("")
+    assert not is_bundled(str(bundled_draft_model()))
 
 
 def test_the_bundled_tokenizer_spells_anything() -> None:

@@ -88,7 +88,7 @@ def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> No
     ("argv", "message"),
     [
         (["--verifier", "sample-then-folow"], "Did you mean 'sample-then-follow'?"),
-        (["--method", "draft-model"], "needs a draft model: pass draft_model=, or --draft-model"),
+        (["--model", "other", "--method", "draft-model"], "needs a draft model: pass draft_model=, or --draft-model"),
         (["--method", "draft-model", "--draft-model", "d", "--verifier", "sample-then-follow"], "drawn with"),
         (["--method", "lookup", "--draft-model", "d"], "the method 'lookup' takes no draft model"),
     ],

@@ -1,4 +1,4 @@
-"""A draft model as the drafters take it: a function that opens its caches."""
+"""Draft models: the default one, and the function that opens their caches for the drafters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from speculant.api.loading import load_model
+from speculant.api.loading import bundled_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError
@@ -26,6 +26,18 @@ class DraftCaches:
     def __call__(self, prompt: Int32) -> TargetCache:
         """Return a cache for a prompt Int32[T], which is not read yet."""
         return self.engine.open(torch.from_numpy(prompt).long()[None].to(self.engine.model.device))
+
+
+def default_draft_model(target: Any) -> Any:
+    """Return the bundled draft model, in the target's dtype and on its device, if the target is the bundled model.
+
+    Returns:
+        The model; None for other targets, for which users name a draft model.
+    """
+    if not (source := target.name_or_path) or not is_bundled(source):
+        return None
+    dtype = str(target.dtype).removeprefix("torch.")
+    return load_model(str(bundled_draft_model()), dtype=dtype, device=str(target.device))[0]
 
 
 def open_draft_caches(draft_model: Any, vocabulary: int) -> DraftCaches:

@@ -9,6 +9,7 @@ from typing import Any
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
 
 BUNDLED = "stories"
+BUNDLED_DRAFT = "draft"
 
 
 def bundled_model() -> Path:
@@ -16,10 +17,14 @@ def bundled_model() -> Path:
     return Path(str(files("speculant") / "models" / BUNDLED))
 
 
-def bundled_draft_model() -> Path | None:
-    """Return the folder of the draft model for the bundled model; None if the package has none."""
-    folder = bundled_model() / "draft"
-    return folder if (folder / "config.json").is_file() else None
+def bundled_draft_model() -> Path:
+    """Return the folder of the draft model for the bundled model; its tokenizer is the bundled model's."""
+    return bundled_model() / BUNDLED_DRAFT
+
+
+def is_bundled(name: str | None) -> bool:
+    """Whether a model's name is the bundled model's: None or its folder."""
+    return name is None or (bool(name) and Path(name).resolve() == bundled_model().resolve())
 
 
 def load_model(

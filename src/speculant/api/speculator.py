@@ -14,7 +14,7 @@ from typing import Any
 
 from speculant.api.batch import Batch
 from speculant.api.custom_generate import Bound
-from speculant.api.draft_caches import open_draft_caches
+from speculant.api.draft_caches import default_draft_model, open_draft_caches
 from speculant.api.loading import load_model
 from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
 from speculant.api.requests import Message, Preparation, Prompt
@@ -119,8 +119,9 @@ class Speculator:
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take, as a number or as text such as "1GB".
             settings: of the method's drafter, such as `MixSettings`, or a dict of some of them; None for its defaults.
-            draft_model: for the method `draft-model`: a smaller model with the same vocabulary, loaded or by name.
-                Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
+            draft_model: for methods that require one: a smaller model with the same vocabulary, loaded or by name; None
+                for the bundled draft model where the target is the bundled model. Speculators of one model may share
+                one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.
@@ -136,6 +137,8 @@ class Speculator:
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
         if memory is not None and found.memory is None:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
+        if draft_model is None and found.takes_draft_model:
+            draft_model = default_draft_model(model)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         drafter = found.build(
             vocabulary=vocabulary,

@@ -141,8 +141,7 @@ def find_draft_model(asked: Bench) -> str | None:
 
     if asked.draft_model is not None or asked.config is not None or model_source(asked.loading.model) is not None:
         return asked.draft_model
-    bundled = bundled_draft_model()
-    return None if bundled is None else str(bundled)
+    return str(bundled_draft_model())
 
 
 def placement(asked: Bench) -> dict[str, Any]:

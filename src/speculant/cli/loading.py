@@ -52,7 +52,10 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
     check_verifier(drafting.method, drafting.verifier, lossy=drafting.lossy)
     settings = build_settings(method, drafting.settings)
-    method.check_draft_model(given=drafting.draft_model is not None)
+    from speculant.api.loading import is_bundled
+
+    known = method.takes_draft_model and is_bundled(model_source(loading.model))
+    method.check_draft_model(given=known or drafting.draft_model is not None)
     model, tokenizer, threads = load(loading)
     draft_model = None if drafting.draft_model is None else load_draft_model(drafting.draft_model, loading)
     from speculant.api.speculator import Speculator

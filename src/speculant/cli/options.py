@@ -114,7 +114,7 @@ DraftModelOption = Annotated[
         "--draft-model",
         metavar="PATH|ID",
         parser=nonempty("name a folder or a hub id, or leave the option out"),
-        help="a smaller model with the same vocabulary, for --method draft-model",
+        help="a smaller model with the same vocabulary, for --method draft-model; the bundled model has one",
         rich_help_panel="Drafting",
     ),
 ]
@@ -235,7 +235,7 @@ class Drafting:
         memory_limit: megabytes that the memory may take.
         verifier: the acceptance rule, or None for the method's own.
         lossy: whether it may change the output.
-        draft_model: a folder or a hub id for the method "draft-model", or None.
+        draft_model: a folder or a hub id for the method "draft-model"; None for the bundled model's, or for none.
     """
 
     method: str = "mix"

@@ -93,7 +93,8 @@ class Method:
             raise UsageError(f"the method '{self.name}' takes no draft model; use the method 'draft-model'.")
         if self.takes_draft_model and not given:
             raise UsageError(
-                f"the method '{self.name}' needs a draft model: pass draft_model=, or --draft-model in a command."
+                f"the method '{self.name}' needs a draft model: pass draft_model=, or --draft-model in a command. "
+                "Only the bundled model has one of its own."
             )
 
     @property
