@@ -1,8 +1,10 @@
-"""Whether methods that sample their drafts leave the target's distribution as it is: chi-square tests on the bundled pair.
+"""Whether drafts that are sampled leave the target's distribution as it is: chi-square tests on the bundled pair.
 
 A short prompt is continued by a few tokens many times, at a temperature and with top-k, so that there are few enough
-texts to compute the exact probability of each from the target's own logits. Each method runs with its own acceptance
-rule and with the others that it may use. Results are added to the file as each is finished.
+texts to compute the exact probability of each from the target's own logits. The round, drafters, acceptance rules and
+samplers are the library's; passes of both models are computed once per text (`memo_engine.py`). Each method runs with
+all lossless rules that it may use, which together make so many tests that the least p is to be compared with 1 over
+their number. Results are added to the file as each is finished.
 
     python benchmarks/methods_distribution.py -o benchmarks/results/methods-distribution.json
 """
@@ -15,16 +17,25 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from transformers import EosTokenCriteria, MaxLengthCriteria, TemperatureLogitsWarper, TopKLogitsWarper
 
-from speculant.api.draft_caches import open_draft_caches
-from speculant.api.speculator import Speculator
-from speculant.registry import METHODS, VERIFIERS
+from memo_engine import MemoEngine
+from speculant.core.drafter import Start
+from speculant.core.sampler import Sampling
+from speculant.core.stats import Stats
+from speculant.decoding.sequence import Sequence
+from speculant.decoding.step import Parts, prefill, step
+from speculant.engines.hf.sampler import SamplingPlan, make_sampler
+from speculant.registry import METHODS, VERIFIERS, build_verifier
+from speculant.sizing.policy import FixedSizing
 from targets import load_pair
 
 PROMPT = "Once upon a time, there was a"
+ENDING = 2
+SETTINGS = "samples", "tokens", "temperature", "top_k", "nodes"
 LEAST_EXPECTED = 5.0  # texts that are expected less often share a cell
-CHUNK = 2000  # requests that are prepared at a time
 
 
 def main() -> None:
@@ -32,88 +43,99 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="results, which are added to")
     parser.add_argument("--draft-model", metavar="DIR", help="default: the bundled one")
     parser.add_argument("--samples", type=int, default=20_000)
-    parser.add_argument("--tokens", type=int, default=4, help="new tokens; the first belongs to the prompt's pass")
+    parser.add_argument("--tokens", type=int, default=5, help="new tokens; the first belongs to the prompt's pass")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--methods", metavar="NAME,...", help="default: all that sample")
+    parser.add_argument("--nodes", type=int, default=5)
+    parser.add_argument("--methods", metavar="NAME,...", help="default: all that sample with a draft model")
     args = parser.parse_args()
-    sampling = [name for name, method in METHODS.items() if method.samples and method.exactness == "lossless"]
-    names = args.methods.split(",") if args.methods else sampling
+    own = [name for name, each in METHODS.items() if each.samples and each.exactness == "lossless"]
+    names = args.methods.split(",") if args.methods else [name for name in own if METHODS[name].takes_draft_model]
     pair = load_pair("bundled", dtype="float32", draft_model=args.draft_model)
     ids = pair.tokenizer(PROMPT)["input_ids"]
     law = exact_law(pair.model, ids, args)
+    engines = MemoEngine(pair.model), MemoEngine(pair.draft_model)
     results: dict[str, Any] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
-    caches = open_draft_caches(pair.draft_model, pair.model.config.vocab_size)
-    fast = Speculator.from_transformers(pair.model, method="none").fast
     for name in names:
-        rules = [rule for rule in METHODS[name].verifiers if not VERIFIERS[rule].lossy and rule != "greedy"]
-        for rule in rules:
-            if f"{name} {rule}" in results:
+        for rule in METHODS[name].verifiers:
+            if VERIFIERS[rule].lossy or rule == "greedy" or f"{name} {rule}" in results:
                 continue
-            speculator = Speculator.from_transformers(
-                pair.model,
-                method=name,
-                verifier=rule,
-                nodes=6,
-                draft_model=caches if METHODS[name].takes_draft_model else None,
-                fast=fast,
-            )
-            results[f"{name} {rule}"] = tested(speculator, ids, law, args)
-            print(name, rule, results[f"{name} {rule}"], flush=True)
+            results[f"{name} {rule}"] = found = tested(name, rule, engines, ids, law, args)
+            print(name, rule, found, flush=True)
             args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
-def tested(speculator: Speculator, ids: list[int], law: dict[tuple[int, ...], float], args: Any) -> dict[str, Any]:
+def tested(
+    name: str,
+    rule: str,
+    engines: tuple[MemoEngine, MemoEngine],
+    ids: list[int],
+    law: dict[tuple[int, ...], float],
+    args: Any,
+) -> dict[str, Any]:
     """Return the statistics of a method's texts."""
-    counts, accepted, drafted = Counter[tuple[int, ...]](), 0, 0
-    for begin in range(0, args.samples, CHUNK):
-        count = min(CHUNK, args.samples - begin)
-        options = {"max_new_tokens": args.tokens, "temperature": args.temperature, "top_k": args.top_k}
-        for result in speculator.generate_batch([ids] * count, size=args.batch, seed=1 + begin, **options):
-            counts[tuple(result.ids)] += 1
-            accepted += result.stats.accepted
-            drafted += result.stats.drafted
-    if impossible := set(counts) - set(law):
-        return {"p": 0.0, "impossible": len(impossible)}
+    target, draft = engines
+    drafter = METHODS[name].build(vocabulary=target.capabilities.vocabulary, open_cache=draft.open)
+    parts: Any = Parts(
+        engine=target, drafter=drafter, verifier=build_verifier(name, rule), sizing=FixedSizing(args.nodes)
+    )
+    counts, stats, prompt = Counter[tuple[int, ...]](), Stats(method=name), np.array(ids, np.int32)
+    for seed in range(args.samples):
+        plan = SamplingPlan(
+            processors=[TemperatureLogitsWarper(args.temperature), TopKLogitsWarper(args.top_k)],
+            criteria=[MaxLengthCriteria(len(ids) + args.tokens), EosTokenCriteria(ENDING)],
+            sample=True,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        sampler = make_sampler(torch.tensor([ids]), plan)
+        start = Start(
+            prompt=prompt,
+            sampling=Sampling(temperature=args.temperature, top_k=args.top_k),
+            seed=np.random.SeedSequence([seed, 1]),
+        )
+        cache: Any = target.open(prompt)
+        sequence = Sequence(cache, sampler, start, stats)
+        prefill(sequence, parts)
+        while sequence.active:
+            step([sequence], parts)
+        if sequence.error is not None:
+            raise sequence.error
+        sequence.close()
+        counts[tuple(sampler.tokens)] += 1
+    found = {"impossible texts": len(set(counts) - set(law)), "drafted": stats.drafted, "accepted": stats.accepted}
+    return chi_square(counts, law, args.samples) | found | {key: getattr(args, key) for key in SETTINGS}
+
+
+def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], samples: int) -> dict[str, Any]:
+    """Return the statistic and its p, over cells that are expected often enough."""
     observed, expected = [0.0], [0.0]
     for text, probability in sorted(law.items(), key=lambda item: -item[1]):
         if expected[-1] >= LEAST_EXPECTED:
             observed.append(0.0)
             expected.append(0.0)
         observed[-1] += counts[text]
-        expected[-1] += probability * args.samples
+        expected[-1] += probability * samples
     if expected[-1] < LEAST_EXPECTED and len(expected) > 1:
         observed[-2:], expected[-2:] = [sum(observed[-2:])], [sum(expected[-2:])]
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in zip(observed, expected, strict=True))
     halves = torch.tensor([(len(expected) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return {
-        "samples": args.samples,
-        "tokens": args.tokens,
-        "temperature": args.temperature,
-        "top_k": args.top_k,
-        "cells": len(expected),
-        "chi_square": round(statistic, 2),
-        "p": round(float(torch.special.gammaincc(halves[0], halves[1])), 4),
-        "drafted": drafted,
-        "accepted": accepted,
-    }
+    p = float(torch.special.gammaincc(halves[0], halves[1]))
+    return {"cells": len(expected), "chi_square": round(statistic, 2), "p": round(p, 4)}
 
 
 def exact_law(model: Any, ids: list[int], args: Any) -> dict[tuple[int, ...], float]:
     """Return the probability of every text."""
-    law, open_ = dict[tuple[int, ...], float](), {(): 1.0}
-    ending = model.generation_config.eos_token_id
+    law, going = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]({(): 1.0})
     for _ in range(args.tokens):
         with torch.no_grad():
-            logits = model(torch.tensor([[*ids, *text] for text in open_])).logits[:, -1].double() / args.temperature
+            logits = model(torch.tensor([[*ids, *text] for text in going])).logits[:, -1].double() / args.temperature
         longer = dict[tuple[int, ...], float]()
-        for (text, probability), row in zip(open_.items(), logits, strict=True):
+        for (text, probability), row in zip(going.items(), logits, strict=True):
             best = row.topk(args.top_k)
             for token, chance in zip(best.indices.tolist(), best.values.softmax(-1).tolist(), strict=True):
-                ended = token == ending or len(text) + 1 == args.tokens
-                (law if ended else longer)[*text, token] = probability * chance
-        open_ = longer
+                whole = token == ENDING or len(text) + 1 == args.tokens
+                (law if whole else longer)[(*text, token)] = probability * chance
+        going = longer
     return law
 
 

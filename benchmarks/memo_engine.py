@@ -1,0 +1,87 @@
+"""An engine that runs each text once: for statistics over many samples of few texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculant.core.engine import NO_NEEDS, Capabilities, Needs, Pass
+from speculant.core.tree import ROOT, DraftTree, Int32
+
+Text = tuple[int, ...]
+
+
+class MemoEngine:
+    """Passes of a transformers model without a key-value cache; logits are kept by the text before them."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._logits = model, dict[Text, Tensor]()
+        self.capabilities = Capabilities(vocabulary=model.config.vocab_size)
+
+    def open(self, prompt: Int32) -> MemoCache:
+        """Return a sequence with a prompt Int32[T]."""
+        return MemoCache(self, tuple(prompt.tolist()))
+
+    def logits(self, texts: Sequence[Text]) -> Tensor:
+        """Return the logits [n, V] after some texts."""
+        for text in texts:
+            if text not in self._logits:
+                with torch.no_grad():
+                    self._logits[text] = self._model(torch.tensor([text])).logits[0, -1]
+        return torch.stack([self._logits[text] for text in texts])
+
+    def forward(self, batch: Sequence[tuple[MemoCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+        """Return the passes over each sequence's root and nodes; see `core.engine.Engine`."""
+        return [cache.forward([root, *draft.tokens], [ROOT, *(draft.parents + 1)]) for cache, root, draft in batch]
+
+    def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
+        """Return arrays as lists."""
+        return [array.tolist() for array in arrays]
+
+
+class MemoCache:
+    """One sequence; see `core.engine.TargetCache`."""
+
+    depth = 1 << 20
+
+    def __init__(self, engine: MemoEngine, prompt: Text) -> None:
+        self._engine, self._text, self._rows = engine, prompt, list[Text]()
+        self.length, self.unread = 0, len(prompt)
+
+    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass:
+        """Read the prompt."""
+        self.length, self.unread = len(self._text), 0
+        return Pass(logits=self._engine.logits([self._text]))
+
+    def forward(
+        self, tokens: Sequence[int], parents: Sequence[int], *, needs: Needs = NO_NEEDS, layers: Any = None
+    ) -> Pass:
+        """Append rows."""
+        first = len(self._rows)
+        for token, parent in zip(tokens, parents, strict=True):
+            above = self._text if parent == ROOT else self._rows[parent]
+            self._rows.append((*above, int(token)))
+        return Pass(logits=self._engine.logits(self._rows[first:]))
+
+    def check(self, draft: DraftTree) -> None:
+        """Accept any draft."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit a path."""
+        if len(rows):
+            self._text = self._rows[rows[-1]]
+        self._rows = []
+
+    def rollback(self) -> None:
+        """Drop the rows."""
+        self._rows = []
+
+    def restart(self) -> None:
+        """Drop the rows."""
+        self._rows = []
+
+    def release(self) -> None:
+        """Nothing is held."""
