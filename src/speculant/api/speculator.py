@@ -71,8 +71,8 @@ class Speculator:
         self._fast = prepare_model(target, fast)
         self.engine = HFEngine(target, acceleration=self._fast)
         self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
-        known = stored_step_cost(self.engine, self._fast, most=MAX_NODES)
-        self._latencies = {1: LatencyModel(most=MAX_NODES, known=known)}
+        known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
+        self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
         self._acceptance, self._throughput = AcceptanceModel(), Throughput()
         self._exploration = ExplorationBonus() if drafter.needs.top_k else None
         if self.nodes == AUTO:
@@ -418,8 +418,12 @@ class Speculator:
         if isinstance(self.nodes, int):
             return FixedSizing(self.nodes)
         if size not in self._latencies:
-            self._latencies[size] = LatencyModel(most=size - 1 + MAX_NODES)
+            self._latencies[size] = LatencyModel(most=self._most_rows(size))
         return AdaptiveSizing(self._latencies[size], self._acceptance, self._throughput, self._exploration)
+
+    def _most_rows(self, size: int) -> int:
+        """Return the most rows beyond the first of a pass over `size` sequences."""
+        return size - 1 + size * self.drafter.needs.queries + MAX_NODES
 
     def _persistent(self) -> Persistent:
         if not isinstance(self.drafter, Persistent):

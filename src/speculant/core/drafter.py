@@ -29,11 +29,15 @@ class Budget:
         nodes: the most nodes; 0 asks for no draft.
         depth: the deepest node: what the text, the model's positions and its rotary limits have room for.
         trees: whether nodes may have siblings; else the draft must be a chain.
+        queries: the deepest query row: what the model's positions and its rotary limits have room for. Queries may
+            branch, whatever `trees` says. Where no draft is asked for they are not wanted either, since such a round
+            is to cost what plain decoding costs.
     """
 
     nodes: int
     depth: int
     trees: bool = True
+    queries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +72,10 @@ class Verified:
         path: Int32[A], the accepted nodes in order.
         tokens: Int32[A + 1], what was committed: the accepted tokens, then the target's own. Where the text ends
             inside the draft its last token is the target's own, so this holds there too.
-        top_ids: Int32[N + 1, k], the target's best tokens after each row (row 0: the root), or None.
-        top_logits: Float32[N + 1, k], their logits, or None.
-        hidden: [N + 1, L', D], the hidden states that `Needs` asks for, an array of the engine's on its device; in the
+        top_ids: Int32[R, k], the target's best tokens after each of R = N + 1 + Q rows (row 0: the root, then nodes,
+            then the tree's queries), or None.
+        top_logits: Float32[R, k], their logits, or None.
+        hidden: [R, L', D], the hidden states that `Needs` asks for, an array of the engine's on its device; in the
             first observation, after the prompt's pass, [1, L', D], or with `Needs.prompt` the T' prompt tokens that
             the pass read, [T', L', D]. None if none were asked for.
     """

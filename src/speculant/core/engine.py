@@ -23,11 +23,13 @@ class Needs:
         top_k: how many of the target's best tokens at every row, rejected nodes too; 0 for none.
         hidden_layers: the decoder layers whose output it reads, counted from 0; -1 is the last, before the final norm.
         prompt: whether the hidden states of the prompt are wanted too.
+        queries: the most query rows of its drafts, see `tree.Queries`; models that verify chains only take none.
     """
 
     top_k: int = 0
     hidden_layers: tuple[int, ...] = ()
     prompt: bool = False
+    queries: int = 0
 
 
 NO_NEEDS = Needs()
@@ -49,6 +51,12 @@ class Pass:
     hidden: Array = None
     top_ids: Int32 | None = None
     top_logits: Float32 | None = None
+
+    def head(self, rows: int) -> Pass:
+        """Return the pass over the first rows."""
+        parts: list[Any] = [self.logits, self.hidden, self.top_ids, self.top_logits]
+        logits, hidden, top_ids, top_logits = (None if part is None else part[:rows] for part in parts)
+        return Pass(logits=logits, hidden=hidden, top_ids=top_ids, top_logits=top_logits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +106,7 @@ class TargetCache(Protocol):
         Raises:
             OutOfMemoryError: the device is full.
             UsageError: the cache was used elsewhere meanwhile.
+            UnsupportedError: the model cannot give what the drafter needs.
         """
 
     def forward(
@@ -123,7 +132,7 @@ class TargetCache(Protocol):
         """Refuse a draft that the next pass cannot take, before it is part of a pass of several sequences.
 
         Raises:
-            ValueError: a node is no token of the model.
+            ValueError: a node or a query is no token of the model, or a query has no position.
             UsageError: the cache was used elsewhere meanwhile.
         """
 
@@ -147,7 +156,9 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
-        """Run one target pass over several sequences; return the Pass over each one's root and N nodes, R = N + 1.
+        """Run one target pass over several sequences; return the Pass over the rows of each, R = N + 1 + Q.
+
+        The rows are the root, the N nodes of the draft and its Q queries.
 
         Every cache must be given `keep` or `rollback` afterwards, also where this raises.
 

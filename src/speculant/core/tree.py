@@ -2,7 +2,7 @@
 
 A draft of N nodes hangs below the root, the last committed token, which is not a node. Arrays list parents before
 children and the best nodes first, so every prefix of them is itself a valid tree. Row 0 of a target pass is the root,
-row i + 1 is node i.
+row i + 1 is node i. Behind them a pass may have query rows, which are asked for their logits only (`Queries`).
 
 Tree attention, in which a row attends to its ancestors only, is from SpecInfer (Miao et al., ASPLOS 2024, arXiv
 2305.09781).
@@ -44,8 +44,43 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Queries:
+    """Rows that share a draft's pass for their logits only: never accepted, cut or counted as nodes.
+
+    They hang below the root beside the draft, so dropping nodes of it leaves them as they are. In a pass they are the
+    last Q of N + 1 + Q rows. Lookahead Decoding's window (Fu et al., 2024, arXiv 2402.02057) is made of them.
+
+    Attributes:
+        tokens: Int32[Q].
+        parents: Int32[Q], index of the parent among the queries, -1 for the root; always smaller than the row's own.
+
+    Raises:
+        ValueError: the arrays disagree in length, or a parent does not come first.
+    """
+
+    tokens: Int32
+    parents: Int32
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"tokens and parents differ: {len(self.tokens)}, {len(self.parents)}")
+        if not ((self.parents >= ROOT) & (self.parents < np.arange(len(self)))).all():
+            raise ValueError("every parent must come before its children, or be -1 for the root")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def depths(self) -> Int32:
+        """Return Int32[Q]: 1 for rows directly below the root."""
+        return _depths(self.parents)
+
+
+NO_QUERIES = Queries(np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DraftTree:
-    """A draft of N nodes.
+    """A draft of N nodes, and the queries that share its pass.
 
     Attributes:
         tokens: Int32[N].
@@ -53,6 +88,7 @@ class DraftTree:
         weights: Float32[N], the drafter's estimate of the joint probability, from the root, that the node is
             accepted; never above its parent's.
         proposal: None if every token was chosen rather than sampled.
+        queries: rows asked for their logits only, within the budget's `queries`.
 
     Raises:
         ValueError: the arrays disagree in length, a parent does not come first, or a weight exceeds its parent's.
@@ -62,6 +98,7 @@ class DraftTree:
     parents: Int32
     weights: Float32
     proposal: Proposal | None = None
+    queries: Queries = NO_QUERIES
     _depths: Int32 | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,18 +113,20 @@ class DraftTree:
                 raise ValueError("a node's weight is a joint probability and cannot exceed its parent's, or 1")
 
     @classmethod
-    def trusted(cls, tokens: Int32, parents: Int32, weights: Float32) -> DraftTree:
+    def trusted(
+        cls, tokens: Int32, parents: Int32, weights: Float32, *, queries: Queries = NO_QUERIES
+    ) -> DraftTree:
         """Return a tree of chosen tokens without checking it, for kernels that guarantee what is checked."""
         tree = object.__new__(cls)
-        fields = {"tokens": tokens, "parents": parents, "weights": weights, "proposal": None, "_depths": None}
-        for name, value in fields.items():
+        fields = {"tokens": tokens, "parents": parents, "weights": weights, "proposal": None, "queries": queries}
+        for name, value in {**fields, "_depths": None}.items():
             object.__setattr__(tree, name, value)
         return tree
 
     @classmethod
-    def empty(cls) -> DraftTree:
-        """Return the draft of no nodes; its target pass is a plain decoding step."""
-        return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+    def empty(cls, *, queries: Queries = NO_QUERIES) -> DraftTree:
+        """Return the draft of no nodes; without queries its target pass is a plain decoding step."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), queries=queries)
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]], weights: Iterable[float] | None = None) -> DraftTree:
@@ -123,10 +162,7 @@ class DraftTree:
     def depths(self) -> Int32:
         """Return Int32[N]: 1 for children of the root. Computed once."""
         if self._depths is None:
-            depths: list[int] = []
-            for parent in self.parents.tolist():
-                depths.append(1 if parent == ROOT else depths[parent] + 1)
-            object.__setattr__(self, "_depths", np.array(depths, np.int32))
+            object.__setattr__(self, "_depths", _depths(self.parents))
         assert self._depths is not None
         return self._depths
 
@@ -144,8 +180,18 @@ class DraftTree:
         inner[self.parents] = True  # the root's -1 lands in the spare last place
         return np.flatnonzero(~inner[: len(self)]).astype(np.int32)
 
+    def rows(self, root: int) -> tuple[Int32, Int32]:
+        """Return tokens and parents, Int32[N + 1 + Q] each, of the rows of a pass: root, nodes, queries.
+
+        Parents are rows; the root's is -1.
+        """
+        first, below = np.array([[root], [ROOT]], np.int32), self.queries.parents
+        beside = np.where(below == ROOT, np.int32(0), below + np.int32(len(self) + 1))
+        tokens = np.concatenate([first[0], self.tokens, self.queries.tokens])
+        return tokens, np.concatenate([first[1], self.parents + np.int32(1), beside])
+
     def head(self, n: int) -> DraftTree:
-        """Return the first n nodes.
+        """Return the first n nodes, and all queries.
 
         Raises:
             ValueError: one of the other nodes was sampled; dropping it by its value would bias the output.
@@ -153,12 +199,12 @@ class DraftTree:
         if n >= len(self):
             return self
         if self.proposal is None:
-            return DraftTree.trusted(self.tokens[:n], self.parents[:n], self.weights[:n])
+            return DraftTree.trusted(self.tokens[:n], self.parents[:n], self.weights[:n], queries=self.queries)
         chosen = self.proposal.chosen
         if chosen is None or not chosen[n:].all():
             raise ValueError("a sampled node cannot be dropped after it was drawn; set the budget before")
         proposal = replace(self.proposal, chosen=chosen[:n])
-        return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal)
+        return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal, self.queries)
 
     def below(self, path: Sequence[int]) -> DraftTree:
         """Return the draft that hangs below some tokens from the root, with weights given that these are accepted.
@@ -189,7 +235,7 @@ class DraftTree:
         )
 
     def within(self, *, depth: int, trees: bool = True) -> DraftTree:
-        """Return the nodes at most `depth` deep; without `trees` only those on the best chain.
+        """Return the nodes at most `depth` deep, without `trees` only those on the best chain; and all queries.
 
         For drafters whose search does not know a budget's limits, before they return a draft of chosen tokens.
 
@@ -206,7 +252,9 @@ class DraftTree:
             return self
         renumbered = np.full(len(self) + 1, ROOT, np.int32)
         renumbered[kept] = np.arange(len(kept))
-        return DraftTree.trusted(self.tokens[kept], renumbered[self.parents[kept]], self.weights[kept])
+        return DraftTree.trusted(
+            self.tokens[kept], renumbered[self.parents[kept]], self.weights[kept], queries=self.queries
+        )
 
     @staticmethod
     def merge(trees: Sequence[DraftTree], max_nodes: int) -> DraftTree:
@@ -215,10 +263,13 @@ class DraftTree:
         Returns the `max_nodes` heaviest nodes, heaviest first.
 
         Raises:
-            ValueError: a draft was sampled; two samples of one place cannot become one node.
+            ValueError: a draft was sampled, and two samples of one place cannot become one node; or one has queries,
+                whose rows would not be found again.
         """
         if any(tree.proposal is not None for tree in trees):
             raise ValueError("sampled drafts cannot be merged: a node would have two proposals")
+        if any(len(tree.queries) for tree in trees):
+            raise ValueError("drafts with queries cannot be merged: their rows would lie elsewhere")
         found: dict[tuple[int, int], int] = {}
         tokens: list[int] = []
         weights: list[float] = []
@@ -269,50 +320,55 @@ class DraftTree:
         return self.path(int(np.argmax(sums)))
 
     def ancestor_mask(self, width: int | None = None) -> Bool:
-        """Return Bool[width, width]: row i may attend to column j; row 0 is the root.
+        """Return Bool[width, width]: row i may attend to column j; row 0 is the root, queries come last.
 
-        `width` defaults to N + 1. Rows beyond are padding: they hang directly below the root (SGLang's form).
+        `width` defaults to N + 1 + Q. Rows beyond are padding: they hang directly below the root (SGLang's form).
 
         Raises:
             ValueError: the draft does not fit the width.
         """
-        rows = len(self) + 1
+        parents = self.rows(0)[1].tolist()
+        rows = len(parents)
         width = rows if width is None else width
         if rows > width:
             raise ValueError(f"{rows} rows do not fit a mask of width {width}; draft at most {width - 1} nodes")
         mask = np.eye(width, dtype=bool)
         mask[:, 0] = True
-        for row, parent in enumerate(self.parents.tolist(), start=1):
-            if parent != ROOT:
-                mask[row] |= mask[parent + 1]
+        for row in range(1, rows):
+            mask[row] |= mask[parents[row]]
         return mask
 
     def sequence_sets(self) -> list[list[int]]:
-        """Return, for the root and each node, the ids of the leaves at or below it (llama.cpp's form).
+        """Return, for each row of a pass, the ids of the leaves at or below it (llama.cpp's form).
 
-        One sequence id per leaf, counted from 0 in node order; a draft of no nodes has the single sequence 0.
+        One sequence id per leaf, counted from 0 in the order of rows; a root alone has the single sequence 0.
         """
-        sets: list[list[int]] = [[] for _ in range(len(self) + 1)]
-        for sequence, leaf in enumerate(self.leaves().tolist()):
-            sets[0].append(sequence)
-            for node in self.path(leaf).tolist():
-                sets[node + 1].append(sequence)
-        return sets if len(self) else [[0]]
+        parents = self.rows(0)[1].tolist()
+        inner = set(parents)
+        sets: list[list[int]] = [[] for _ in parents]
+        for sequence, leaf in enumerate(row for row in range(len(parents)) if row not in inner):
+            row = leaf
+            while row != ROOT:
+                sets[row].append(sequence)
+                row = parents[row]
+        return sets
 
     def attention_mask(self, prefix: int | Bool, *, window: int | None = None) -> Bool:
-        """Return Bool[1, 1, N + 1, L + N + 1], True where a row may attend (transformers' sdpa form).
+        """Return Bool[1, 1, R, L + R] of the R = N + 1 + Q rows, True where one may attend (transformers' sdpa form).
 
         Args:
             prefix: the length L of what is cached, or Bool[L] with False at padding.
             window: for sliding layers, how many positions back a row sees, itself included.
         """
         seen = np.ones(prefix, bool) if isinstance(prefix, int) else prefix
-        length, rows = len(seen), len(self) + 1
+        length, below = len(seen), self.ancestor_mask()
+        rows = len(below)
         mask = np.empty((1, 1, rows, length + rows), bool)
         mask[..., :length] = seen
-        mask[..., length:] = self.ancestor_mask()
+        mask[..., length:] = below
         if window is not None:
-            positions = np.concatenate([np.arange(length + 1), length + self.depths()])
+            depths = np.concatenate([self.depths(), self.queries.depths()])
+            positions = np.concatenate([np.arange(length + 1), length + depths])
             mask &= positions > positions[length:, None] - window
         return mask
 
@@ -324,3 +380,11 @@ class DraftTree:
         smallest number of the model's dtype.
         """
         return np.where(mask, np.float32(0), np.float32(minimum))
+
+
+def _depths(parents: Int32) -> Int32:
+    """Return Int32[n]: 1 for children of the root."""
+    depths: list[int] = []
+    for parent in parents.tolist():
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return np.array(depths, np.int32)

@@ -2,7 +2,7 @@
 
     sizing says how many nodes each sequence may draft
     the drafter proposes a tree for each; sizing drops chosen nodes that do not pay
-    the engine runs one pass over all roots and nodes
+    the engine runs one pass over all roots, nodes and queries
     the verifier walks each tree: accepted path, then the target's own token
     each sequence keeps the cache rows of its path
     sessions and sizing learn from what happened
@@ -147,7 +147,12 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
     trees = parts.engine.capabilities.trees and parts.verifier.trees
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     budgets = [
-        Budget(nodes=most if sequence.depth > 0 else 0, depth=min(sequence.depth, _state(sequence).depth), trees=trees)
+        Budget(
+            nodes=most if sequence.depth > 0 else 0,
+            depth=min(sequence.depth, _state(sequence).depth),
+            trees=trees,
+            queries=sequence.cache.depth,
+        )
         for sequence, most in zip(sequences, nodes, strict=True)
     ]
     proposed: list[DraftTree | None]
@@ -182,7 +187,8 @@ def _walk(
     verifier, prepared = parts.verifier, dict[int, object]()
     for place, (sequence, draft, result) in enumerate(zip(sequences, drafts, passes, strict=True)):
         try:
-            prepared[place] = verifier.prepare(draft, result, sequence.sampler)
+            verified = result.head(len(draft) + 1)  # rows behind the nodes are queries, of which only sessions learn
+            prepared[place] = verifier.prepare(draft, verified, sequence.sampler)
         except Exception as error:
             sequence.fail(error)
     waiting = [place for place, work in prepared.items() if work is not None]

@@ -32,7 +32,7 @@ class RecordedEngine(Engine):
         """Count the rows. What a drafter wants of logits and hidden states is missing: a recording has none."""
         if needs.hidden_layers:
             raise UnsupportedError("a recorded output has no hidden states; this drafter needs a model.")
-        self._on_pass(sum(len(draft) + 1 for _, _, draft in batch))
+        self._on_pass(sum(len(draft) + 1 + len(draft.queries) for _, _, draft in batch))
         return [Pass(logits=None) for _ in batch]
 
     def read(self, arrays: Sequence[Array]) -> list[list[Any]]:

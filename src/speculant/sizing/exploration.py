@@ -4,7 +4,8 @@ Drafters with `needs.top_k` learn the target's best tokens at every row of a pas
 small draft would look best, so little would be learned, so drafts would stay poor. A bonus per node breaks that circle:
 full for a context (two tokens in a row) that no pass and no text has contained yet, a quarter for others, whose tokens
 are only refreshed. So it fades as the memory fills. Its size was chosen on even-numbered stories of two small models;
-it is the most that a node may cost for nothing but learning, and so bounds what that can lose.
+it is the most that a node may cost for nothing but learning, and so bounds what that can lose. Query rows, which are
+there for nothing else, gain the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import DraftTree
+from speculant.core.tree import DraftTree, Queries
 
 Float64 = npt.NDArray[np.float64]
 
@@ -30,13 +31,14 @@ class ExplorationBonus:
     def __init__(self) -> None:
         self._known = np.zeros(1 << _BITS, np.bool_)
 
-    def bonus(self, tree: DraftTree, root: int) -> Float64:
-        """Return Float64[N], the bonus of each node of a draft below the token `root`, in tokens."""
+    def bonus(self, tree: DraftTree | Queries, root: int) -> Float64:
+        """Return Float64[N], the bonus of each node, or query, of a draft below the token `root`, in tokens."""
         return _bonus(tree.tokens, tree.parents, root, self._known)
 
     def observe(self, tree: DraftTree, text: Sequence[int]) -> None:
         """Mark a round's contexts as known: of its draft, and of the token before the root, the root and what came."""
-        _mark(tree.tokens, tree.parents, np.array(text, np.int64), self._known)
+        tokens, rows = tree.rows(text[1])
+        _mark(tokens[1:], rows[1:] - 1, np.array(text, np.int64), self._known)
 
 
 @njit(cache=True)

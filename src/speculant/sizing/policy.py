@@ -16,7 +16,8 @@ Several sequences share one pass, so its nodes go where they gain most: a reques
 about which nothing is known gets none.
 
 Drafting costs time by the node, too. Not drafting at all pays only where the drafts of late gained less than the time
-they took; then a sequence pauses for some rounds.
+they took; then a sequence pauses for some rounds. Query rows (`tree.Queries`) are paid for as rows of the pass and are
+never dropped one by one: they cost what a pass with them costs more, gain what exploration does, and pause with drafts.
 
 Sampled nodes must not be dropped by their values, which would bias the output. Their number is set before they are
 drawn, from the acceptance of each depth in earlier rounds; so is that of nodes that are expensive to draft.
@@ -31,7 +32,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from speculant.core.tree import DraftTree
+from speculant.core.tree import DraftTree, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
@@ -66,7 +67,8 @@ class SizingState:
         pause, left: rounds without a draft: how many at a time, and still to come.
         gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
         text: the token before the root, and the root.
-        rounds, spent, skipped, paused: counts of rounds, nodes, rounds without nodes, rounds without asking.
+        rounds, spent, queried: counts of rounds, nodes, query rows.
+        skipped, paused: counts of rounds without nodes, rounds without asking.
     """
 
     acceptance: AcceptanceModel
@@ -84,6 +86,7 @@ class SizingState:
     text: list[int] = field(default_factory=lambda: [-1, -1])
     rounds: int = 0
     spent: int = 0
+    queried: int = 0
     skipped: int = 0
     paused: int = 0
 
@@ -219,7 +222,8 @@ class AdaptiveSizing:
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
-        base = len(drafts) - 1 + held
+        queried = sum(len(draft.queries) for draft in drafts)
+        base = len(drafts) - 1 + held + queried
         values = gains[0] if len(gains) == 1 else np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
         room = min(len(values), max(0, self._latency.most - base))
         by_level = all(state.by_level for state in states)  # then the time of drafting does not depend on the nodes
@@ -231,7 +235,19 @@ class AdaptiveSizing:
         for state, draft, gain, n in zip(states, drafts, gains, kept, strict=True):
             if draft.proposal is None:
                 state.gain = max(0.0, float(gain[:n].sum()) - price * float(costs[nodes]) * n / max(nodes, 1))
+            if queried:
+                cost = price * self._query_cost(base, queried) * len(draft.queries) / queried
+                state.gain += self._learning(state, draft.queries) - cost
         return _heads(drafts, kept)
+
+    def _learning(self, state: SizingState, queries: Queries) -> float:
+        """Return what query rows gain: as much as rejected nodes."""
+        return 0.0 if self._exploration is None else float(self._exploration.bonus(queries, state.text[1]).sum())
+
+    def _query_cost(self, base: int, queried: int) -> float:
+        """Return what a pass over `base` draft rows costs more than one without the `queried` ones among them."""
+        curve, last = self._latency.curve, len(self._latency.curve) - 1
+        return float(curve[min(base, last)] - curve[min(base - queried, last)])
 
     def _price(self, sequences: int) -> float:
         """Return the tokens that a unit of time is worth."""
@@ -260,7 +276,7 @@ class AdaptiveSizing:
         draft_seconds: float,
     ) -> None:
         latency, nodes = self._latency, sum(len(draft) for draft in drafts)
-        rows = min(nodes + len(drafts), len(latency.curve)) - 1
+        rows = min(nodes + sum(len(draft.queries) for draft in drafts) + len(drafts), len(latency.curve)) - 1
         latency.observe(rows, target_seconds)
         asking, drafted = sum(state.asked > 0 for state in states), list(zip(states, drafts, strict=True))
         units = sum(int(draft.depths().max(initial=0)) if state.by_level else len(draft) for state, draft in drafted)
@@ -279,6 +295,7 @@ class AdaptiveSizing:
             state.sampled = draft.proposal is not None if len(draft) else state.sampled
             state.rounds += 1
             state.spent += len(draft)
+            state.queried += len(draft.queries)
             state.skipped += not len(draft)
             state.paused += not state.asked
             self._plan(state, len(draft), len(states), asking)
@@ -298,12 +315,13 @@ class AdaptiveSizing:
     def reason(self, state: SizingState) -> str:
         if not state.rounds:
             return ""
-        mean = state.spent / state.rounds
-        most = max(1, min(round(mean) or 1, len(self._latency.curve) - 1))
+        mean, queries = state.spent / state.rounds, state.queried / state.rounds
+        most = max(1, min(round(mean + queries) or 1, len(self._latency.curve) - 1))
         one, some = self._latency.seconds(np.array([0, most]))
+        beside = f" beside {queries:.1f} query rows" if queries else ""
         text = (
-            f"{mean:.1f} nodes a round, none in {state.skipped / state.rounds:.0%} of rounds: a pass over {most} takes "
-            f"{some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
+            f"{mean:.1f} nodes a round{beside}, none in {state.skipped / state.rounds:.0%} of rounds: a pass over "
+            f"{most} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
         )
         if state.paused:
             text += f"; in {state.paused / state.rounds:.0%} of rounds drafting would have cost more than it gains"

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UsageError
-from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.core.tree import DraftTree
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.capabilities import HFCapabilities, check_model
@@ -107,7 +107,7 @@ class HFEngine:
     def forward(self, batch: Sequence[tuple[HFTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         if any(cache.uncommitted for cache, _, _ in batch):
             raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
-        requests = [(cache, *_rows_of(root, tree)) for cache, root, tree in batch]
+        requests = [(cache, *tree.rows(root)) for cache, root, tree in batch]
         if len(requests) == 1:
             [(cache, tokens, parents)] = requests
             return [cache.forward(tokens, parents, needs=needs)]
@@ -121,9 +121,3 @@ class HFEngine:
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
         return [array.tolist() for array in on_host]
-
-
-def _rows_of(root: int, tree: DraftTree) -> tuple[Int32, Int32]:
-    """Return tokens and parents Int32[N + 1] of the root and the nodes below it."""
-    first = np.array([root], np.int32), np.array([ROOT], np.int32)
-    return np.concatenate([first[0], tree.tokens]), np.concatenate([first[1], tree.parents + 1])

@@ -109,6 +109,11 @@ class HFTargetCache:
         self._runner.acceleration.check_weights()
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
+        if needs.queries and not self._runner.capabilities.trees:
+            raise UnsupportedError(
+                "this method asks for rows beside the draft, and this model verifies chains only; its notes give the "
+                "reason. Use another method."
+            )
         self._drop_other_factors()
         start = self._length
         end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
@@ -147,6 +152,9 @@ class HFTargetCache:
     def check(self, draft: DraftTree) -> None:
         self._check_cache()
         self._check_tokens(draft.tokens)
+        self._check_tokens(draft.queries.tokens)
+        if len(draft.queries) and draft.queries.depths().max() > self.depth:
+            raise ValueError(f"the drafter's queries are deeper than {self.depth}, which the model has room for.")
 
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
