@@ -113,9 +113,7 @@ class DraftTree:
                 raise ValueError("a node's weight is a joint probability and cannot exceed its parent's, or 1")
 
     @classmethod
-    def trusted(
-        cls, tokens: Int32, parents: Int32, weights: Float32, *, queries: Queries = NO_QUERIES
-    ) -> DraftTree:
+    def trusted(cls, tokens: Int32, parents: Int32, weights: Float32, *, queries: Queries = NO_QUERIES) -> DraftTree:
         """Return a tree of chosen tokens without checking it, for kernels that guarantee what is checked."""
         tree = object.__new__(cls)
         fields = {"tokens": tokens, "parents": parents, "weights": weights, "proposal": None, "queries": queries}
