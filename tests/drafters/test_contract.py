@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ from trees import paths_of
 VOCABULARY = 80
 NAMES = tuple(name for name, method in METHODS.items() if not method.takes_draft_model)
 BUDGETS = tuple(
-    Budget(nodes=nodes, depth=depth, trees=trees)
+    Budget(nodes=nodes, depth=depth, trees=trees, queries=queries)
     for nodes in (0, 1, 5, 64)
     for depth in (0, 1, 3, 1000)
     for trees in (True, False)
+    for queries in (0, 3, 1000)
 )
 
 
@@ -46,7 +48,8 @@ def verified(tree: DraftTree, truth: list[int], needed: int, random: np.random.G
     tokens = np.array(truth[: len(path) + 1], np.int32)
     if not needed:
         return Verified(tree=tree, path=np.array(path, np.int32), tokens=tokens)
-    ranked = random.permuted(np.tile(np.arange(VOCABULARY, dtype=np.int32), (len(tree) + 1, 1)), axis=1)
+    rows = len(tree) + 1 + len(tree.queries)
+    ranked = random.permuted(np.tile(np.arange(VOCABULARY, dtype=np.int32), (rows, 1)), axis=1)
     for row, token in zip([0, *(node + 1 for node in path)], tokens, strict=True):
         ranked[row] = [token, *ranked[row][ranked[row] != token]]
     top_ids = ranked[:, :needed]
@@ -59,7 +62,7 @@ def rounds(held: Drafter, session: Session, text: np.ndarray, done: int) -> Iter
     random = np.random.default_rng(done)
     while done < len(text):
         yield
-        tree = session.propose(Budget(nodes=16, depth=1000))
+        tree = session.propose(Budget(nodes=16, depth=1000, queries=1000))
         result = verified(tree, text[done : done + 20].tolist(), held.needs.top_k, random)
         session.observe(result)
         done += len(result.tokens)
@@ -67,7 +70,8 @@ def rounds(held: Drafter, session: Session, text: np.ndarray, done: int) -> Iter
 
 def same(one: DraftTree, other: DraftTree) -> bool:
     """Return whether two drafts are equal in every array."""
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("tokens", "parents", "weights"))
+    names = ("tokens", "parents", "weights", "queries.tokens", "queries.parents")
+    return all(np.array_equal(attrgetter(name)(one), attrgetter(name)(other)) for name in names)
 
 
 def check(tree: DraftTree, budget: Budget) -> None:
@@ -78,6 +82,7 @@ def check(tree: DraftTree, budget: Budget) -> None:
     assert not len(tree) or tree.depths().max() <= budget.depth
     assert budget.trees or tree.parents.tolist() == list(range(ROOT, len(tree) - 1))
     assert len(set(paths_of(tree))) == len(tree)
+    assert not len(tree.queries) or (budget.nodes and tree.queries.depths().max() <= budget.queries)
 
 
 @pytest.mark.parametrize("name", NAMES)
