@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from speculant.core.tree import DraftTree, Proposal
+from speculant.core.tree import DraftTree, Proposal, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
@@ -21,6 +22,11 @@ def sampled(*weights: float) -> DraftTree:
     """Return a chain of sampled nodes."""
     tree = chain(*weights)
     return DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(np.full((len(weights), 8), 0.125)))
+
+
+def asking(draft: DraftTree, rows: int) -> DraftTree:
+    """Return the draft with so many query rows beside it."""
+    return replace(draft, queries=Queries(np.arange(rows, dtype=np.int32), np.arange(-1, rows - 1, dtype=np.int32)))
 
 
 def curve(per_node: float, *, most: int = 64) -> StepCost:

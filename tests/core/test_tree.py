@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant.core.tree import ROOT, DraftTree, Proposal
+from speculant.core.tree import ROOT, DraftTree, Proposal, Queries
 from trees import ancestry, drafts, make_tree, paths_of
 
 
@@ -249,3 +249,58 @@ def test_the_empty_draft() -> None:
     assert tree.sequence_sets() == [[0]]
     assert len(tree.within(depth=3, trees=False)) == len(tree.within(depth=3)) == len(DraftTree.merge([], 5)) == 0
     assert (tree.tokens.dtype, tree.parents.dtype, tree.weights.dtype) == (np.int32, np.int32, np.float32)
+
+
+def beside(tree: DraftTree, queries: DraftTree) -> DraftTree:
+    """Return a draft with the nodes of another as its queries."""
+    return DraftTree(tree.tokens, tree.parents, tree.weights, queries=Queries(queries.tokens, queries.parents))
+
+
+def as_nodes(tree: DraftTree) -> DraftTree:
+    """Return the draft whose nodes are all rows but the root."""
+    tokens, parents = tree.rows(0)
+    return make_tree(tokens[1:], parents[1:] - 1)
+
+
+@given(drafts(), drafts())
+def test_rows_of_a_pass(tree: DraftTree, other: DraftTree) -> None:
+    """Rows are the root, the nodes, and the queries, whose parents are the root or each other."""
+    both = beside(tree, other)
+    tokens, parents = both.rows(9)
+    assert tokens.tolist() == [9, *tree.tokens.tolist(), *other.tokens.tolist()]
+    below = [0 if parent == ROOT else len(tree) + 1 + parent for parent in other.parents.tolist()]
+    assert parents.tolist() == [ROOT, *(tree.parents + 1).tolist(), *below]
+    assert (len(both), both.depths().tolist()) == (len(tree), tree.depths().tolist())
+    assert both.queries.depths().tolist() == other.depths().tolist()
+
+
+@given(drafts(), drafts(), st.integers(0, 3), st.none() | st.integers(1, 8))
+def test_exports_have_the_rows_of_queries(tree: DraftTree, other: DraftTree, length: int, window: int | None) -> None:
+    """What engines are handed treats queries as rows like others: as if they were nodes."""
+    both = beside(tree, other)
+    whole = as_nodes(both)
+    assert (both.ancestor_mask() == whole.ancestor_mask()).all()
+    assert (both.attention_mask(length, window=window) == whole.attention_mask(length, window=window)).all()
+    assert both.sequence_sets() == whole.sequence_sets()
+    assert both.best_chain().tolist() == tree.best_chain().tolist()
+
+
+@given(drafts(), drafts(), st.integers(0, 4))
+def test_dropping_nodes_leaves_queries(tree: DraftTree, other: DraftTree, left: int) -> None:
+    """Guards the window of a draft that sizing trims or a budget cuts."""
+    both = beside(tree, other)
+    for kept in (both.head(left), both.within(depth=left), both.within(depth=left, trees=False)):
+        assert kept.queries is both.queries
+
+
+def test_what_are_no_queries() -> None:
+    """Arrays that disagree and children before parents are refused; so is a union, in which rows would be lost."""
+    with pytest.raises(ValueError, match="differ"):
+        Queries(np.zeros(2, np.int32), np.full(1, ROOT, np.int32))
+    for parents in ([0], [-2], [-1, 1]):
+        with pytest.raises(ValueError, match="parent"):
+            Queries(np.zeros(len(parents), np.int32), np.array(parents, np.int32))
+    tree = beside(make_tree([1], [-1]), make_tree([2], [-1]))
+    with pytest.raises(ValueError, match="queries"):
+        DraftTree.merge([tree, make_tree([3], [-1])], 4)
+    assert not len(DraftTree.empty().queries)

@@ -1,4 +1,4 @@
-"""Jacobi decoding: iterates are those of the method, fixed points are accepted whole, and variants keep their blocks."""
+"""Jacobi decoding: iterates are those of the method, fixed points are accepted whole, variants keep their blocks."""
 
 from __future__ import annotations
 
@@ -123,8 +123,13 @@ def test_weights_follow_what_was_accepted() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "match"),
-    [({"variant": "jp"}, "'pj', 'pgj'"), ({"block": 1}, "2 or more"), ({"length": -1}, "0 or more"), ({"fill": 40}, "0 to 39")],
-)  # fmt: skip
+    [
+        ({"variant": "jp"}, "'pj', 'pgj'"),
+        ({"block": 1}, "2 or more"),
+        ({"length": -1}, "0 or more"),
+        ({"fill": 40}, "0 to 39"),
+    ],
+)
 def test_wrong_settings_are_refused(settings: dict[str, object], match: str) -> None:
     """Each message names what is allowed."""
     with pytest.raises(UsageError, match=match):
