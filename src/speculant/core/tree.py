@@ -207,7 +207,7 @@ class DraftTree:
     def below(self, path: Sequence[int]) -> DraftTree:
         """Return the draft that hangs below some tokens from the root, with weights given that these are accepted.
 
-        Empty where the tree does not hold them.
+        Empty where the tree does not hold them. Queries, which hang below the root, are not in it.
 
         Raises:
             ValueError: nodes were sampled.

@@ -25,7 +25,6 @@ passes left alone often, so acceptance is counted by the number of passes that h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -53,7 +52,7 @@ class JacobiSettings:
         UsageError: there is no such variant, a block has fewer than 2 tokens, or the length is negative.
     """
 
-    variant: Literal["pj", "pgj", "hgj"] = "pj"
+    variant: str = "pj"
     block: int = 3
     length: int = 512
     fill: int | None = None
