@@ -195,10 +195,16 @@ class LLMCadDrafter(DraftModelDrafter):
 
 
 class SequoiaDrafter(DraftModelDrafter):
-    """The tree that is expected to yield the most: `sequoia`."""
+    """The tree that is expected to yield the most: `sequoia`.
+
+    Attributes:
+        settings: the limits of its trees.
+        acceptance: measured so far.
+    """
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestTreeSettings | None = None) -> None:
-        s, acceptance = settings or BestTreeSettings(), SiblingAcceptance()
+        self.settings, self.acceptance = settings or BestTreeSettings(), SiblingAcceptance()
+        s, acceptance = self.settings, self.acceptance
         self._setup(open_cache, vocabulary, lambda: BestTree(acceptance, depth=s.depth, siblings=s.siblings))
 
 
