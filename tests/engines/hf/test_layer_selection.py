@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from models import tiny_model
+from models import tiny_model, truncated
 from passes import IDS, opened, plain_text, rows_of
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
@@ -18,25 +17,6 @@ from speculant.core.tree import DraftTree
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.model_view import find_layers
 from trees import random_draft
-
-
-def truncated(model: Any, layers: list[int]) -> Any:
-    """Return a copy of a model without the other layers."""
-    model = copy.deepcopy(model)
-    place = find_layers(model)
-    assert place is not None
-    kept = nn.ModuleList(place.layers[index] for index in layers)
-    for index, layer in enumerate(kept):
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = index
-    parent = model.get_submodule(".".join(place.path[:-1]))
-    setattr(parent, place.path[-1], kept)
-    types = getattr(model.config, "layer_types", None)
-    model.config.num_hidden_layers = len(layers)
-    if types:
-        model.config.layer_types = [types[index] for index in layers]
-    return model
 
 
 @pytest.mark.parametrize("layers", [[0], [0, 1], [0, 1, 2]])

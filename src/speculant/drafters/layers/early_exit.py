@@ -2,10 +2,10 @@
 
 Elhoushi et al.: "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL 2024, arXiv 2404.16710.
 Their checkpoints, such as facebook/layerskip-llama2-7B, are plain Llama checkpoints whose early layers were trained to
-exit: load one as any other model. With other checkpoints few drafts are accepted. The configs of these checkpoints do
-not name the exit, so that it is a setting; the authors use layer 8 for 7B. They draft a fixed number of tokens, 6 or
-12, which is `stop=fixed`. The cache of the target serves the draft, as theirs does; the drafted rows of the first
-layers are computed again in the target's pass, where they keep them.
+exit: load one as any other model. With other checkpoints few drafts are accepted. The exit is a setting, since it is
+not part of these checkpoints; the authors run layerskip-llama2-7B with layer=8 and 6 tokens a draft (stop=fixed,
+length=6). The target's cache serves the draft, as in the paper; there, the target's pass also goes on from the drafted
+rows of the first layers, which are computed again here.
 """
 
 from __future__ import annotations

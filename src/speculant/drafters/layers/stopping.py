@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree
 from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, drawn_below
 
 SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
@@ -53,13 +54,14 @@ class SureChain(Shape):
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0] if self._sure and weights else []
 
-    def learn(self, depth: int, accepted: int) -> None:
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         if not self._adaptive:
             return
-        self._matched = SMOOTHING * self._matched + (1 - SMOOTHING) * accepted / depth
+        drafted = len(draft)
+        self._matched = SMOOTHING * self._matched + (1 - SMOOTHING) * len(path) / drafted
         goal = self._threshold
         if self._matched < ENOUGH:
             goal += STEP
-        elif depth < self.passes:
+        elif drafted < self.passes:
             goal -= STEP
         self._threshold = min(1.0, max(0.0, INERTIA * self._threshold + (1 - INERTIA) * goal))

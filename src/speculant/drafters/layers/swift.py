@@ -1,9 +1,8 @@
 """SWIFT: the skipped layers are searched while text is decoded: `swift`.
 
-Xia et al., ICLR 2025, arXiv 2410.06916; the search is in `search`, the stop rule in `stopping`. A candidate is scored by
-one pass over the last tokens that the target generated: the authors score on the first tokens of the output, which are
-the same ones until the output is longer than the window, and old ones later. Beside the chain, they verify further
-top-k tokens at uncertain places of it; here a draft is a chain.
+Xia et al., ICLR 2025, arXiv 2410.06916; the search is in `search`, the stop rule in `stopping`. A candidate is scored
+by one pass over the last tokens that the target generated; the authors' code scores on the first ones of the text.
+Beside the chain, they verify further top-k tokens at uncertain places of it; here a draft is a chain.
 
 Greedy requests share one search, as the authors' do, so that it goes on from one text to the next. A request that
 samples searches for itself: its drafts are drawn from the layers found so far, and its text must depend on its seed
@@ -88,15 +87,15 @@ class SWIFTSession(LayerSession):
         super().observe(verified)
         window = self._settings.window
         self._recent = [*self._recent, *verified.tokens.tolist()][-window - 1 :]
-        due = self._round % self._settings.interval == 0 and len(self._recent) > window and self._text.depth
+        due = self._round % self._settings.interval == 0 and len(self._recent) > window and self._lent.depth
         if due and not self._search.over:
             skipped = self._search.candidate(self._random)
             self._search.observe(skipped, self._score(skipped))
-        self._text.layers = self._search.layers
+        self._lent.layers = self._search.layers
 
     def _score(self, skipped: tuple[int, ...]) -> float:
         """Return the share of the window's tokens that the target drafts rightly without these layers."""
         window = self._settings.window
-        logits = self._text.target.reread(window, self._search.without(skipped)).logits
-        pairs = zip(logits.argmax(-1).tolist(), self._recent[1:], strict=True)
-        return sum(drafted == generated for drafted, generated in pairs) / window
+        logits = self._lent.target.reread(window, self._search.without(skipped)).logits
+        drafted: list[int] = logits.argmax(-1).tolist()
+        return sum(a == b for a, b in zip(drafted, self._recent[1:], strict=True)) / window

@@ -69,7 +69,9 @@ class DraftRows:
                 raise ValueError(f"the rows {rows} are not a path below the committed text")
             above = row
 
-    def mask(self, start: int, length: int, *, seen: Bool | None = None, window: int | None = None, hidden: int = 0) -> Bool:
+    def mask(
+        self, start: int, length: int, *, seen: Bool | None = None, window: int | None = None, hidden: int = 0
+    ) -> Bool:
         """Return Bool[1, 1, U - start, L + hidden + U], True where the rows from `start` on may attend.
 
         Args:
