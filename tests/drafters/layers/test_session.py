@@ -16,6 +16,7 @@ from speculant.core.tree import DraftTree
 from speculant.drafters.layers.ppd import Guesses
 from speculant.drafters.layers.session import LayerSession
 from speculant.drafters.models.shapes import Chain, Shape
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.model_view import find_layers
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -131,7 +132,7 @@ def test_a_skipped_layer_hands_on_its_input() -> None:
     torch.testing.assert_close(tree.proposal.q, logits.softmax(-1), atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [Chain, lambda: Guesses(top_k=3, depth=3)])
+@pytest.mark.parametrize("shape", [Chain, lambda: Guesses(LevelAcceptance(), top_k=3, depth=3)])
 def test_proposals_are_drawn_again_and_leave_no_rows(shape: Any) -> None:
     """Guards the contract of `propose`, and the target's pass, which takes no rows of a draft."""
     session, cache = opened(tiny_model("llama"), (0, 2), shape(), Sampling(temperature=1.0))

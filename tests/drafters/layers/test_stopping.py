@@ -43,7 +43,7 @@ def test_the_token_after_which_a_chain_ends_is_drafted() -> None:
     """Guards that no pass is paid for in vain: its distribution draws a token, and no further one."""
     shape, generator = SureChain(threshold=0.5, longest=4, adaptive=True), torch.Generator()
     for q, level in ((torch.tensor([[0.6, 0.4, 0.0]]), [0]), (torch.tensor([[0.4, 0.3, 0.3]]), [])):
-        found = shape.expand(Level(1, q, [1.0], 4, False, generator))
+        found = shape.expand(Level(1, q, [1.0], 4, 4, False, False, generator))
         assert [each.token for each in found] == [0]
         assert shape.select([1.0]) == level
 
@@ -54,7 +54,7 @@ def drafts_of(shape: SureChain, q: Model) -> list[tuple[DraftTree, float]]:
     while open_:
         text, probability = open_.pop()
         law = torch.tensor(q(text))[None]
-        shape.expand(Level(len(text) + 1, law, [1.0], 8, True, torch.Generator()))
+        shape.expand(Level(len(text) + 1, law, [1.0], 8, 8, False, True, torch.Generator()))
         goes_on = bool(shape.select([1.0])) and len(text) + 1 < shape.passes
         for token, chance in enumerate(q(text).tolist()):
             longer = (*text, token)

@@ -11,13 +11,16 @@ target's norm and head serve it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.subsets import check_layers, first_layers
 from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,14 @@ class Guesses(Shape):
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = True
 
-    def __init__(self, *, top_k: int, depth: int) -> None:
+    def __init__(self, acceptance: LevelAcceptance, *, top_k: int, depth: int) -> None:
+        """Take the limits.
+
+        Args:
+            acceptance: shared by all requests.
+            top_k: nodes of each level.
+            depth: levels.
+        """
         if not 1 <= top_k <= MOST_NODES:
             raise UsageError(f"top_k must be from 1 to {MOST_NODES}, not {top_k}.")
         if not 1 <= depth <= MOST_PASSES:
@@ -51,10 +61,18 @@ class Guesses(Shape):
                 f"{top_k} guesses {depth} deep make {top_k * depth} nodes; at most {MOST_NODES} can be verified."
             )
         self.passes, self._top_k = depth, top_k
+        self._acceptance, self._grown = acceptance, 0
 
     def expand(self, level: Level) -> list[Candidate]:
+        self._grown = level.depth
         width = self._top_k if level.depth == 1 else 1
         return [each for place in range(len(level.q)) for each in drawn_below(level, place, width, distinct=True)]
+
+    def forecast(self, nodes: int) -> Float64:
+        return self._acceptance.gains(self.passes)[:, None]
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(self._grown, len(path))
 
 
 class PPDDrafter(LayerDrafter):
@@ -73,4 +91,7 @@ class PPDDrafter(LayerDrafter):
         """
         s, count = settings or PPDSettings(), check_layers(layers)
         number = max(1, count // 2) if s.layer is None else s.layer
-        super().__init__(first_layers(count, number, name="layer"), lambda: Guesses(top_k=s.top_k, depth=s.depth))
+        acceptance = LevelAcceptance()
+        super().__init__(
+            first_layers(count, number, name="layer"), lambda: Guesses(acceptance, top_k=s.top_k, depth=s.depth)
+        )
