@@ -20,7 +20,7 @@ SELF_DRAFTING: tuple[Method, ...] = (
     Method(
         name="swift",
         family="self-drafting, layer skipping",
-        summary="the same; which layers are left out is searched while text is decoded",
+        summary="the target without some of its layers drafts a chain; which ones is searched while it decodes",
         drafter="speculant.drafters.layers.swift:SWIFTDrafter",
         source="Xia et al. 2025, arXiv 2410.06916",
         verifier="speculative-sampling",
