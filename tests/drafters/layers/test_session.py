@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,39 @@ def test_sampled_texts_follow_their_seed(method: str) -> None:
     first = speculator.generate(PROMPTS[0], **options)
     assert speculator.generate(PROMPTS[0], **options).ids == first.ids
     assert first.stats.drafted > 0
+
+
+@pytest.mark.parametrize("method", ["layer-skip", "early-exit"])
+def test_the_distribution_is_the_targets(method: str) -> None:
+    """Guards sampled texts: three tokens, of which two follow from rounds with drafts, chi-square."""
+    model, draws, counts = tiny_model("llama"), 250, Counter[tuple[int, ...]]()
+    speculator = Speculator.from_transformers(model, method=method, nodes=3, fast=False)
+    drafted = 0
+    for seed in range(draws):
+        result = speculator.generate(PROMPTS[0], max_new_tokens=3, seed=seed, temperature=1.5, top_k=3)
+        counts[tuple(result.ids)] += 1
+        drafted += result.stats.drafted
+    assert drafted >= draws
+    expected = {(): 1.0}
+    for _ in range(3):
+        expected = {
+            (*text, token): probability * chance
+            for text, probability in expected.items()
+            for token, chance in three_best(model, [*PROMPTS[0], *text]).items()
+        }
+    assert set(counts) <= set(expected)
+    likely = {text: draws * p for text, p in expected.items() if draws * p >= 5}
+    chi = sum((counts[text] - mean) ** 2 / mean for text, mean in likely.items())
+    rest = draws - sum(likely.values())
+    chi += (draws - sum(counts[text] for text in likely) - rest) ** 2 / rest
+    assert chi < len(likely) + 4 * np.sqrt(2 * len(likely))  # four standard deviations
+
+
+def three_best(model: Any, text: list[int]) -> dict[int, float]:
+    """Return the target's distribution after a text, at temperature 1.5 and top-k 3."""
+    with torch.no_grad():
+        best = (model(torch.tensor([text])).logits[0, -1] / 1.5).topk(3)
+    return dict(zip(best.indices.tolist(), best.values.double().softmax(-1).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("method", METHODS)
