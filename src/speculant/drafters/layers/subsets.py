@@ -38,7 +38,9 @@ def first_layers(count: int, number: int, *, name: str) -> Layers:
         UsageError: that is none of them, or all.
     """
     if not 1 <= number < count:
-        raise UsageError(f"{name} must be {_range(1, count - 1)} for this model, which has {count} layers, not {number}.")
+        raise UsageError(
+            f"{name} must be {_range(1, count - 1)} for this model, which has {count} layers, not {number}."
+        )
     return tuple(range(number))
 
 
