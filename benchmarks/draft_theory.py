@@ -1,10 +1,9 @@
 """Drafts from the bundled draft model against what theory predicts for them, with sampled tokens.
 
 - chain: tokens per pass for a fixed length g, against 1 + a_1 + a_1 a_2 + ... with a_d the measured acceptance of the
-  d-th token given that those before it were accepted; and against (1 - a^(g+1)) / (1 - a), which takes all positions for
-  alike (Leviathan et al. 2023, equation 1).
-- sequoia: tokens per pass of its tree, against what its dynamic programme predicts from the acceptance that was measured
-  on other texts.
+  d-th token given that those before it were accepted; and against (1 - a^(g+1)) / (1 - a), which takes all positions
+  for alike (Leviathan et al. 2023, equation 1).
+- sequoia: tokens per pass of its tree, against what its dynamic programme predicts from the measured acceptance.
 
 Both halves of each comparison are of different rounds: acceptance is measured on the first half of the prompts.
 

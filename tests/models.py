@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 import torch
 from packaging.version import Version
+from torch import nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -30,6 +32,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from speculant.engines.hf.model_view import find_layers
 
 TRANSFORMERS = Version(version("transformers"))
 # Defects of releases: `generate` reads Phi-3's texts wrongly beyond a limit; rotary factors outlive the text they fit.
@@ -103,4 +107,23 @@ def perturbed(model: Any, share: float) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight += share * weight.std() * torch.randn(weight.shape, generator=source)
+    return model
+
+
+def truncated(model: Any, layers: list[int]) -> Any:
+    """Return a copy of a model without the other layers."""
+    model = copy.deepcopy(model)
+    place = find_layers(model)
+    assert place is not None
+    kept = nn.ModuleList(place.layers[index] for index in layers)
+    for index, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = index
+    parent = model.get_submodule(".".join(place.path[:-1]))
+    setattr(parent, place.path[-1], kept)
+    types = getattr(model.config, "layer_types", None)
+    model.config.num_hidden_layers = len(layers)
+    if types:
+        model.config.layer_types = [types[index] for index in layers]
     return model

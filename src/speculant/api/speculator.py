@@ -26,6 +26,7 @@ from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
 from speculant.drafters.none import NoDrafter
+from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.memory.fingerprint import tokenizer_fingerprint
@@ -146,6 +147,7 @@ class Speculator:
             memory_limit=check_bytes(memory_limit),
             settings=settings,
             open_cache=None if draft_model is None else open_draft_caches(draft_model, vocabulary),
+            layers=optional_layers(model) if found.takes_layers else 0,
         )
         rule = build_verifier(method, verifier, lossy=lossy)
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast)

@@ -35,6 +35,7 @@ COMMANDS = {  # each registered by the module of that name
     "check": "prove that drafts change nothing",
     "replay": "measure methods on recorded answers, without a model",
     "tune": "measure what a target pass costs here",
+    "tune-layers": "search the layers that layer-skip leaves out",
     "corpus": "build a memory from texts",
     "memory": "inspect, merge and clear memory files",
     "env": "describe this machine and the versions in use",
@@ -61,7 +62,7 @@ class Root(Group):
         if cmd_name not in COMMANDS:
             return None
         app = typer.Typer(rich_markup_mode=None)
-        import_module(f"speculant.cli.{cmd_name}").register(app)
+        import_module(f"speculant.cli.{cmd_name.replace('-', '_')}").register(app)
         return typer.main.get_group(app).get_command(ctx, cmd_name)
 
     def summaries(self, ctx: Any) -> dict[str, str]:

@@ -128,6 +128,18 @@ class TargetCache(Protocol):
             UnsupportedError: hidden states or a subset of layers are not available on this model.
         """
 
+    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+        """Run the last `count` committed tokens again through some decoder layers; the cache stays as it is.
+
+        Each token sees the committed tokens before the first of them as they are cached, and those read again. The Pass
+        has a row for each token: what the subset of layers would have drafted after it.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+            UsageError: fewer tokens are committed, or the cache has rows that are not, or was used elsewhere meanwhile.
+            UnsupportedError: a subset of layers is not available on this model.
+        """
+
     def check(self, draft: DraftTree) -> None:
         """Refuse a draft that the next pass cannot take, before it is part of a pass of several sequences.
 

@@ -58,6 +58,7 @@ class Method:
         memory_limit: int | None = None,
         settings: Any = None,
         open_cache: Any = None,
+        layers: int = 0,
     ) -> Drafter:
         """Import and construct the drafter.
 
@@ -67,8 +68,10 @@ class Method:
             memory_limit: bytes that its memory may take; None for the default.
             settings: an object of its settings' class, or a dict of some of them; None for the defaults.
             open_cache: opens caches of a draft model, see `DraftModelDrafter`.
+            layers: decoder layers of the target, if its passes can leave some out; else 0.
 
         Raises:
+            UnsupportedError: the method leaves out layers of the target, which is not possible.
             UsageError: the method needs a draft model, or takes no draft model or no such settings.
         """
         self.check_draft_model(given=open_cache is not None)
@@ -79,6 +82,7 @@ class Method:
             "memory_limit": memory_limit,
             "settings": self._settings(kind, settings),
             "open_cache": open_cache,
+            "layers": layers,
         }
         drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken and value is not None})
         return drafter
@@ -106,6 +110,11 @@ class Method:
     def takes_draft_model(self) -> bool:
         """Whether its drafter runs a draft model."""
         return "open_cache" in self._parameters()
+
+    @property
+    def takes_layers(self) -> bool:
+        """Whether its drafter runs some of the target's layers."""
+        return "layers" in self._parameters()
 
     def settings_class(self) -> type[Any] | None:
         """Return the dataclass of its drafter's settings, or None if there are none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -10,33 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from models import tiny_model
+from models import tiny_model, truncated
 from passes import IDS, opened, plain_text, rows_of
 from speculant.core.engine import Needs
-from speculant.core.errors import UsageError
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.model_view import find_layers
 from trees import random_draft
-
-
-def truncated(model: Any, layers: list[int]) -> Any:
-    """Return a copy of a model without the other layers."""
-    model = copy.deepcopy(model)
-    place = find_layers(model)
-    assert place is not None
-    kept = nn.ModuleList(place.layers[index] for index in layers)
-    for index, layer in enumerate(kept):
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = index
-    parent = model.get_submodule(".".join(place.path[:-1]))
-    setattr(parent, place.path[-1], kept)
-    types = getattr(model.config, "layer_types", None)
-    model.config.num_hidden_layers = len(layers)
-    if types:
-        model.config.layer_types = [types[index] for index in layers]
-    return model
 
 
 @pytest.mark.parametrize("layers", [[0], [0, 1], [0, 1, 2]])
@@ -121,3 +101,47 @@ def test_other_orders_are_refused(layers: list[int]) -> None:
     with pytest.raises(UsageError, match="left out"):
         cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=[0], needs=Needs(hidden_layers=(1,)))
     assert cache.uncommitted == 0
+
+
+@pytest.mark.parametrize("layers", [[0, 1], [0, 1, 2]])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])
+def test_committed_tokens_are_read_again(name: str, attention: str, layers: list[int]) -> None:
+    """Guards `reread`: the rows are those of a shallower model, and the cache is as it was before."""
+    model = tiny_model(name, attention)
+    engine, shallow = HFEngine(model), truncated(model, layers)
+    cache = opened(engine)
+    for token in (4, 9, 30):
+        cache.forward(np.array([token], np.int32), np.array([-1], np.int32))
+        cache.keep([0])
+    with torch.no_grad():
+        expected = shallow(torch.tensor([[*IDS[0].tolist(), 4, 9, 30]])).logits[0]
+    for count in (1, 2, 5, 15):
+        found = cache.reread(count, layers).logits
+        torch.testing.assert_close(found, expected[-count:], atol=1e-4, rtol=1e-4)
+    assert {layer.get_seq_length() for layer in cache.cache.layers} == {cache.length} == {15}
+    whole, plain = cache.forward(np.array([7], np.int32), np.array([-1], np.int32)), opened(engine, IDS)
+    tokens = np.array([4, 9, 30, 7], np.int32)
+    again = plain.forward(tokens, np.arange(-1, 3, dtype=np.int32))
+    torch.testing.assert_close(whole.logits[-1], again.logits[-1], atol=1e-4, rtol=1e-4)
+
+
+def test_padded_texts_are_read_again() -> None:
+    """Guards the mask and the positions of a reread behind padding."""
+    engine, padding = HFEngine(tiny_model("llama")), torch.tensor([[0, 0, 0, *[1] * 12]])
+    padded = torch.cat([torch.zeros((1, 3), dtype=torch.long), IDS], dim=1)
+    found = opened(engine, padded, padding=padding).reread(5, [0, 2])
+    torch.testing.assert_close(found.logits, opened(engine).reread(5, [0, 2]).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_what_cannot_be_read_again() -> None:
+    """Guards against more tokens than there are, and rows that would be lost."""
+    cache = opened(HFEngine(tiny_model("llama")))
+    for count in (0, 13):
+        with pytest.raises(UsageError, match="12 are committed"):
+            cache.reread(count, [0])
+    cache.forward(np.array([4], np.int32), np.array([-1], np.int32))
+    with pytest.raises(UsageError, match="neither kept nor dropped"):
+        cache.reread(2, [0])
+    with pytest.raises(UnsupportedError, match="takes no explicit masks"):
+        opened(HFEngine(tiny_model("bloom"))).reread(2, [0])

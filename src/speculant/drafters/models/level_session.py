@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -11,14 +11,33 @@ from torch import Tensor
 
 from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64, Proposal
-from speculant.drafters.models.draft_text import DraftText
 from speculant.drafters.models.shapes import Level, Shape
 
 
-class LevelSession(Session):
-    """One request: its text on the draft model, and the shape that its drafts grow into."""
+class LevelText(Protocol):
+    """A committed text on what drafts, such as `DraftText` on a draft model."""
 
-    def __init__(self, text: DraftText, start: Start, shape: Shape) -> None:
+    @property
+    def depth(self) -> int:
+        """How deep a draft may be."""
+
+    def begin(self) -> Tensor:
+        """Drop all rows of a draft; return q [1, V] after the root."""
+
+    def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
+        """Run n nodes below rows (-1: the root); return their rows and q [n, V] after them."""
+
+    def observe(self, verified: Verified) -> None:
+        """Take what was committed."""
+
+    def release(self) -> None:
+        """End the request."""
+
+
+class LevelSession(Session):
+    """One request: its text on what drafts, and the shape that its drafts grow into."""
+
+    def __init__(self, text: LevelText, start: Start, shape: Shape) -> None:
         self._text, self._start, self._shape, self._round = text, start, shape, 0
 
     def propose(self, budget: Budget) -> DraftTree:

@@ -148,6 +148,12 @@ def check_model(model: Any) -> HFCapabilities:
     )
 
 
+def optional_layers(model: Any) -> int:
+    """Return how many decoder layers a model has, if passes can leave some out; else 0; raises as `check_model`."""
+    capabilities = check_model(base_model(model))
+    return capabilities.hidden_layers if capabilities.trees else 0
+
+
 def base_model(model: Any) -> Any:
     """Return the model that an adapter of PEFT wraps; the model itself where nothing does."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -69,14 +69,17 @@ class DraftRows:
                 raise ValueError(f"the rows {rows} are not a path below the committed text")
             above = row
 
-    def mask(self, start: int, length: int, *, seen: Bool | None = None, window: int | None = None) -> Bool:
-        """Return Bool[1, 1, U - start, L + U], True where the rows from `start` on may attend.
+    def mask(
+        self, start: int, length: int, *, seen: Bool | None = None, window: int | None = None, hidden: int = 0
+    ) -> Bool:
+        """Return Bool[1, 1, U - start, L + hidden + U], True where the rows from `start` on may attend.
 
         Args:
             start: the first row of the pass.
             length: the number L of committed tokens.
             seen: Bool[<= L], False at padding in front of the text; None without padding.
             window: for sliding layers, how many positions back a row sees, itself included.
+            hidden: how many tokens are cached between these L and the rows, and are not seen.
         """
         mask = np.ones((1, 1, len(self) - start, length + len(self)), bool)
         if seen is not None:
@@ -85,4 +88,8 @@ class DraftRows:
         if window is not None:
             positions = np.concatenate([np.arange(length), length - 1 + self.depths])
             mask &= positions > positions[length + start :, None] - window
+        if hidden:
+            mask = np.concatenate(
+                [mask[..., :length], np.zeros((*mask.shape[:-1], hidden), bool), mask[..., length:]], axis=-1
+            )
         return mask

@@ -149,6 +149,22 @@ class HFTargetCache:
         self.appended(new, chosen)
         return finished_pass(output, needs)
 
+    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+        self._check_cache()
+        self._check_masks()
+        if len(self._rows):
+            raise UsageError("the cache has rows that were neither kept nor dropped; roll it back before.")
+        if not 0 < count <= self._length:
+            raise UsageError(f"{count} tokens cannot be read again; {self._length} are committed.")
+        rows = DraftRows().grown(np.arange(-1, count - 1))
+        positions = rows.depths + (self.position - count - 1)
+        ids = [*self._prompt.ids[0].tolist(), *self._text][self._length - count : self._length]
+        new = NewRows(np.array(ids, np.int64), positions, self._draft_mask(rows, 0, again=count), rows)
+        try:
+            return finished_pass(self._run(new, NO_NEEDS, tuple(layers)), NO_NEEDS)
+        finally:
+            self.drop_partial()
+
     def check(self, draft: DraftTree) -> None:
         self._check_cache()
         self._check_tokens(draft.tokens)
@@ -196,8 +212,8 @@ class HFTargetCache:
         self._check_cache()
         self._check_tokens(tokens)
         capabilities = self._runner.capabilities
-        if explicit and not capabilities.trees:
-            raise UnsupportedError("this model takes no explicit masks, so layers cannot be left out of its passes.")
+        if explicit:
+            self._check_masks()
         before, rows = len(self._rows), self._rows.grown(parents)
         if not capabilities.trees and not rows.is_chain():
             raise UnsupportedError(
@@ -231,6 +247,13 @@ class HFTargetCache:
         given = PassInput(as_ids(new.ids).to(device), as_ids(new.positions).to(device), new.mask)
         total = self._length + len(new.rows)
         return self._runner.verify(given, self.cache, needs=needs, layers=layers, total=total)
+
+    def _check_masks(self) -> None:
+        if not self._runner.capabilities.trees:
+            raise UnsupportedError(
+                "this model takes no explicit masks, so layers cannot be left out of its passes; use a method that "
+                "runs all layers, such as 'mix'."
+            )
 
     def _check_tokens(self, tokens: Int32) -> None:
         vocabulary = self._runner.capabilities.vocabulary
@@ -286,13 +309,15 @@ class HFTargetCache:
         if self.cache.get_seq_length() != self._length + rows:
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
-    def _draft_mask(self, rows: DraftRows, start: int) -> object:
-        capabilities = self._runner.capabilities
+    def _draft_mask(self, rows: DraftRows, start: int, *, again: int = 0) -> object:
+        """Return the mask of a pass over the rows from `start` on, which read so many committed tokens again."""
+        capabilities, before, seen = self._runner.capabilities, self._length - again, self._prompt.seen
+        seen = None if seen is None else seen[:before]
         full = sliding = None
         if capabilities.mixed or capabilities.window is None:
-            full = rows.mask(start, self._length, seen=self._prompt.seen)
+            full = rows.mask(start, before, seen=seen, hidden=again)
         if capabilities.window is not None:
-            sliding = rows.mask(start, self._length, seen=self._prompt.seen, window=capabilities.window)
+            sliding = rows.mask(start, before, seen=seen, window=capabilities.window, hidden=again)
         return self._runner.mask(full, sliding)
 
 

@@ -1,0 +1,94 @@
+"""`speculant tune-layers`: search the layers that the method `layer-skip` should leave out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from speculant.cli.commands import Command
+from speculant.cli.options import (
+    AttentionOption,
+    DeviceOption,
+    DtypeOption,
+    FastOption,
+    Loading,
+    ModelArgument,
+    ThreadsOption,
+)
+from speculant.cli.values import whole
+
+HELP = """\
+Search the decoder layers that the method layer-skip should leave out, on a few typical prompts.
+
+Each prompt is decoded once; every set of layers is then judged by the share of these tokens that the other layers
+predict, and by the share of the weights that they read. Needs optuna: pip install 'speculant[search]'."""
+
+EXAMPLES = """
+speculant tune-layers your/model --prompts typical.jsonl
+speculant tune-layers your/model --prompts typical.jsonl --trials 500
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("tune-layers", cls=Command, help=HELP, epilog=EXAMPLES)(tune_layers)
+
+
+def tune_layers(
+    model: ModelArgument = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option("--prompts", metavar="FILE", help="typical prompts, as of `generate --prompts`"),
+    ] = None,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option("--max-new-tokens", metavar="N", parser=whole(2), help="to decode of each prompt; default: 64"),
+    ] = 64,
+    trials: Annotated[
+        int,
+        typer.Option("--trials", metavar="N", parser=whole(1), help="sets of layers to try; default: 200"),
+    ] = 200,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="of the search; default: 0")] = 0,
+    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the result here too")] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = None,
+    fast: FastOption = None,
+    threads: ThreadsOption = None,
+) -> int:
+    """Search and print."""
+    from speculant.cli.env import environment
+    from speculant.cli.files import JSON, check_result, write_json
+    from speculant.cli.loading import load
+    from speculant.cli.prompts import read_prompts
+    from speculant.cli.terminal import progress, say
+    from speculant.core.errors import UsageError
+
+    if prompts is None:
+        raise UsageError("name a file of a few typical prompts by --prompts.")
+    check_result("--json", json, JSON)
+    given = [prompt[0] if isinstance(prompt, tuple) else prompt for prompt in read_prompts(prompts)]
+    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    loaded, tokenizer, _ = load(loading)
+    from speculant.api.layer_tuning import check_search, search_skipped_layers
+    from speculant.api.speculator import Speculator
+
+    check_search()
+    speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=fast)
+    say(f"decoding {len(given)} prompts, then trying {trials} sets of layers.")
+    with progress("searching", trials, "sets") as advance:
+        best = search_skipped_layers(
+            speculator, given, tokens=max_new_tokens, trials=trials, seed=seed, advance=advance
+        )
+    print(f"--method layer-skip --set skipped={best.setting}")
+    say(
+        f"these layers are left out; the others predict {best.acceptance:.0%} of the tokens for {best.cost:.0%} of a "
+        f"pass: {best.speed:.2f} times the speed of plain decoding is expected, with a draft length of {best.length}."
+    )
+    if best.speed <= 1:
+        say("so layer-skip will not be faster than plain decoding with this model.")
+    if json is not None:
+        write_json(json, {"environment": environment(speculator.model), **asdict(best)})
+    return 0

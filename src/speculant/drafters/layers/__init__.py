@@ -1,0 +1,1 @@
+"""Drafters that leave out decoder layers of the target."""

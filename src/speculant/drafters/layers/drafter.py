@@ -1,0 +1,53 @@
+"""What drafters have in common that leave out layers of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from speculant.core.drafter import Drafter, Session, Start
+from speculant.core.engine import NO_NEEDS, Needs
+from speculant.drafters.layers.session import LayerSession
+from speculant.drafters.layers.subsets import Layers
+from speculant.drafters.models.shapes import Shape
+
+
+class LayerDrafter(Drafter):
+    """Drafts with some layers of the target, in the same way in every round."""
+
+    def __init__(self, layers: Layers, shape: Callable[[], Shape]) -> None:
+        """Take what every request drafts with.
+
+        Args:
+            layers: those that draft.
+            shape: returns a new shape of drafts for a request.
+        """
+        shape()  # settings are checked before the first request
+        self.layers, self._shape = layers, shape
+        self._tried = False
+
+    @property
+    def needs(self) -> Needs:
+        return NO_NEEDS
+
+    def open(self, start: Start) -> Session:
+        """Begin a request.
+
+        Raises:
+            UnsupportedError: layers of the target cannot be left out after all.
+        """
+        self.try_layers(start)
+        return LayerSession(start, self.layers, self._shape())
+
+    def try_layers(self, start: Start) -> None:
+        """Run one token through the layers, once in the drafter's life, so that what fails does before any draft."""
+        target = start.target
+        assert target is not None  # lent by every path that decodes with a model
+        if self._tried or not target.depth:
+            return
+        try:
+            target.forward(start.prompt[-1:], np.array([-1], np.int32), layers=self.layers)
+        finally:
+            target.rollback()
+        self._tried = True

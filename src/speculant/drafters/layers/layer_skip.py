@@ -1,0 +1,54 @@
+"""Draft & Verify: the target drafts with some of its layers left out: `layer-skip`.
+
+Zhang et al.: "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding", ACL 2024,
+arXiv 2309.08168. The skipped layers are found once per model: `speculant tune --skip-layers`, or
+`speculant.api.layer_tuning`. The paper leaves out attention and MLP sublayers separately; here whole decoder layers are
+left out. The stop rule is in `stopping`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculant.drafters.layers.drafter import LayerDrafter
+from speculant.drafters.layers.stopping import SureChain
+from speculant.drafters.layers.subsets import check_layers, parse_skipped, without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSkipSettings:
+    """Settings of `layer-skip`.
+
+    Attributes:
+        skipped: decoder layers that are left out, counted from 0, as in 3,5,8; empty for every other one between the
+            first and the last.
+        threshold: a draft ends after the token at which no token has this probability.
+        adaptive: whether the threshold follows what is accepted.
+        longest: tokens of a draft at most.
+    """
+
+    skipped: str = ""
+    threshold: float = 0.8
+    adaptive: bool = True
+    longest: int = 12
+
+
+class LayerSkipDrafter(LayerDrafter):
+    """Chains drafted without the skipped layers: `layer-skip`."""
+
+    def __init__(self, *, layers: int, settings: LayerSkipSettings | None = None) -> None:
+        """Take the settings.
+
+        Args:
+            layers: decoder layers of the target; 0 where none can be left out.
+            settings: None for the defaults.
+
+        Raises:
+            UnsupportedError: no layers of the target can be left out.
+            UsageError: a setting is out of range.
+        """
+        s, count = settings or LayerSkipSettings(), check_layers(layers)
+        super().__init__(
+            without(parse_skipped(s.skipped, count), count),
+            lambda: SureChain(threshold=s.threshold, longest=s.longest, adaptive=s.adaptive),
+        )

@@ -1,0 +1,97 @@
+"""Predictive Pipelined Decoding: guesses of an intermediate layer start the next token early: `ppd`.
+
+Yang et al.: "Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact LLM Decoding", 2023, arXiv
+2307.05908. While a token is still in the upper layers, the paper takes the top k of an intermediate layer and has k
+further devices begin the token after each of these guesses; when the last layer decides, the device that guessed right
+goes on, the others start anew. On one device nothing runs at the same time, so here the guesses are siblings below the
+root, each continued by the intermediate layer's own best token until the tree is `depth` deep, and one pass of all
+layers verifies the whole tree: k pipelines, batched. The paper trains a head for the intermediate layer; here the
+target's norm and head serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree, Float64
+from speculant.drafters.layers.drafter import LayerDrafter
+from speculant.drafters.layers.subsets import check_layers, first_layers
+from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPDSettings:
+    """Settings of `ppd`.
+
+    Attributes:
+        layer: how many of the first decoder layers guess; none for half of them.
+        top_k: guesses of the next token.
+        depth: how deep each guess is continued; 1 for guesses alone.
+    """
+
+    layer: int | None = None
+    top_k: int = 3
+    depth: int = 2
+
+
+class Guesses(Shape):
+    """The most probable tokens below the root, and the most probable continuation of each."""
+
+    drawn: Literal["iid", "distinct"] = "iid"
+    choosing = True
+
+    def __init__(self, acceptance: LevelAcceptance, *, top_k: int, depth: int) -> None:
+        """Take the limits.
+
+        Args:
+            acceptance: shared by all requests.
+            top_k: nodes of each level.
+            depth: levels.
+        """
+        if not 1 <= top_k <= MOST_NODES:
+            raise UsageError(f"top_k must be from 1 to {MOST_NODES}, not {top_k}.")
+        if not 1 <= depth <= MOST_PASSES:
+            raise UsageError(f"depth must be from 1 to {MOST_PASSES}, not {depth}.")
+        if top_k * depth > MOST_NODES:
+            raise UsageError(
+                f"{top_k} guesses {depth} deep make {top_k * depth} nodes; at most {MOST_NODES} can be verified."
+            )
+        self.passes, self._top_k = depth, top_k
+        self._acceptance, self._grown = acceptance, 0
+
+    def expand(self, level: Level) -> list[Candidate]:
+        self._grown = level.depth
+        width = self._top_k if level.depth == 1 else 1
+        return [each for place in range(len(level.q)) for each in drawn_below(level, place, width, distinct=True)]
+
+    def forecast(self, nodes: int) -> Float64:
+        return self._acceptance.gains(self.passes)[:, None]
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(self._grown, len(path))
+
+
+class PPDDrafter(LayerDrafter):
+    """Guesses of an intermediate layer, continued: `ppd`."""
+
+    def __init__(self, *, layers: int, settings: PPDSettings | None = None) -> None:
+        """Take the settings.
+
+        Args:
+            layers: decoder layers of the target; 0 where none can be left out.
+            settings: None for the defaults.
+
+        Raises:
+            UnsupportedError: no layers of the target can be left out.
+            UsageError: a setting is out of range.
+        """
+        s, count = settings or PPDSettings(), check_layers(layers)
+        number = max(1, count // 2) if s.layer is None else s.layer
+        acceptance = LevelAcceptance()
+        super().__init__(
+            first_layers(count, number, name="layer"), lambda: Guesses(acceptance, top_k=s.top_k, depth=s.depth)
+        )

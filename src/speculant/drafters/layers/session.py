@@ -1,0 +1,76 @@
+"""A request whose drafts come from a subset of the target's own layers, on the target's own cache.
+
+The cache holds the keys of all layers for all committed tokens but the root, so a draft begins with a pass over the
+root. Its rows have no keys in the layers that were left out, so they are dropped before the target's pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.tree import ROOT, DraftTree
+from speculant.drafters.layers.subsets import Layers
+from speculant.drafters.models.level_session import LevelSession, LevelText
+from speculant.drafters.models.shapes import Shape
+from speculant.drafters.models.warping import warped
+
+
+class LentText(LevelText):
+    """The committed text on the target's cache, and the rows of the draft that grows below it.
+
+    Attributes:
+        target: the cache, which stays the sequence's.
+        layers: those that draft.
+    """
+
+    def __init__(self, start: Start, layers: Layers) -> None:
+        assert start.target is not None  # lent by every path that decodes with a model
+        self.target, self.layers, self._sampling = start.target, layers, start.sampling
+        self._root, self._count = ROOT, 0
+
+    @property
+    def depth(self) -> int:
+        return self.target.depth
+
+    def begin(self) -> Tensor:
+        """Append the root's row; return q [1, V] after it."""
+        self._count = 0
+        return self._forward([self._root], [ROOT])
+
+    def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
+        first = self._count
+        q = self._forward(tokens, [max(0, row) for row in above])  # the root's own row is row 0
+        return list(range(first, self._count)), q
+
+    def observe(self, verified: Verified) -> None:
+        self._root = int(verified.tokens[-1])
+
+    def release(self) -> None:
+        """The cache stays the sequence's."""
+
+    def _forward(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        result = self.target.forward(np.array(tokens, np.int32), np.array(parents, np.int32), layers=self.layers)
+        self._count += len(tokens)
+        if not self._sampling.temperature:
+            return torch.as_tensor(result.logits.float().softmax(-1))
+        return warped(result.logits, self._sampling)
+
+
+class LayerSession(LevelSession):
+    """One request: its text, and the shape that its drafts grow into."""
+
+    def __init__(self, start: Start, layers: Layers, shape: Shape) -> None:
+        self._lent = LentText(start, layers)
+        super().__init__(self._lent, start, shape)
+
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return a draft, its rows dropped. Asked again before `observe`, it draws the same tokens again."""
+        try:
+            return super().propose(budget)
+        finally:
+            self._lent.target.rollback()

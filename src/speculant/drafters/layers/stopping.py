@@ -1,0 +1,67 @@
+"""Chains that end where the drafter is unsure.
+
+The token after which a chain ends is still drafted, since its distribution was paid for. The decision looks at q
+alone, never at what is drawn from it, so that it is lossless where the target samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree
+from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, drawn_below
+
+SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
+ENOUGH = 0.9  # of them
+STEP = 0.01  # of the threshold
+INERTIA = 0.9  # of the threshold
+
+
+class SureChain(Shape):
+    """One token a level, until no token has a probability of `threshold`.
+
+    With `adaptive`, the threshold follows what is accepted as in Draft & Verify (Zhang et al., ACL 2024, arXiv
+    2309.08168): m = 0.5 m + 0.5 accepted / drafted; the threshold moves a tenth of the way to itself + 0.01 if
+    m < 0.9, else to itself - 0.01, unless the draft was as long as it may be. It stays from 0 to 1 here. The authors'
+    code compares the probability of the token that it has drawn; greedily that is the same.
+    """
+
+    drawn: Literal["iid", "distinct"] = "iid"
+    choosing = False
+
+    def __init__(self, *, threshold: float, longest: int, adaptive: bool) -> None:
+        """Take the rule.
+
+        Args:
+            threshold: from 0 (chains end by the budget) to 1.
+            longest: tokens of a draft.
+            adaptive: whether the threshold follows what is accepted.
+        """
+        if not 0 <= threshold <= 1:
+            raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
+        if not 1 <= longest <= MOST_PASSES:
+            raise UsageError(f"longest must be from 1 to {MOST_PASSES}, not {longest}.")
+        self.passes, self._threshold, self._adaptive = longest, threshold, adaptive
+        self._matched = 0.0
+        self._sure = True
+
+    def expand(self, level: Level) -> list[Candidate]:
+        self._sure = float(level.q[0].max()) >= self._threshold
+        return drawn_below(level, 0, 1, distinct=False)
+
+    def select(self, weights: Sequence[float]) -> list[int]:
+        return [0] if self._sure and weights else []
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        if not self._adaptive:
+            return
+        drafted = len(draft)
+        self._matched = SMOOTHING * self._matched + (1 - SMOOTHING) * len(path) / drafted
+        goal = self._threshold
+        if self._matched < ENOUGH:
+            goal += STEP
+        elif drafted < self.passes:
+            goal -= STEP
+        self._threshold = min(1.0, max(0.0, INERTIA * self._threshold + (1 - INERTIA) * goal))

@@ -1,0 +1,101 @@
+"""SWIFT: the skipped layers are searched while text is decoded: `swift`.
+
+Xia et al., ICLR 2025, arXiv 2410.06916; the search is in `search`, the stop rule in `stopping`. A candidate is scored
+by one pass over the last tokens that the target generated; the authors' code scores on the first ones of the text.
+Beside the chain, they verify further top-k tokens at uncertain places of it; here a draft is a chain.
+
+Greedy requests share one search, as the authors' do, so that it goes on from one text to the next. A request that
+samples searches for itself: its drafts are drawn from the layers found so far, and its text must depend on its seed
+alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from speculant.core.drafter import Session, Start, Verified
+from speculant.drafters.layers.drafter import LayerDrafter
+from speculant.drafters.layers.search import LayerSearch, SearchSettings
+from speculant.drafters.layers.session import LayerSession
+from speculant.drafters.layers.stopping import SureChain
+from speculant.drafters.layers.subsets import check_layers, every_other, without
+from speculant.drafters.models.shapes import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SWIFTSettings(SearchSettings):
+    """Settings of `swift`.
+
+    Attributes:
+        skip_ratio: share of the layers between the first and the last that is left out.
+        window: generated tokens that a set of layers is scored on.
+        interval: rounds from one scored set to the next.
+        bayes_interval: one set in so many is a promising one by the scores so far, the others are random.
+        enough: score that ends the search.
+        patience: sets without a better score that end it.
+        steps: sets that end it.
+        threshold: a draft ends after the token at which no token has this probability.
+        longest: tokens of a draft at most.
+    """
+
+    threshold: float = 0.8
+    longest: int = 25
+
+
+class SWIFTDrafter(LayerDrafter):
+    """Chains drafted without the layers that a search has found: `swift`."""
+
+    def __init__(self, *, layers: int, settings: SWIFTSettings | None = None) -> None:
+        """Take the settings.
+
+        Args:
+            layers: decoder layers of the target; 0 where none can be left out.
+            settings: None for the defaults.
+
+        Raises:
+            UnsupportedError: no layers of the target can be left out.
+            UsageError: a setting is out of range.
+        """
+        self._settings, self._count = settings or SWIFTSettings(), check_layers(layers)
+        s = self._settings
+        super().__init__(
+            without(every_other(self._count), self._count),
+            lambda: SureChain(threshold=s.threshold, longest=s.longest, adaptive=False),
+        )
+        self.search = LayerSearch(self._count, s)
+
+    def open(self, start: Start) -> Session:
+        self.try_layers(start)
+        own = bool(start.sampling.temperature)
+        search = LayerSearch(self._count, self._settings) if own else self.search
+        return SWIFTSession(start, self._shape(), search, self._settings)
+
+
+class SWIFTSession(LayerSession):
+    """One request, whose rounds go on with the search."""
+
+    def __init__(self, start: Start, shape: Shape, search: LayerSearch, settings: SearchSettings) -> None:
+        super().__init__(start, search.layers, shape)
+        self._search, self._settings = search, settings
+        self._random = np.random.default_rng(start.seed)
+        self._recent: list[int] = []  # generated tokens, the window's and one more
+
+    def observe(self, verified: Verified) -> None:
+        """Take what was generated, and score a set of layers on it."""
+        super().observe(verified)
+        window = self._settings.window
+        self._recent = [*self._recent, *verified.tokens.tolist()][-window - 1 :]
+        due = self._round % self._settings.interval == 0 and len(self._recent) > window and self._lent.depth
+        if due and not self._search.over:
+            skipped = self._search.candidate(self._random)
+            self._search.observe(skipped, self._score(skipped))
+        self._lent.layers = self._search.layers
+
+    def _score(self, skipped: tuple[int, ...]) -> float:
+        """Return the share of the window's tokens that the target drafts rightly without these layers."""
+        window = self._settings.window
+        logits = self._lent.target.reread(window, self._search.without(skipped)).logits
+        drafted: list[int] = logits.argmax(-1).tolist()
+        return sum(a == b for a, b in zip(drafted, self._recent[1:], strict=True)) / window

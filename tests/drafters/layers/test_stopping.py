@@ -1,0 +1,85 @@
+"""Chains that end where the drafter is unsure: the published update, and losslessness by enumeration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from laws import Model, law_of_drafts, model, own_law
+from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree, Proposal
+from speculant.drafters.layers.stopping import SureChain
+from speculant.drafters.models.shapes import Level
+from speculant.verifiers.speculative_sampling import SpeculativeSampling
+from trees import make_tree
+
+
+def chain_of(length: int) -> DraftTree:
+    """Return a chain."""
+    return make_tree([4] * length, range(-1, length - 1))
+
+
+def test_the_threshold_follows_the_published_update() -> None:
+    """Guards the constants: up by a hundredth where fewer than 0.9 match, down else, smoothed; kept at full length."""
+    shape = SureChain(threshold=0.8, longest=4, adaptive=True)
+    shape.learn(chain_of(2), [0])
+    assert (shape._matched, shape._threshold) == (0.25, pytest.approx(0.801))
+    for matched, threshold in ((0.625, 0.802), (0.8125, 0.803), (0.90625, 0.802)):
+        shape.learn(chain_of(2), [0, 1])
+        assert (shape._matched, shape._threshold) == (matched, pytest.approx(threshold))
+    shape.learn(chain_of(4), [0, 1, 2, 3])
+    assert shape._threshold == pytest.approx(0.802)
+
+
+def test_without_adaption_the_threshold_stays() -> None:
+    """Guards SWIFT's fixed threshold."""
+    shape = SureChain(threshold=0.8, longest=4, adaptive=False)
+    shape.learn(chain_of(2), [])
+    assert shape._threshold == 0.8
+
+
+def test_the_token_after_which_a_chain_ends_is_drafted() -> None:
+    """Guards that no pass is paid for in vain: its distribution draws a token, and no further one."""
+    shape, generator = SureChain(threshold=0.5, longest=4, adaptive=True), torch.Generator()
+    for q, level in ((torch.tensor([[0.6, 0.4, 0.0]]), [0]), (torch.tensor([[0.4, 0.3, 0.3]]), [])):
+        found = shape.expand(Level(1, q, [1.0], 4, 4, False, False, generator))
+        assert [each.token for each in found] == [0]
+        assert shape.select([1.0]) == level
+
+
+def drafts_of(shape: SureChain, q: Model) -> list[tuple[DraftTree, float]]:
+    """Return every chain that the shape draws, with its probability."""
+    found, open_ = list[tuple[DraftTree, float]](), [((), 1.0)]
+    while open_:
+        text, probability = open_.pop()
+        law = torch.tensor(q(text))[None]
+        shape.expand(Level(len(text) + 1, law, [1.0], 8, 8, False, True, torch.Generator()))
+        goes_on = bool(shape.select([1.0])) and len(text) + 1 < shape.passes
+        for token, chance in enumerate(q(text).tolist()):
+            longer = (*text, token)
+            if goes_on:
+                open_.append((longer, probability * chance))
+                continue
+            tree = make_tree(list(longer), range(-1, len(text)))
+            rows = torch.tensor(np.stack([q(longer[:i]) for i in range(len(longer) + 1)]))
+            proposal = Proposal(rows)
+            found.append((DraftTree(tree.tokens, tree.parents, tree.weights, proposal), probability * chance))
+    return found
+
+
+def test_the_stop_rule_is_lossless() -> None:
+    """Guards exactness: chains that end where q is flat leave the output distribution as it is."""
+    p, q = model(1), model(3)
+    listed = drafts_of(SureChain(threshold=0.6, longest=3, adaptive=True), q)
+    assert len({len(tree) for tree, _ in listed}) > 1
+    assert sum(probability for _, probability in listed) == pytest.approx(1)
+    exact, _ = law_of_drafts(SpeculativeSampling().rule, p, listed)
+    assert exact == pytest.approx(own_law(p, 4), abs=1e-9)
+
+
+@pytest.mark.parametrize(("threshold", "longest"), [(1.1, 4), (-0.1, 4), (0.5, 0), (0.5, 65)])
+def test_settings_out_of_range(threshold: float, longest: int) -> None:
+    """Guards against chains that never end or never begin."""
+    with pytest.raises(UsageError, match="must be from"):
+        SureChain(threshold=threshold, longest=longest, adaptive=True)

@@ -1,0 +1,67 @@
+"""SWIFT's sessions: what a set of layers is scored on, and who shares a search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from models import tiny_model
+from speculant import Speculator
+from speculant.drafters.layers.search import LayerSearch
+from speculant.drafters.layers.swift import SWIFTDrafter
+from speculant.registry import find_method
+
+SETTINGS: dict[str, Any] = {"window": 6, "bayes_interval": 3, "skip_ratio": 0.5}
+
+
+def searching(settings: dict[str, Any]) -> tuple[Any, Speculator, SWIFTDrafter]:
+    """Return a model whose layers matter differently, and a speculator that searches."""
+    model = tiny_model("llama", num_hidden_layers=6)
+    with torch.no_grad():
+        for index in (1, 4):  # nearly nothing is lost without these
+            for name in ("self_attn.o_proj", "mlp.down_proj"):
+                model.model.layers[index].get_submodule(name).weight.mul_(0.01)
+    speculator = Speculator.from_transformers(model, method="swift", nodes=4, settings=settings, fast=False)
+    assert isinstance(speculator.drafter, SWIFTDrafter)
+    return model, speculator, speculator.drafter
+
+
+def test_the_search_finds_layers_that_do_not_matter() -> None:
+    """Guards scores: each is the share of generated tokens that the remaining layers predict."""
+    _, speculator, drafter = searching(SETTINGS | {"threshold": 0.0})
+    result = speculator.generate([5, 9, 14, 3], max_new_tokens=90, temperature=0)
+    assert drafter.search.layers == (0, 2, 3, 5)
+    assert drafter.search.over
+    assert result.stats.accepted / result.stats.rounds > 1
+
+
+def test_scores_are_shares_of_the_generated_text() -> None:
+    """Guards the window: the tokens read again are those before the ones that are compared."""
+    model, speculator, drafter = searching(SETTINGS | {"enough": 1.0})
+    scored = list[tuple[tuple[int, ...], float]]()
+    drafter.search.observe = lambda skipped, score: scored.append((skipped, score))  # type: ignore[method-assign]
+    drafter.search.candidate = lambda _random: ()  # type: ignore[method-assign]
+    speculator.generate([5, 9, 14, 3], max_new_tokens=30, temperature=0)
+    assert len(scored) > 3
+    assert {score for _, score in scored} == {1.0}  # all layers predict their own greedy text
+    assert model is speculator.model
+
+
+def test_requests_that_sample_search_for_themselves() -> None:
+    """Guards seeds: the layers of earlier requests must not change a sampled text; greedy ones go on with them."""
+    _, speculator, drafter = searching(SETTINGS)
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 1}
+    first = speculator.generate([5, 9, 14, 3], **options).ids
+    assert drafter.search._step == 0
+    speculator.generate([5, 9, 14, 3], max_new_tokens=40, temperature=0)
+    assert drafter.search._step > 0
+    assert speculator.generate([5, 9, 14, 3], **options).ids == first
+
+
+def test_settings_reach_the_search() -> None:
+    """Guards the settings' names."""
+    drafter = find_method("swift").build(layers=8, settings={"steps": 3})
+    assert isinstance(drafter, SWIFTDrafter)
+    assert isinstance(drafter.search, LayerSearch)
+    assert drafter.search._settings.steps == 3
