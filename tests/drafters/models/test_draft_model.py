@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from speculant.core.drafter import Budget, Start, Verified
 from speculant.core.errors import UsageError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
+from speculant.drafters.models.draft_model import SpecInferDrafter, WidthsSettings
 from speculant.drafters.models.draft_text import DraftText
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
@@ -23,7 +25,7 @@ from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAc
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS as REGISTRY
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
-from trees import make_tree
+from trees import make_tree, paths_of
 
 PROMPT = [5, 9, 14, 3, 8]
 METHODS = [
@@ -204,3 +206,29 @@ def test_bad_settings_are_refused(pair: tuple[Any, Any], method: str, settings: 
     """Guards against drafts that never end, never begin, or do not fit a pass; found before the first request."""
     with pytest.raises(UsageError, match=reason):
         Speculator.from_transformers(pair[0], method=method, draft_model=pair[1], settings=settings)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_trees_of_several_models_are_merged(pair: tuple[Any, Any], temperature: float) -> None:
+    """Guards SpecInfer's merge: each model's own paths are in the tree, and each stays in step with the text."""
+    _, one = pair
+    other = perturbed(tiny_model("llama"), 0.4)
+    openers = [lambda prompt, m=m: HFEngine(m).open(torch.from_numpy(prompt).long()[None]) for m in (one, other)]
+    settings = WidthsSettings(widths="2,1,1")
+    start = Start(prompt=np.array(PROMPT[:-1], np.int32), sampling=Sampling(temperature=temperature))
+    merged = SpecInferDrafter(openers, vocabulary=61, settings=settings).open(start)
+    alone = [
+        SpecInferDrafter(opened, vocabulary=61, settings=settings).open(replace(start, sampling=Sampling()))
+        for opened in openers
+    ]
+    text = verified(DraftTree.empty(), [], PROMPT[-1:])
+    for _ in range(3):
+        for session in (merged, *alone):
+            session.observe(text)
+        budget = Budget(nodes=20, depth=3)
+        tree = merged.propose(budget)
+        assert tree.proposal is None
+        assert set(paths_of(tree)) == {path for each in alone for path in paths_of(each.propose(budget))}
+        path = tree.path(len(tree) - 1).tolist()
+        text = verified(tree, path, [*tree.tokens[path].tolist(), 7])
+    assert len(merged.propose(Budget(nodes=20, depth=3, trees=False)).leaves()) == 1

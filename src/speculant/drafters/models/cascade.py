@@ -115,9 +115,7 @@ class StagedDrafter(Drafter, Persistent):
         return int(getattr(self.inner, "memory_bytes", 0))
 
     def open(self, start: Start) -> Session:
-        cache = self._open_cache(start.prompt)
-        cache.prefill()
-        text = DraftText(cache, start.sampling, self._vocabulary)
+        text = DraftText.open(self._open_cache, start, self._vocabulary)
         return CascadeSession(text, self.inner.open(start), start, nodes=self._nodes, length=self._length)
 
     def save(self, path: Path) -> None:

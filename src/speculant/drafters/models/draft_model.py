@@ -9,12 +9,13 @@ most probable ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from speculant.core.drafter import Drafter, Session, Start
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
@@ -135,9 +136,7 @@ class DraftModelDrafter(Drafter):
 
     def open_text(self, start: Start) -> DraftText:
         """Return the text of a request, its prompt read."""
-        cache = self._open_cache(start.prompt)
-        cache.prefill()
-        return DraftText(cache, start.sampling, self._vocabulary)
+        return DraftText.open(self._open_cache, start, self._vocabulary)
 
     def open(self, start: Start) -> Session:
         return LevelSession(self.open_text(start), start, self._shape())
@@ -152,12 +151,30 @@ class BiLDDrafter(DraftModelDrafter):
 
 
 class SpecInferDrafter(DraftModelDrafter):
-    """Trees of fixed widths, siblings drawn with replacement: `specinfer`."""
+    """Trees of fixed widths, siblings drawn with replacement: `specinfer`.
 
-    def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: WidthsSettings | None = None) -> None:
+    The trees of several draft models are merged. Their tokens are chosen, also where the target samples: siblings that
+    were drawn from different distributions would have no common q.
+    """
+
+    def __init__(
+        self,
+        open_cache: OpenCache | Sequence[OpenCache],
+        *,
+        vocabulary: int,
+        settings: WidthsSettings | None = None,
+    ) -> None:
+        """Take one or several draft models; see `DraftModelDrafter`."""
         widths = _widths((settings or WidthsSettings()).widths)
-        acceptance = SiblingAcceptance()
-        self._setup(open_cache, vocabulary, lambda: Widths(widths, acceptance, replacement=True))
+        first, *self._others = [open_cache] if callable(open_cache) else open_cache
+        acceptance, several = SiblingAcceptance(), bool(self._others)
+        self._setup(first, vocabulary, lambda: Widths(widths, acceptance, replacement=True, choosing=several))
+
+    def open(self, start: Start) -> Session:
+        texts = [self.open_text(start)]
+        texts += [DraftText.open(open_cache, start, self._vocabulary) for open_cache in self._others]
+        sessions = [LevelSession(text, start, self._shape()) for text in texts]
+        return MergedSession(sessions) if self._others else sessions[0]
 
 
 class MCSDDrafter(DraftModelDrafter):
@@ -206,6 +223,27 @@ class SequoiaDrafter(DraftModelDrafter):
         self.settings, self.acceptance = settings or BestTreeSettings(), SiblingAcceptance()
         s, acceptance = self.settings, self.acceptance
         self._setup(open_cache, vocabulary, lambda: BestTree(acceptance, depth=s.depth, siblings=s.siblings))
+
+
+class MergedSession(Session):
+    """One request, drafted for by several models."""
+
+    def __init__(self, sessions: Sequence[LevelSession]) -> None:
+        self._sessions = sessions
+
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return the union of the drafts; the first model's chain where there can be no tree."""
+        if not budget.trees:
+            return self._sessions[0].propose(budget)
+        return DraftTree.merge([session.propose(budget) for session in self._sessions], budget.nodes)
+
+    def observe(self, verified: Verified) -> None:
+        for session in self._sessions:
+            session.observe(verified)
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()
 
 
 def _widths(text: str) -> list[int]:

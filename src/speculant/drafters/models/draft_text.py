@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Verified
+from speculant.core.drafter import Start, Verified
 from speculant.core.engine import Array, TargetCache
 from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, Int32
@@ -36,6 +36,19 @@ class DraftText:
         self._after: Array = None  # logits [1, V] after the last token of the cache's committed text
         self._rows: dict[tuple[int, int], int] = {}  # by the row above and the token
         self._count = 0
+
+    @classmethod
+    def open(cls, open_cache: OpenCache, start: Start, vocabulary: int) -> DraftText:
+        """Return the text of a request, its prompt read.
+
+        Args:
+            open_cache: returns a cache of the draft model for a prompt Int32[T], which is not read yet.
+            start: of the request.
+            vocabulary: V of the target.
+        """
+        cache = open_cache(start.prompt)
+        cache.prefill()
+        return cls(cache, start.sampling, vocabulary)
 
     @property
     def depth(self) -> int:

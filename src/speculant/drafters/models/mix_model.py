@@ -127,9 +127,7 @@ class MixModelDrafter(Drafter, Persistent):
         return self.mix.memory_bytes
 
     def open(self, start: Start) -> Session:
-        cache = self._open_cache(start.prompt)
-        cache.prefill()
-        text = DraftText(cache, start.sampling, self._vocabulary)
+        text = DraftText.open(self._open_cache, start, self._vocabulary)
         return MixModelSession(text, self.mix.open(start), self._mixture, self._settings)
 
     def save(self, path: Path) -> None:

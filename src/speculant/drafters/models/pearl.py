@@ -67,12 +67,8 @@ class PearlDrafter(Drafter):
         return NO_NEEDS
 
     def open(self, start: Start) -> Session:
-        def opened() -> DraftText:
-            cache = self._open_cache(start.prompt)
-            cache.prefill()
-            return DraftText(cache, start.sampling, self._vocabulary)
-
-        return PearlSession(self._worker.submit(opened).result(), start, self._worker, self._ahead)
+        opened = self._worker.submit(DraftText.open, self._open_cache, start, self._vocabulary)
+        return PearlSession(opened.result(), start, self._worker, self._ahead)
 
 
 class PearlSession(Session):

@@ -146,15 +146,16 @@ class Widths(Shape):
     (Yang et al. 2024, arXiv 2401.06706). A level that exceeds the budget is narrowed before anything is drawn.
     """
 
-    choosing = False
-
-    def __init__(self, widths: Sequence[int], acceptance: SiblingAcceptance, *, replacement: bool) -> None:
+    def __init__(
+        self, widths: Sequence[int], acceptance: SiblingAcceptance, *, replacement: bool, choosing: bool = False
+    ) -> None:
         """Take the widths.
 
         Args:
             widths: siblings below each node, level by level.
             acceptance: shared by all requests.
             replacement: whether siblings are drawn with replacement.
+            choosing: whether the most probable tokens are taken instead.
         """
         if not widths or min(widths) < 1:
             raise UsageError(f"widths are numbers of at least 1, one a level, not {list(widths)}.")
@@ -163,7 +164,7 @@ class Widths(Shape):
             raise UsageError(
                 f"widths {','.join(map(str, widths))} make {nodes} nodes; at most {MOST_NODES} can be verified."
             )
-        self._widths, self._acceptance = tuple(widths), acceptance
+        self._widths, self._acceptance, self.choosing = tuple(widths), acceptance, choosing
         self._parents = _parents(widths)
         self.drawn: Literal["iid", "distinct"] = "iid" if replacement else "distinct"
         self.passes = len(widths)
