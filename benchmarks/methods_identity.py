@@ -79,7 +79,11 @@ class Identity:
         self._judge = Speculator.from_transformers(pair.model, method=PLAIN, fast=False)
         self._expected = [self._generated(prompt) for prompt in prompts]
         vocabulary = pair.model.config.vocab_size
-        self._caches = None if pair.draft_model is None else open_draft_caches(pair.draft_model, vocabulary)
+        self._caches = None
+        if pair.draft_model is not None:
+            self._caches = open_draft_caches(
+                pair.draft_model, vocabulary, tokenizer=pair.tokenizer, draft_tokenizer=pair.draft_tokenizer
+            )
 
     def compare(self, name: str, *, nodes: int, batch: int) -> dict[str, Any]:
         """Return what was compared and every text that differs, or why the method cannot run."""

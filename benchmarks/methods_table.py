@@ -159,7 +159,11 @@ class MethodsBench:
         self._fast = Speculator.from_transformers(pair.model, method=PLAIN).fast
         self._judge = Speculator.from_transformers(pair.model, method=PLAIN, fast=False)
         vocabulary = pair.model.config.vocab_size
-        self._caches = None if pair.draft_model is None else open_draft_caches(pair.draft_model, vocabulary)
+        self._caches = None
+        if pair.draft_model is not None:
+            self._caches = open_draft_caches(
+                pair.draft_model, vocabulary, tokenizer=pair.tokenizer, draft_tokenizer=pair.draft_tokenizer
+            )
 
     def conditions(self) -> dict[str, Any]:
         """Return what must be the same for all methods of a file."""

@@ -33,12 +33,14 @@ class Pair:
     Attributes:
         draft_model: None if there is none.
         draft_name: what results call it.
+        draft_tokenizer: the draft model's, or None.
     """
 
     model: Any
     tokenizer: Any
     draft_model: Any
     draft_name: str | None
+    draft_tokenizer: Any = None
 
 
 def data_folder() -> Path:
@@ -64,14 +66,16 @@ def load_pair(target: str, *, dtype: str, draft_model: str | None, noise: float 
     found = draft_model
     if found is None and target != "stories260k":
         found = str(bundled_draft_model())
-    draft, name = None, None
+    draft, draft_tokenizer, name = None, None, None
     if noise is not None:
-        draft, name = noisy(copy.deepcopy(model), noise), f"{target} with noise of {noise:g}"
+        draft, draft_tokenizer = noisy(copy.deepcopy(model), noise), tokenizer
+        name = f"{target} with noise of {noise:g}"
     elif found is not None:
-        draft, name = load_model(found, dtype=dtype, device="cpu")[0], Path(found).name if draft_model else "bundled"
+        draft, draft_tokenizer = load_model(found, dtype=dtype, device="cpu")
+        name = Path(found).name if draft_model else "bundled"
     if target == "inflated":
         model = inflate(model, layers=LAYERS, mlp=MLP)
-    return Pair(model, tokenizer, draft, name)
+    return Pair(model, tokenizer, draft, name, draft_tokenizer)
 
 
 def noisy(model: Any, share: float) -> Any:

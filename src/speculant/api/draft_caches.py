@@ -1,4 +1,4 @@
-"""Draft models: the default one, and the function that opens their caches for the drafters."""
+"""Draft models: the default one, and the function that opens caches for drafters, in either model's tokens."""
 
 from __future__ import annotations
 
@@ -6,58 +6,110 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from speculant.api.draft_pairs import Pair, check_pair, compare_pair
 from speculant.api.loading import bundled_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
 from speculant.core.engine import TargetCache
-from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
+from speculant.drafters.models.translated_cache import TranslatedCache
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DraftCaches:
-    """Opens caches of a draft model that is loaded and prepared; speculators of one target may share it."""
+    """Opens caches of a draft model that is loaded and prepared; speculators of one target may share it.
+
+    Attributes:
+        engine: of the draft model.
+        pair: its vocabulary and the target's.
+        tokenizer, draft_tokenizer: the target's and its own, or None.
+        text: whether prompts come in the draft model's own tokens, for methods that draft through text.
+        notes: what the user should know about the pair.
+    """
 
     engine: HFEngine
+    pair: Pair
+    tokenizer: Any = None
+    draft_tokenizer: Any = None
+    text: bool = False
+    notes: tuple[str, ...] = ()
 
     def __call__(self, prompt: Int32) -> TargetCache:
-        """Return a cache for a prompt Int32[T], which is not read yet."""
+        """Return a cache for a prompt Int32[T], which is not read yet.
+
+        It takes the target's tokens, and translates them where the draft model has others; with `text` its own.
+        """
+        if self.text or self.pair.relation != "different" or self.pair.translation is None:
+            return self._open(prompt)
+        return TranslatedCache(prompt, translation=self.pair.translation, open_cache=self._open)
+
+    def _open(self, prompt: Int32) -> TargetCache:
+        """Return a cache; of a prompt that fills most positions of the model, the first token and the end."""
+        positions = self.engine.capabilities.positions
+        if positions is not None and len(prompt) > (most := max(2, 3 * positions // 4)):
+            prompt = np.concatenate([prompt[:1], prompt[len(prompt) - most + 1 :]])
         return self.engine.open(torch.from_numpy(prompt).long()[None].to(self.engine.model.device))
 
 
-def default_draft_model(target: Any) -> Any:
+def default_draft_model(target: Any) -> tuple[Any, Any]:
     """Return the bundled draft model, in the target's dtype and on its device, if the target is the bundled model.
 
     Returns:
-        The model; None for other targets, for which users name a draft model.
+        The model and its tokenizer; None and None for other targets, for which users name a draft model.
     """
     if not (source := target.name_or_path) or not is_bundled(source):
-        return None
+        return None, None
     dtype = str(target.dtype).removeprefix("torch.")
-    return load_model(str(bundled_draft_model()), dtype=dtype, device=str(target.device))[0]
+    return load_model(str(bundled_draft_model()), dtype=dtype, device=str(target.device))
 
 
-def open_draft_caches(draft_model: Any, vocabulary: int) -> DraftCaches:
-    """Return what opens caches of a draft model, which is loaded where it is a name.
+def open_draft_caches(
+    draft_model: Any,
+    vocabulary: int,
+    *,
+    tokenizer: Any = None,
+    draft_tokenizer: Any = None,
+    text: bool = False,
+    every: bool = False,
+) -> DraftCaches:
+    """Return what opens caches of a draft model, which is loaded with its tokenizer where it is a name.
 
     Args:
-        draft_model: a model, its name, or what this function returned for the same target, which is used again.
+        draft_model: a model, its name, or what this function returned for the same target, whose engine and tokenizers
+            are used again.
         vocabulary: V of the target.
+        tokenizer: the target's, or None.
+        draft_tokenizer: the draft model's; None for what is loaded with it, if anything.
+        text: whether the method drafts through text.
+        every: whether it needs the draft model's probability of every token of the target.
 
     Raises:
-        UnsupportedError: its vocabulary is another one.
+        UnsupportedError: the two share too few tokens.
+        TokenizerError: they differ, and a tokenizer is missing.
     """
+    engine = None
     if isinstance(draft_model, DraftCaches):
-        return draft_model
-    model = load_model(str(draft_model))[0] if isinstance(draft_model, str | Path) else draft_model
-    check_model_object(model, None)
+        engine, model = draft_model.engine, draft_model.engine.model
+        tokenizer = draft_model.tokenizer if tokenizer is None else tokenizer
+        draft_tokenizer = draft_model.draft_tokenizer if draft_tokenizer is None else draft_tokenizer
+    elif isinstance(draft_model, str | Path):
+        model, found = load_model(str(draft_model))
+        draft_tokenizer = found if draft_tokenizer is None else draft_tokenizer
+    else:
+        model = draft_model
+    check_model_object(model, draft_tokenizer)
     own = model.config.get_text_config(decoder=True).vocab_size
-    if abs(own - vocabulary) > max(128, vocabulary // 100):  # models of a family pad their vocabularies differently
-        raise UnsupportedError(
-            f"the draft model has {own} tokens and the target {vocabulary}: they need the same tokenizer. "
-            "Name a smaller model of the target's family."
-        )
-    return DraftCaches(HFEngine(model, acceleration=prepare_model(model, None)))
+    pair = compare_pair(tokenizer, draft_tokenizer, vocabulary=vocabulary, draft_vocabulary=own, always=text)
+    note = check_pair(pair, vocabulary=vocabulary, draft_vocabulary=own, text=text, every=every)
+    return DraftCaches(
+        engine=HFEngine(model, acceleration=prepare_model(model, None)) if engine is None else engine,
+        pair=pair,
+        tokenizer=tokenizer,
+        draft_tokenizer=draft_tokenizer,
+        text=text,
+        notes=(note,) if note else (),
+    )

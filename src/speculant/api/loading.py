@@ -68,14 +68,15 @@ def load_model(
 
 
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
-    """Load a tokenizer from a folder, the hub or the bundled model.
+    """Load a tokenizer from a folder, the hub or the bundled model, whose draft model has the same.
 
     Raises:
         TokenizerError: it is required and there is none.
     """
     from transformers import AutoTokenizer
 
-    source = str(bundled_model()) if source is None else source
+    if source is None or Path(source).resolve() == bundled_draft_model().resolve():
+        source = str(bundled_model())
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # whatever a broken tokenizer raises, the way out is the same

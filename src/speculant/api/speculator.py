@@ -60,8 +60,14 @@ class Speculator:
         verifier: Verifier | None = None,
         nodes: int | str | None = None,
         fast: bool | Acceleration | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         """Put the parts together; `from_transformers` and `from_pretrained` are the usual ways in.
+
+        Args:
+            model, tokenizer, method, nodes, fast: see `from_transformers`.
+            drafter, verifier: what `registry` builds.
+            notes: what the user should know of the drafter; they join the notes of every request.
 
         Raises:
             UnsupportedError: drafts cannot be verified on this model.
@@ -70,7 +76,7 @@ class Speculator:
         self.verifier = build_verifier(method) if verifier is None else verifier
         target = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._fast = prepare_model(target, fast)
-        self.engine = HFEngine(target, acceleration=self._fast)
+        self.engine = HFEngine(target, acceleration=self._fast, notes=notes)
         self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
         known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
         self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
@@ -105,6 +111,7 @@ class Speculator:
         memory_limit: int | float | str = MEMORY_LIMIT,
         settings: Any = None,
         draft_model: Any = None,
+        draft_tokenizer: Any = None,
         fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Wrap a loaded model.
@@ -120,9 +127,11 @@ class Speculator:
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take, as a number or as text such as "1GB".
             settings: of the method's drafter, such as `MixSettings`, or a dict of some of them; None for its defaults.
-            draft_model: for methods that require one: a smaller model with the same vocabulary, loaded or by name; None
-                for the bundled draft model where the target is the bundled model. Speculators of one model may share
-                one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
+            draft_model: for methods that require one: a smaller model, loaded or by name; None for the bundled draft
+                model where the target is the bundled model. Where its tokenizer is another one it drafts the tokens
+                that both have; `stats.notes` says how many. Speculators of one model may share one that is prepared:
+                `open_draft_caches(draft_model, vocabulary)`.
+            draft_tokenizer: the draft model's tokenizer; None for the one that is loaded with a name.
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.
@@ -138,19 +147,34 @@ class Speculator:
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
         if memory is not None and found.memory is None:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
-        if draft_model is None and found.takes_draft_model:
-            draft_model = default_draft_model(model)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        if draft_tokenizer is not None and draft_model is None:
+            raise UsageError("draft_tokenizer belongs to a draft model; pass draft_model= too, or leave it out.")
+        target_tokenizer, drafts = tokenizer, None
+        if draft_model is None and found.takes_draft_model:
+            draft_model, draft_tokenizer = default_draft_model(model)
+            target_tokenizer = draft_tokenizer if tokenizer is None else tokenizer  # the bundled ones are the same
+        if draft_model is not None:
+            drafts = open_draft_caches(
+                draft_model,
+                vocabulary,
+                tokenizer=target_tokenizer,
+                draft_tokenizer=draft_tokenizer,
+                text=found.drafts_text,
+                every=found.samples == "scored",
+            )
         drafter = found.build(
             vocabulary=vocabulary,
             tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
             memory_limit=check_bytes(memory_limit),
             settings=settings,
-            open_cache=None if draft_model is None else open_draft_caches(draft_model, vocabulary),
+            open_cache=drafts,
+            translation=None if drafts is None else drafts.pair.translation,
             layers=optional_layers(model) if found.takes_layers else 0,
         )
         rule = build_verifier(method, verifier, lossy=lossy)
-        speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast)
+        notes = () if drafts is None else drafts.notes
+        speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():
             speculator.load(memory)
         return speculator
@@ -171,13 +195,15 @@ class Speculator:
         memory_limit: int | float | str = MEMORY_LIMIT,
         settings: Any = None,
         draft_model: Any = None,
+        draft_tokenizer: Any = None,
         fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
-            method, verifier, lossy, nodes, memory, memory_limit, settings, draft_model, fast: see `from_transformers`.
+            method, verifier, lossy, nodes, memory, memory_limit, settings, fast: see `from_transformers`.
+            draft_model, draft_tokenizer: see there too.
         """
         find_method(method)
         model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
@@ -192,6 +218,7 @@ class Speculator:
             memory_limit=memory_limit,
             settings=settings,
             draft_model=draft_model,
+            draft_tokenizer=draft_tokenizer,
             fast=fast,
         )
 

@@ -56,9 +56,9 @@ def run(asked: Bench) -> int:
     chosen = build_settings_by_method(methods, asked.settings)
     model, tokenizer = target(asked)
     lengths = lengths_of(positions_of(model)) if asked.growth else []
-    draft_model = None
+    draft_model = draft_tokenizer = None
     if drafting:
-        draft_model, _ = load_model(model_source(draft_source), **placement(asked))
+        draft_model, draft_tokenizer = load_model(model_source(draft_source), **placement(asked))
     if asked.forced:
         tasks, mapped = forced_tasks(asked, model)
     elif asked.tasks is None:
@@ -70,6 +70,8 @@ def run(asked: Bench) -> int:
         "memory_limit": asked.memory_limit << 20,
         "fast": asked.loading.fast,
         "settings": chosen,
+        "tokenizer": tokenizer,
+        "draft_tokenizer": draft_tokenizer,
     }
     runner = Runner(
         tasks=tasks,

@@ -15,6 +15,8 @@ from speculant.cli.commands import Command
 from speculant.cli.options import (
     AttentionOption,
     DeviceOption,
+    DraftDeviceOption,
+    DraftDtypeOption,
     Drafting,
     DraftModelOption,
     DtypeOption,
@@ -82,6 +84,8 @@ def chat(
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
+    draft_dtype: DraftDtypeOption = None,
+    draft_device: DraftDeviceOption = None,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -115,6 +119,8 @@ def chat(
         verifier=verifier,
         lossy=lossy,
         draft_model=draft_model,
+        draft_dtype=draft_dtype,
+        draft_device=draft_device,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded, title = load_speculator(loading, drafting), model_title(model)

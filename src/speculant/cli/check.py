@@ -1,9 +1,9 @@
-"""`speculant check`: proves token by token that drafts do not change a model's output."""
+"""`speculant check`: proves token by token that drafts do not change a model's output, or describes a draft model."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,6 +11,8 @@ from speculant.cli.commands import Command
 from speculant.cli.options import (
     AttentionOption,
     DeviceOption,
+    DraftDeviceOption,
+    DraftDtypeOption,
     Drafting,
     DraftModelOption,
     DtypeOption,
@@ -18,9 +20,10 @@ from speculant.cli.options import (
     Loading,
     LossyFlag,
     MemoryLimitOption,
-    MethodOption,
     ModelArgument,
+    ModelOption,
     NodesOption,
+    OptionalMethodOption,
     SetOption,
     ThreadsOption,
     VerifierOption,
@@ -28,20 +31,20 @@ from speculant.cli.options import (
 from speculant.cli.values import whole
 from speculant.core.errors import UsageError
 
-if TYPE_CHECKING:
-    from speculant.api.speculator import Speculator
-    from speculant.cli.prompts import Prompt
-
 HELP = """\
 Decode greedily with drafts, then force every emitted token through the plain model, one pass a token, and report its
 margin: the highest logit minus the token's own.
 
 In float32 every token has the highest logit; in bfloat16 passes of different sizes round differently, so some are
-near-ties, and they are counted. Ends with 1 if a token is neither."""
+near-ties, and they are counted. Ends with 1 if a token is neither.
+
+With --draft-model and no --method: report whether that draft model fits, its vocabulary, the methods that can use it,
+and how many of its tokens the model accepts. Ends with 1 if none can."""
 
 EXAMPLES = """
 speculant check your/model --method mix
 speculant check your/model --dtype bfloat16 --json > proof.json
+speculant check your/model --draft-model your/smaller-model
 """
 
 PROMPTS = (
@@ -49,6 +52,7 @@ PROMPTS = (
     "One two three four. One two three four. One two three",
     "The capital of France is",
 )
+TOKENS = 128  # of each prompt
 MARKS = {True: "near-tie", False: "WRONG"}
 
 
@@ -59,19 +63,25 @@ def register(app: typer.Typer) -> None:
 
 def check(
     model: ModelArgument = None,
+    named: ModelOption = None,
     prompts: Annotated[
         str | None,
         typer.Option("--prompts", metavar="FILE", help="as for generate --prompts; default: three short ones"),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", parser=whole(1), help="for each prompt; default: 128")
-    ] = 128,
+        int | None,
+        typer.Option(
+            "--max-new-tokens", metavar="N", parser=whole(1), help="for each prompt; default: 128, for pairs 32"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, without any text")] = False,
-    method: MethodOption = "mix",
+    method: OptionalMethodOption = None,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
+    draft_dtype: DraftDtypeOption = None,
+    draft_device: DraftDeviceOption = None,
     nodes: NodesOption = None,
     memory_limit: MemoryLimitOption = 256,
     dtype: DtypeOption = None,
@@ -81,13 +91,21 @@ def check(
     threads: ThreadsOption = None,
 ) -> int:
     """Decode, force, count."""
+    from speculant.cli.check_pair import report_pair
     from speculant.cli.env import environment
     from speculant.cli.loading import load_speculator
-    from speculant.cli.prompts import read_prompts
+    from speculant.cli.prompts import encode_prompt, read_prompts
     from speculant.cli.terminal import say
 
     given = list(PROMPTS) if prompts is None else read_prompts(prompts)
+    if model is not None and named is not None:
+        raise UsageError("MODEL and --model are the same; name the model once.")
+    model = model or named
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    pair = draft_model is not None and method is None
+    if pair and not (settings is None and nodes is None and verifier is None and not lossy):
+        raise UsageError("--set, --nodes, --verifier and --lossy belong to a method; add --method, or leave them out.")
+    method = method or "mix"
     drafting = Drafting(
         method=method,
         settings=tuple(settings or ()),
@@ -96,7 +114,11 @@ def check(
         verifier=verifier,
         lossy=lossy,
         draft_model=draft_model,
+        draft_dtype=draft_dtype,
+        draft_device=draft_device,
     )
+    if pair:
+        return report_pair(loading, drafting, given, tokens=max_new_tokens, as_json=as_json)
     speculator = load_speculator(loading, drafting).speculator
     import numpy as np
 
@@ -109,9 +131,9 @@ def check(
     plain = type(speculator).from_transformers(speculator.model, method="none", fast=False)
     proofs = []
     for number, prompt in enumerate(given, start=1):
-        ids = encoded(speculator, number, prompt)
+        ids = encode_prompt(speculator, number, prompt)
         try:
-            result = speculator.generate(ids, max_new_tokens=max_new_tokens, temperature=0)
+            result = speculator.generate(ids, max_new_tokens=max_new_tokens or TOKENS, temperature=0)
         except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from None
         proofs.append(MarginSummary(margins(plain, np.array(ids, np.int32), result.ids)))
@@ -132,17 +154,3 @@ def check(
                 )
         print(f"{method}: {whole_proof.line()}")
     return 1 if whole_proof.wrong else 0
-
-
-def encoded(speculator: Speculator, number: int, prompt: Prompt) -> list[int]:
-    """Return a prompt's token ids.
-
-    Raises:
-        UsageError: it has several turns.
-    """
-    if isinstance(prompt, tuple):
-        raise UsageError(f"prompt {number} has several turns; checking takes single prompts and chats.")
-    if isinstance(prompt, list):
-        return speculator.encode_chat(prompt)
-    ids: list[int] = speculator.tokenizer(prompt)["input_ids"]
-    return ids

@@ -57,7 +57,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     known = method.takes_draft_model and is_bundled(model_source(loading.model))
     method.check_draft_model(given=known or drafting.draft_model is not None)
     model, tokenizer, threads = load(loading)
-    draft_model = None if drafting.draft_model is None else load_draft_model(drafting.draft_model, loading)
+    draft_model, draft_tokenizer = (None, None) if drafting.draft_model is None else load_draft_model(drafting, loading)
     from speculant.api.speculator import Speculator
 
     options = {} if settings is None else {"settings": settings}
@@ -69,6 +69,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             verifier=drafting.verifier,
             lossy=drafting.lossy,
             draft_model=draft_model,
+            draft_tokenizer=draft_tokenizer,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
             fast=loading.fast,
@@ -98,17 +99,22 @@ def load(loading: Loading) -> tuple[Any, Any, str]:
     return model, tokenizer, set_threads_for(model, loading.threads)
 
 
-def load_draft_model(name: str, loading: Loading) -> Any:
-    """Load a draft model in the dtype and on the device of the target.
+def load_draft_model(drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
+    """Load a draft model, in the dtype and on the device of the target unless others are given.
+
+    Returns:
+        It, and its tokenizer or None.
 
     Raises:
         ModelError: it cannot be loaded.
+        UsageError: there is no such device or dtype.
     """
     from speculant.api.loading import load_model
 
+    name, device = drafting.draft_model, drafting.draft_device or loading.device
+    check_device(drafting.draft_device, option="--draft-device")
     with waiting(f"loading {name}"):
-        model, _ = load_model(model_source(name), dtype=loading.dtype, device=loading.device)
-    return model
+        return load_model(model_source(name), dtype=drafting.draft_dtype or loading.dtype, device=device)
 
 
 def set_threads_for(model: Any, asked: int | None) -> str:
@@ -130,7 +136,7 @@ def model_title(name: str | None) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
-def check_device(device: str | None) -> None:
+def check_device(device: str | None, *, option: str = "--device") -> None:
     """Check that PyTorch knows a device and that this machine has it.
 
     Raises:
@@ -143,16 +149,16 @@ def check_device(device: str | None) -> None:
     try:
         found = torch.device(str(device))
     except RuntimeError:
-        raise UsageError(f"--device: there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
+        raise UsageError(f"{option}: there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
     if found.type == "cuda":
         count = torch.cuda.device_count()
         if not torch.cuda.is_available():
             cause = "finds no GPU" if torch.version.cuda or torch.version.hip else "was built without CUDA"
-            raise UsageError(f"--device {device}: this PyTorch ({torch.__version__}) {cause}. Use --device cpu.")
+            raise UsageError(f"{option} {device}: this PyTorch ({torch.__version__}) {cause}. Use {option} cpu.")
         if found.index is not None and found.index >= count:
-            raise UsageError(f"--device {device}: this machine has {count} CUDA devices, numbered from 0.")
+            raise UsageError(f"{option} {device}: this machine has {count} CUDA devices, numbered from 0.")
     if found.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError(f"--device {device}: this machine or this PyTorch has no MPS. Use --device cpu.")
+        raise UsageError(f"{option} {device}: this machine or this PyTorch has no MPS. Use {option} cpu.")
 
 
 def recall(speculator: Speculator, memory: str) -> bool:

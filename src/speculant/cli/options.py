@@ -85,6 +85,16 @@ MethodOption = Annotated[
         autocompletion=_methods,
     ),
 ]
+OptionalMethodOption = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="see `speculant methods`; default: mix",
+        rich_help_panel="Drafting",
+        autocompletion=_methods,
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -114,7 +124,25 @@ DraftModelOption = Annotated[
         "--draft-model",
         metavar="PATH|ID",
         parser=nonempty("name a folder or a hub id, or leave the option out"),
-        help="a smaller model with the same vocabulary, for --method draft-model; the bundled model has one",
+        help="a smaller model, for methods that need one; default: the bundled model's",
+        rich_help_panel="Drafting",
+    ),
+]
+DraftDtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-dtype",
+        metavar="NAME",
+        help="the draft model's dtype; default: that of --dtype",
+        rich_help_panel="Drafting",
+    ),
+]
+DraftDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-device",
+        metavar="NAME",
+        help="the draft model's device; default: that of --device",
         rich_help_panel="Drafting",
     ),
 ]
@@ -235,7 +263,11 @@ class Drafting:
         memory_limit: megabytes that the memory may take.
         verifier: the acceptance rule, or None for the method's own.
         lossy: whether it may change the output.
-        draft_model: a folder or a hub id for the method "draft-model"; None for the bundled model's, or for none.
+        draft_model: a folder or a hub id for methods that need a draft model, or None.
+        draft_dtype, draft_device: how it is loaded; None for the target's.
+
+    Raises:
+        UsageError: an option would have no effect.
     """
 
     method: str = "mix"
@@ -246,6 +278,15 @@ class Drafting:
     verifier: str | None = None
     lossy: bool = False
     draft_model: str | None = None
+    draft_dtype: str | None = None
+    draft_device: str | None = None
+
+    def __post_init__(self) -> None:
+        given = {"--draft-dtype": self.draft_dtype, "--draft-device": self.draft_device}
+        ignored = [name for name, value in given.items() if value is not None]
+        if self.draft_model is None and ignored:
+            names = " and ".join(ignored)
+            raise UsageError(f"{names} would be ignored without --draft-model. Add it, or leave {names} out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

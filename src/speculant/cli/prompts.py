@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speculant.core.errors import FileError, UsageError
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
 
 Message = dict[str, str]
 Prompt = str | list[Message] | tuple[str, ...]
@@ -143,3 +146,17 @@ def _parse(path: str, text: str, line: int) -> Any:
         raise FileError(f"{path}:{line + error.lineno - 1}: this is not JSON: {error.msg}.") from error
     except RecursionError as error:
         raise FileError(f"{path}:{line}: this JSON is nested too deeply.") from error
+
+
+def encode_prompt(speculator: Speculator, number: int, prompt: Prompt) -> list[int]:
+    """Return a prompt's token ids.
+
+    Raises:
+        UsageError: it has several turns.
+    """
+    if isinstance(prompt, tuple):
+        raise UsageError(f"prompt {number} has several turns; checking takes single prompts and chats.")
+    if isinstance(prompt, list):
+        return list(speculator.encode_chat(prompt))
+    ids: list[int] = speculator.tokenizer(prompt)["input_ids"]
+    return ids

@@ -59,6 +59,7 @@ class Method:
         settings: Any = None,
         open_cache: Any = None,
         layers: int = 0,
+        translation: Any = None,
     ) -> Drafter:
         """Import and construct the drafter.
 
@@ -69,6 +70,7 @@ class Method:
             settings: an object of its settings' class, or a dict of some of them; None for the defaults.
             open_cache: opens caches of a draft model, see `DraftModelDrafter`.
             layers: decoder layers of the target, if its passes can leave some out; else 0.
+            translation: between the target's and the draft model's tokens, for methods that draft through text.
 
         Raises:
             UnsupportedError: the method leaves out layers of the target, which is not possible.
@@ -83,6 +85,7 @@ class Method:
             "settings": self._settings(kind, settings),
             "open_cache": open_cache,
             "layers": layers,
+            "translation": translation,
         }
         drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken and value is not None})
         return drafter
@@ -115,6 +118,11 @@ class Method:
     def takes_layers(self) -> bool:
         """Whether its drafter runs some of the target's layers."""
         return "layers" in self._parameters()
+
+    @property
+    def drafts_text(self) -> bool:
+        """Whether its drafter runs a draft model with any tokenizer and exchanges text with it."""
+        return "translation" in self._parameters()
 
     def settings_class(self) -> type[Any] | None:
         """Return the dataclass of its drafter's settings, or None if there are none."""

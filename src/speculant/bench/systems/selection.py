@@ -58,6 +58,8 @@ def build_systems(
     model: Any,
     *,
     draft_model: Any = None,
+    tokenizer: Any = None,
+    draft_tokenizer: Any = None,
     nodes: int | str | None,
     memory_limit: int,
     fast: bool | Acceleration | None,
@@ -69,6 +71,7 @@ def build_systems(
         methods: of `parse_methods`.
         model: the target.
         draft_model: a loaded model for the methods that draft with one, what `open_draft_caches` made of it, or None.
+        tokenizer, draft_tokenizer: the target's and the draft model's, which are compared, or None.
         nodes: most nodes per draft, "auto", or None for the device's default.
         memory_limit: bytes that the memory of each may take.
         fast: see `Speculator.from_transformers`.
@@ -79,7 +82,13 @@ def build_systems(
     drafting = [name for name in methods if takes_draft_model(name) and name != ASSISTED]
     caches = None
     if drafting:
-        caches = open_draft_caches(draft_model, model.config.get_text_config(decoder=True).vocab_size)
+        caches = open_draft_caches(
+            draft_model,
+            model.config.get_text_config(decoder=True).vocab_size,
+            tokenizer=tokenizer,
+            draft_tokenizer=draft_tokenizer,
+            text=all(find_method(name).drafts_text for name in drafting),
+        )
 
     def build(name: str) -> System:
         if name.startswith(PREFIX):

@@ -25,12 +25,13 @@ from speculant.engines.hf.target_cache import HFTargetCache
 class HFEngine:
     """Runs passes of a transformers model; see `core.engine.Engine`. Its passes need no gradients and compute none."""
 
-    def __init__(self, model: Any, *, acceleration: Acceleration | None = None) -> None:
+    def __init__(self, model: Any, *, acceleration: Acceleration | None = None, notes: Sequence[str] = ()) -> None:
         """Find out what the model can do.
 
         Args:
             model: a decoder-only causal LM.
             acceleration: the prepared model; None for its own passes.
+            notes: what the user should know beside the model's own notes.
 
         Raises:
             UnsupportedError: drafts cannot be verified on this model; the message gives the reason and the way out.
@@ -39,6 +40,7 @@ class HFEngine:
         self._runner = ModelRunner(model, check_model(model), self.acceleration)
         self._batch = BatchPass(self._runner)
         self._outcome: Outcome | None = None
+        self._notes = tuple(notes)
 
     def probe(self, *, drafts: bool) -> None:
         """Check once that drafts, or passes over several sequences, leave the model's logits as they are; see `probe`.
@@ -74,8 +76,8 @@ class HFEngine:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know, of the model, its preparation and its batches so far."""
-        notes = (*self.capabilities.notes, *self.acceleration.notes)
+        """What the user should know, of the model, its preparation, its drafter and its batches so far."""
+        notes = (*self.capabilities.notes, *self.acceleration.notes, *self._notes)
         return (*notes, self.batch_note) if self.batch_note else notes
 
     @property

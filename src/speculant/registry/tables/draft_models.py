@@ -136,4 +136,12 @@ DRAFT_MODELS = (
         samples="scored",
         requires="a draft model",
     ),
+    Method(
+        name="uag",
+        family="independent drafting, smaller model",
+        summary="a smaller model with any tokenizer drafts text",
+        drafter="speculant.drafters.models.uag:UniversalDrafter",
+        source="Timor et al. 2025, arXiv 2502.05202 (SLEM)",
+        requires="a draft model and both tokenizers",
+    ),
 )

@@ -1,0 +1,114 @@
+"""Whether a target and a draft model fit together: their vocabularies, and what must be translated between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from speculant.core.errors import TokenizerError, UnsupportedError
+from speculant.drafters.models.token_bytes import TokenBytes
+from speculant.drafters.models.translation import Translation
+from speculant.drafters.models.vocabulary import same_ids, share_vocabulary
+from speculant.memory.fingerprint import tokenizer_fingerprint
+
+LEAST_SHARE = 0.1  # of the target's tokens; below it, what the draft model can propose is too little to be of use
+Relation = Literal["same", "padded", "different", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pair:
+    """What two vocabularies have in common.
+
+    Attributes:
+        relation: "same", "padded" (the same ids, but other numbers of logits or tokens that only one has), "different",
+            or "unknown" where a tokenizer is missing and the sizes do not contradict.
+        translation: between the tokenizers, where both are there and can be compared.
+        obstacle: why they cannot be compared; empty if they were.
+    """
+
+    relation: Relation
+    translation: Translation | None = None
+    obstacle: str = ""
+
+    @property
+    def shared(self) -> str:
+        """How many tokens are shared, in words; empty if nothing was compared."""
+        if self.translation is None:
+            return ""
+        shared = self.translation.shared
+        return f"{len(shared)} of {shared.target_tokens} target tokens, {shared.share:.1%}"
+
+
+def compare_pair(
+    tokenizer: Any, draft_tokenizer: Any, *, vocabulary: int, draft_vocabulary: int, always: bool = False
+) -> Pair:
+    """Return how the vocabularies of a target and a draft model relate.
+
+    Args:
+        tokenizer, draft_tokenizer: of transformers, or None.
+        vocabulary, draft_vocabulary: the numbers of logits.
+        always: whether a translation is wanted of equal vocabularies too.
+    """
+    if tokenizer is None or draft_tokenizer is None:
+        # Models of a family pad their vocabularies differently.
+        close = abs(draft_vocabulary - vocabulary) <= max(128, vocabulary // 100)
+        missing = "draft model" if tokenizer is not None else "target" if draft_tokenizer is not None else "two models"
+        return Pair(relation="unknown" if close else "different", obstacle=f"no tokenizer of the {missing} is given")
+    alike = same_ids(tokenizer.get_vocab(), draft_tokenizer.get_vocab(), draft_size=draft_vocabulary)
+    relation: Relation = "different"
+    if alike:
+        equal = tokenizer_fingerprint(tokenizer, 0) == tokenizer_fingerprint(draft_tokenizer, 0)
+        relation = "same" if equal and vocabulary == draft_vocabulary else "padded"
+    if alike and not always:
+        return Pair(relation=relation)
+    try:
+        target, draft = TokenBytes(tokenizer), TokenBytes(draft_tokenizer)
+    except TokenizerError as error:
+        return Pair(relation=relation, obstacle=str(error))
+    shared = share_vocabulary(target, draft, target_size=vocabulary, draft_size=draft_vocabulary)
+    return Pair(relation=relation, translation=Translation(target, draft, shared, draft_size=draft_vocabulary))
+
+
+def check_pair(pair: Pair, *, vocabulary: int, draft_vocabulary: int, text: bool = False, every: bool = False) -> str:
+    """Return what the user should know of a pair, "" for nothing.
+
+    Args:
+        pair: of the target's and the draft model's vocabulary.
+        vocabulary, draft_vocabulary: the numbers of logits.
+        text: whether the method drafts through text.
+        every: whether the method needs the draft model's probability of every token of the target.
+
+    Raises:
+        UnsupportedError: the method cannot use it; the message gives the reason and the way out.
+        TokenizerError: a tokenizer is missing, or cannot be compared.
+    """
+    sizes = f"the draft model has {draft_vocabulary} tokens and the target {vocabulary}"
+    if text:
+        if pair.translation is None:
+            raise TokenizerError(f"drafting through text needs both tokenizers, but {pair.obstacle}. {WAY_OUT}")
+        return f"drafts go through text: the tokenizers share {pair.shared}."
+    if pair.relation in ("same", "padded"):
+        return ""
+    if pair.relation == "unknown":
+        return f"the tokenizers of target and draft model were not compared, since {pair.obstacle}."
+    if every:
+        raise UnsupportedError(
+            "this method compares the two models' probabilities of every token, so they need the same vocabulary. "
+            "Use a smaller model of the target's family, or the method 'draft-model'."
+        )
+    if pair.translation is None:
+        raise TokenizerError(
+            f"{sizes}: their tokens differ, and they cannot be translated, since {pair.obstacle.rstrip('.')}. {WAY_OUT}"
+        )
+    if pair.translation.shared.share < LEAST_SHARE:
+        raise UnsupportedError(
+            f"the tokenizers of target and draft model share only {pair.shared}. Use the method 'uag', which drafts "
+            "through text, or a smaller model of the target's family."
+        )
+    return f"the draft model has another tokenizer: it drafts the tokens that both have, {pair.shared}."
+
+
+WAY_OUT = (
+    "Pass tokenizer= and draft_tokenizer=, name folders that have tokenizer files, or use a smaller model of the "
+    "target's family."
+)

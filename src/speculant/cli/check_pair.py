@@ -1,0 +1,60 @@
+"""`speculant check --draft-model` without a method: whether a draft model fits a target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from speculant.cli.options import Drafting, Loading
+from speculant.cli.prompts import Prompt, encode_prompt
+
+TOKENS = 32  # of a continuation
+
+
+def report_pair(
+    loading: Loading, drafting: Drafting, prompts: Sequence[Prompt], *, tokens: int | None, as_json: bool
+) -> int:
+    """Load both models, compare, measure and print; return 1 if the pair cannot be used, else 0.
+
+    Args:
+        loading: of the target.
+        drafting: has the draft model.
+        prompts: whose continuations acceptance is measured on.
+        tokens: of each continuation; None for 32.
+        as_json: whether JSON is printed.
+    """
+    from speculant.cli.env import environment
+    from speculant.cli.loading import load, load_draft_model, model_title
+
+    model, tokenizer, _ = load(loading)
+    draft_model, draft_tokenizer = load_draft_model(drafting, loading)
+    import numpy as np
+
+    from speculant.api.draft_caches import open_draft_caches
+    from speculant.api.draft_pairs import compare_pair
+    from speculant.api.speculator import Speculator
+    from speculant.bench.suite.pair_acceptance import measure_pair
+    from speculant.bench.suite.pair_report import ModelFacts, PairReport, special_tokens
+
+    target, draft = ModelFacts.of(model), ModelFacts.of(draft_model)
+    pair = compare_pair(
+        tokenizer, draft_tokenizer, vocabulary=target.vocabulary, draft_vocabulary=draft.vocabulary, always=True
+    )
+    specials = special_tokens(tokenizer, draft_tokenizer)
+    report = PairReport(target=target, draft=draft, pair=pair, specials=specials)
+    if tokenizer is not None and not report.obstacles["tokens"]:
+        plain = Speculator.from_transformers(model, tokenizer, method="none", fast=False)
+        drafts = open_draft_caches(draft_model, target.vocabulary, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+        ids = [
+            np.array(encode_prompt(plain, number, prompt), np.int32) for number, prompt in enumerate(prompts, start=1)
+        ]
+        acceptance = measure_pair(plain, drafts, ids, tokens=tokens or TOKENS)
+        report = PairReport(target=target, draft=draft, pair=pair, specials=specials, acceptance=acceptance)
+    if as_json:
+        found: dict[str, Any] = {"model": model_title(loading.model), "draft_model": model_title(drafting.draft_model)}
+        found |= {"environment": environment(model)} | report.to_json()
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(report.lines()))
+    return 0 if report.methods else 1
