@@ -129,8 +129,8 @@ class Speculator:
             settings: of the method's drafter, such as `MixSettings`, or a dict of some of them; None for its defaults.
             draft_model: for methods that require one: a smaller model, loaded or by name; None for the bundled draft
                 model where the target is the bundled model. Where its tokenizer is another one it drafts the tokens
-                that both have; `stats.notes` says how many. Speculators of one model may share one that is prepared:
-                `open_draft_caches(draft_model, vocabulary)`.
+                that both have; `stats.notes` says how many. A list for `specinfer`, which merges what they draft.
+                Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
             draft_tokenizer: the draft model's tokenizer; None for the one that is loaded with a name.
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
@@ -150,30 +150,36 @@ class Speculator:
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         if draft_tokenizer is not None and draft_model is None:
             raise UsageError("draft_tokenizer belongs to a draft model; pass draft_model= too, or leave it out.")
-        target_tokenizer, drafts = tokenizer, None
+        target_tokenizer = tokenizer
         if draft_model is None and found.takes_draft_model:
             draft_model, draft_tokenizer = default_draft_model(model)
             target_tokenizer = draft_tokenizer if tokenizer is None else tokenizer  # the bundled ones are the same
-        if draft_model is not None:
-            drafts = open_draft_caches(
-                draft_model,
+        if isinstance(draft_model, list | tuple) and not found.several:
+            raise UsageError(f"the method '{method}' takes one draft model; 'specinfer' takes several.")
+        listed = list(draft_model) if isinstance(draft_model, list | tuple) else [draft_model]
+        drafts = [
+            open_draft_caches(
+                each,
                 vocabulary,
                 tokenizer=target_tokenizer,
                 draft_tokenizer=draft_tokenizer,
                 text=found.drafts_text,
                 every=found.samples == "scored",
             )
+            for each in listed
+            if each is not None
+        ]
         drafter = found.build(
             vocabulary=vocabulary,
             tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
             memory_limit=check_bytes(memory_limit),
             settings=settings,
-            open_cache=drafts,
-            translation=None if drafts is None else drafts.pair.translation,
+            open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
+            translation=drafts[0].pair.translation if drafts else None,
             layers=optional_layers(model) if found.takes_layers else 0,
         )
         rule = build_verifier(method, verifier, lossy=lossy)
-        notes = () if drafts is None else drafts.notes
+        notes = tuple(note for each in drafts for note in each.notes)
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():
             speculator.load(memory)

@@ -34,6 +34,7 @@ class Method:
         verifier: the acceptance rule it uses if the user names none.
         samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
             without, "scored" with replacement and with q after every node; "" if it chooses them.
+        several: whether it takes several draft models, and merges what they draft.
         requires: what it needs beside the target, in words; "" for nothing.
     """
 
@@ -48,6 +49,7 @@ class Method:
     exactness: str = "lossless"
     verifier: str = "sample-then-follow"
     samples: Literal["", "iid", "distinct", "scored"] = ""
+    several: bool = False
     requires: str = ""
 
     def build(

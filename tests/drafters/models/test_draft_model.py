@@ -232,3 +232,14 @@ def test_trees_of_several_models_are_merged(pair: tuple[Any, Any], temperature: 
         path = tree.path(len(tree) - 1).tolist()
         text = verified(tree, path, [*tree.tokens[path].tolist(), 7])
     assert len(merged.propose(Budget(nodes=20, depth=3, trees=False)).leaves()) == 1
+
+
+def test_several_models_are_for_the_method_that_merges_them(pair: tuple[Any, Any]) -> None:
+    """Guards the list of draft models: text stays the target's, and other methods refuse it."""
+    target, draft = pair
+    models = [draft, perturbed(tiny_model("llama"), 0.4)]
+    speculator = Speculator.from_transformers(target, method="specinfer", draft_model=models, nodes=12)
+    plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0, 5:].tolist()
+    assert speculator.generate(PROMPT, max_new_tokens=20, temperature=0).ids == plain
+    with pytest.raises(UsageError, match="takes one draft model"):
+        Speculator.from_transformers(target, method="mcsd", draft_model=models)

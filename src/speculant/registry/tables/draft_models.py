@@ -23,6 +23,7 @@ DRAFT_MODELS = (
         source="Miao et al. 2024, arXiv 2305.09781",
         verifier="speculative-sampling",
         samples="iid",
+        several=True,
         requires="a draft model",
     ),
     Method(
