@@ -1,7 +1,7 @@
 """Draft & Verify: the target drafts with some of its layers left out: `layer-skip`.
 
 Zhang et al.: "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding", ACL 2024,
-arXiv 2309.08168. The skipped layers are found once per model: `speculant tune --skip-layers`, or
+arXiv 2309.08168. The skipped layers are found once per model: `speculant tune-layers`, or
 `speculant.api.layer_tuning`. The paper leaves out attention and MLP sublayers separately; here whole decoder layers are
 left out. The stop rule is in `stopping`.
 """
