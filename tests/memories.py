@@ -16,7 +16,7 @@ from speculant.registry import METHODS
 from tables import ids
 
 VOCABULARY = 60
-KEPT = tuple(name for name, method in METHODS.items() if method.memory is not None)
+KEPT = tuple(name for name, each in METHODS.items() if each.memory is not None and not each.takes_draft_model)
 
 
 def drafter(method: str, **options: Any) -> Drafter:

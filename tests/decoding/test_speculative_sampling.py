@@ -11,7 +11,7 @@ import torch
 
 from models import perturbed, tiny_model
 from speculant import Speculator
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 
 PROMPT = [5, 9, 14, 3, 8]
 
@@ -139,7 +139,7 @@ def test_wrong_pairs_are_refused(pair: tuple[Any, Any]) -> None:
         Speculator.from_transformers(target, method="draft-model", draft_model=draft, verifier="sample-then-follow")
     other = tiny_model("llama")
     other.config.vocab_size = 5000
-    with pytest.raises(UnsupportedError, match="same tokenizer"):
+    with pytest.raises(TokenizerError, match="tokens differ"):
         Speculator.from_transformers(target, method="draft-model", draft_model=other)
 
 

@@ -95,7 +95,11 @@ def build_systems(
             return HuggingFace(name, model, draft_model)
         if name == LLAMACPP:
             return LlamaCpp(model)
-        own = options | {"settings": settings.get(name), "draft_model": caches if name in drafting else None}
+        own = options | {
+            "settings": settings.get(name),
+            "draft_model": caches if name in drafting else None,
+            "lossy": find_method(name).exactness != "lossless",  # naming it is consent: what is timed serves nobody
+        }
         return SpeculantSystem(name, partial(Speculator.from_transformers, model, method=name, **own))
 
     return [build(name) for name in methods]
