@@ -22,6 +22,7 @@ from target_texts import Prompt, write
 from tokenizer import read_stories
 
 KINDS = ("sampled", "greedy", "rewritten")
+NEW_TOKENS = 128  # after a prompt
 MOST_BYTES = 800  # of a story to rewrite
 
 
@@ -46,8 +47,8 @@ def prompts_of(
 
 @torch.inference_mode()
 def compare(target: LlamaForCausalLM, draft: LlamaForCausalLM, prompts: list[Prompt], seed: int) -> dict[str, float]:
-    """Return acceptance and agreement over all tokens that the target writes after the prompts."""
-    texts = write(target, prompts, seed)
+    """Return acceptance and agreement over the tokens that the target writes after the prompts."""
+    texts = write(target, prompts, seed, NEW_TOKENS)
     accepted, agreed, tokens, place = 0.0, 0, 0, 0
     for prompt, length in zip(prompts, texts["lengths"], strict=True):
         ids = torch.from_numpy(texts["ids"][place : place + length]).long()[None]

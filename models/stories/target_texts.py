@@ -70,7 +70,9 @@ def shard_prompts(number: int, stories: list[str], tokenizer: PreTrainedTokenize
 
 
 @torch.inference_mode()
-def write(model: LlamaForCausalLM, prompts: list[Prompt], seed: int) -> dict[str, np.ndarray]:
+def write(
+    model: LlamaForCausalLM, prompts: list[Prompt], seed: int, new_tokens: int = NEW_TOKENS
+) -> dict[str, np.ndarray]:
     """Return the texts, prompts included, and the target's most probable tokens after each token but the last.
 
     Returns:
@@ -79,7 +81,7 @@ def write(model: LlamaForCausalLM, prompts: list[Prompt], seed: int) -> dict[str
     """
     generator = torch.Generator().manual_seed(seed)
     longest = max(len(prompt.ids) for prompt in prompts)
-    ids = torch.zeros(len(prompts), longest + NEW_TOKENS, dtype=torch.long)
+    ids = torch.zeros(len(prompts), longest + new_tokens, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt.ids) : longest] = torch.tensor(prompt.ids)
@@ -88,11 +90,11 @@ def write(model: LlamaForCausalLM, prompts: list[Prompt], seed: int) -> dict[str
     greedy = torch.tensor([prompt.greedy for prompt in prompts])
     tops = torch.zeros(*ids.shape, TOP, dtype=torch.int16)
     logps = torch.zeros(*ids.shape, TOP, dtype=torch.float16)
-    ends = torch.full((len(prompts),), longest + NEW_TOKENS)
+    ends = torch.full((len(prompts),), longest + new_tokens)
     cache = DynamicCache(config=model.config)
     active = torch.arange(len(prompts))
     start = 0
-    for end in range(longest, longest + NEW_TOKENS):
+    for end in range(longest, longest + new_tokens):
         logits = model(
             input_ids=ids[active, start:end],
             attention_mask=mask[active, :end],

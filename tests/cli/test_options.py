@@ -88,7 +88,6 @@ def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> No
     ("argv", "message"),
     [
         (["--verifier", "sample-then-folow"], "Did you mean 'sample-then-follow'?"),
-        (["--model", "other", "--method", "draft-model"], "needs a draft model: pass draft_model=, or --draft-model"),
         (["--method", "draft-model", "--draft-model", "d", "--verifier", "sample-then-follow"], "drawn with"),
         (["--method", "lookup", "--draft-model", "d"], "the method 'lookup' takes no draft model"),
     ],
@@ -104,6 +103,18 @@ def test_rules_and_draft_models_are_checked_first(
     monkeypatch.setattr("speculant.api.loading.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     assert main([*command, *argv]) != 0
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["generate", "x", "--model", "other"], ["chat", "--model", "other"], ["check", "other"]]
+)
+def test_only_the_bundled_model_has_a_draft_model(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A method that needs a draft model is refused for any other target before it is loaded."""
+    monkeypatch.setattr("speculant.api.loading.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert main([*argv, "--method", "draft-model"]) != 0
+    assert "needs a draft model: pass draft_model=, or --draft-model" in capsys.readouterr().err
 
 
 def test_a_misspelled_method_fails_before_the_model_is_loaded(
