@@ -46,6 +46,7 @@ class MemoCache:
     """One sequence; see `core.engine.TargetCache`."""
 
     depth = 1 << 20
+    trees = True
 
     def __init__(self, engine: MemoEngine, prompt: Text) -> None:
         self._engine, self._text, self._rows = engine, prompt, list[Text]()

@@ -12,6 +12,7 @@ import torch
 from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes
 from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.sizing import acceptance, exploration, isotonic
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.policy import FixedSizing, Sizing, SizingState, warm_up
@@ -278,3 +279,24 @@ def test_no_round_waits_for_a_compiler() -> None:
         observe(sizing, [state], [tree], [min(1, len(tree))], target=1.0, draft=0.1)
     observe(sizing, [state], [DraftTree.empty()], [0], target=1.0, draft=0.1)
     assert [len(kernel.signatures) for kernel in kernels] == known
+
+
+@pytest.mark.parametrize(("cost", "rate"), [(0.1, 0.8), (0.15, 0.6), (0.2, 0.8), (0.3, 0.8)])
+def test_expensive_drafts_are_paid_for_once(cost: float, rate: float) -> None:
+    """Guards draft models, whose drafting takes time by the level: near the best fixed length, and never given up."""
+    sizing, random, levels = adaptive(ALIKE), np.random.default_rng(3), LevelAcceptance()
+    state = sizing.open(levels.chain_gains)
+    tokens, seconds = 0, 0.0
+    for turn in range(900):
+        [nodes] = sizing.nodes([state])
+        draft = chain(*rate ** np.arange(1, nodes + 1)) if nodes else DraftTree.empty()
+        [tree] = sizing.trim([state], [draft])
+        right = int(np.argmin(np.append(random.random(len(tree)) < rate, False)))
+        levels.observe(len(draft), right)
+        passed = float(ALIKE.of(np.array([len(tree)]))[0])
+        observe(sizing, [state], [tree], [right], target=passed, draft=cost * len(draft))
+        if turn >= 100:
+            tokens, seconds = tokens + right + 1, seconds + passed + cost * len(draft)
+    lengths = np.arange(0, 20)
+    best = ((1 - rate ** (lengths + 1)) / (1 - rate) / (ALIKE.of(lengths) + cost * lengths)).max()
+    assert tokens / seconds > 0.93 * best

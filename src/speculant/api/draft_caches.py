@@ -49,6 +49,9 @@ class DraftCaches:
 
     def _open(self, prompt: Int32) -> TargetCache:
         """Return a cache; of a prompt that fills most positions of the model, the first token and the end."""
+        known = self.engine.capabilities.vocabulary
+        if prompt.size and int(prompt.max()) >= known:  # padding of the target's vocabulary, which no text holds
+            prompt = np.where(prompt < known, prompt, 0).astype(np.int32)
         positions = self.engine.capabilities.positions
         if positions is not None and len(prompt) > (most := max(2, 3 * positions // 4)):
             prompt = np.concatenate([prompt[:1], prompt[len(prompt) - most + 1 :]])

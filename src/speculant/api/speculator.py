@@ -30,7 +30,7 @@ from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import build_verifier, find_method
+from speculant.registry import build_verifier, find_method, find_rule
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
@@ -179,6 +179,11 @@ class Speculator:
             layers=optional_layers(model) if found.takes_layers else 0,
         )
         rule = build_verifier(method, verifier, lossy=lossy)
+        if len(drafts) > 1 and verifier is not None and "chosen" not in find_rule(verifier, lossy=lossy)[0].drafts:
+            raise UnsupportedError(
+                "the trees of several draft models are merged and their tokens chosen, which the verifier "
+                f"'{verifier}' does not take. Use speculative-sampling, or one draft model."
+            )
         notes = tuple(note for each in drafts for note in each.notes)
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():

@@ -113,9 +113,10 @@ class Session(Protocol):
         """Return the tokens that drafts are expected to gain, for drafters whose drafts are sized before they exist.
 
         Returns:
-            Float64[D, nodes], what a draft of 1, 2, ... nodes and at most d levels gains in row d - 1, where drafting
-            costs time by the level; [D, 1] where only the levels are to be chosen, and nodes are trimmed afterwards.
-            None: drafts are sized by the weights of their nodes, or chains by the acceptance of each depth.
+            Float64[D, n], n <= nodes: what drafts of 1, 2, ... nodes and at most d levels gain, in row d - 1, where
+            drafting takes time by the level. [D]: what d levels gain, where nodes are trimmed afterwards. [0]: nothing
+            is known, but drafting takes the same time whatever is asked for. None: drafts are sized by the weights of
+            their nodes, or chains by the acceptance of each depth.
         """
         return None
 

@@ -97,6 +97,11 @@ class TargetCache(Protocol):
     def depth(self) -> int:
         """How deep a draft below a root may be now: what positions and rotary limits have room for."""
 
+    @property
+    def trees(self) -> bool:
+        """Whether rows may branch; else each must follow the one before it."""
+        return True
+
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         """Read further prompt tokens, at most `most`; return None until all are read, then the last token's Pass.
 

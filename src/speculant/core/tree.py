@@ -33,7 +33,7 @@ class Proposal:
 
     Attributes:
         q: [>= rows with children, V], row i is the distribution after row i (0: the root, i + 1: node i), warped like
-            the target's; an array of the drafter's, on its device. Rows without children are never read.
+            the target's; an array of the drafter's, on its device. Lossless rules never read rows without children.
         drawn: "iid" if siblings were drawn with replacement, so that equal ones may occur; "distinct" if without.
         chosen: Bool[N], True at nodes that were chosen rather than sampled; None if all were sampled.
     """

@@ -9,7 +9,7 @@ from speculant.registry.methods import (
     find_method,
     methods_reading,
 )
-from speculant.registry.rules import VERIFIERS, Rule
+from speculant.registry.rules import VERIFIERS, Rule, find_rule
 
 __all__ = [
     "METHODS",
@@ -20,5 +20,6 @@ __all__ = [
     "check_verifier",
     "find_memory_kind",
     "find_method",
+    "find_rule",
     "methods_reading",
 ]

@@ -33,7 +33,8 @@ class Method:
         exactness: "lossless" or "(lossy)"; the summary says how.
         verifier: the acceptance rule it uses if the user names none.
         samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
-            without, "scored" with replacement and with q after every node; "" if it chooses them.
+            without, "mixed" with replacement beside chosen ones, "scored" with replacement and with q after every node;
+            "" if it chooses them.
         several: whether it takes several draft models, and merges what they draft.
         requires: what it needs beside the target, in words; "" for nothing.
     """
@@ -48,7 +49,7 @@ class Method:
     corpus: str | None = None
     exactness: str = "lossless"
     verifier: str = "sample-then-follow"
-    samples: Literal["", "iid", "distinct", "scored"] = ""
+    samples: Literal["", "iid", "distinct", "mixed", "scored"] = ""
     several: bool = False
     requires: str = ""
 
@@ -109,7 +110,8 @@ class Method:
     @property
     def verifiers(self) -> tuple[str, ...]:
         """The acceptance rules that it may use."""
-        return tuple(rule.name for rule in VERIFIERS.values() if (self.samples or "chosen") in rule.drafts)
+        needed = {"chosen", "iid"} if self.samples == "mixed" else {self.samples or "chosen"}
+        return tuple(rule.name for rule in VERIFIERS.values() if needed <= set(rule.drafts))
 
     @property
     def takes_draft_model(self) -> bool:

@@ -84,6 +84,7 @@ def check_verifier(method: str, name: str | None = None, *, lossy: bool = False)
     rule, _ = find_rule(found.verifier if name is None else name, lossy=lossy)
     if rule.name not in found.verifiers:
         kinds = {"": "chosen", "iid": "drawn with replacement", "distinct": "drawn without replacement"}
+        kinds["mixed"] = "partly drawn, partly chosen"
         kind = kinds.get(found.samples, "made for contrastive decoding")
         raise UnsupportedError(
             f"drafts of the method '{method}' are {kind}, which the verifier '{rule.name}' does not take. "

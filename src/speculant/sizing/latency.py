@@ -163,12 +163,18 @@ class LatencyModel:
         """What drafting takes in a round, in units of `curve`: the lower quartile, which stalls do not change."""
         return _lower_quartile(self._draft_times) if len(self._draft_times) > 1 else 0.0
 
-    def observe_drafting(self, nodes: int, seconds: float) -> float:
+    def observe_drafting(self, nodes: int, seconds: float, *, even: bool = False) -> float:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
         What they grow by per node becomes `drafting`, by a straight line through the rounds of late. A round that took
         far longer than usual for its nodes does not predict the next and counts as a slow usual one; what is usual is
         not known before the second.
+
+        Args:
+            nodes: drafted; or levels, where drafting takes a pass of a model for each.
+            seconds: of drafting.
+            even: whether drafts take the same time for every node. Where sizes differ too little to tell, that is what
+                `drafting` tends to; else it tends to none, since searches take most of their time before the first.
         """
         time = seconds / self._level
         self._draft_times.append(time)
@@ -178,7 +184,9 @@ class LatencyModel:
         time = min(time, _STALL * _lower_quartile(self._draft_rates) * (nodes + _START))
         added = (1.0, nodes, nodes * nodes, time, nodes * time)
         self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]
-        self.drafting = max(0.0, (rounds * xy - x * y) / (rounds * xx - x * x + (rounds * _SPREAD) ** 2 / 16))
+        doubt = (rounds * _SPREAD) ** 2 / 16
+        usual = doubt * y / x if even and x else 0.0
+        self.drafting = max(0.0, (rounds * xy - x * y + usual) / (rounds * xx - x * x + doubt))
         return time
 
 

@@ -64,6 +64,7 @@ class SizingState:
         forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
         asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
         by_level: whether drafting is to be paid by the level in this round, else by the node.
+        levels: of this round's draft before it was trimmed.
         pause, left: rounds without a draft: how many at a time, and still to come.
         gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
         text: the token before the root, and the root.
@@ -78,6 +79,7 @@ class SizingState:
     asked: int = 0
     depth: int = UNLIMITED
     by_level: bool = False
+    levels: int = 0
     gain: float = 0.0
     pause: int = 0
     left: int = 0
@@ -202,24 +204,32 @@ class AdaptiveSizing:
     def _chain_length(self, state: SizingState, most: int, sequences: int) -> int:
         """Return how many nodes pay, one a level, before any exists."""
         values = state.acceptance.by_depth(most)
-        net = np.cumsum(values) - self._price(sequences) * self._costs(sequences - 1, most)[1:]
-        best = int(np.argmax(net)) if most else 0
-        state.gain = max(0.0, float(net[best])) if most else 0.0
-        return best + 1 if state.gain > 0 else min(1, most)  # one node at least, or nothing more would be learned
+        if not most:
+            return 0
+        price, pass_costs = self._price(sequences), self._pass_costs(sequences - 1, most)[1:]
+        gains = np.cumsum(values) - price * pass_costs
+        best = int(np.argmax(gains - price * self._latency.drafting * self._counts[1 : most + 1]))
+        state.gain = max(0.0, float(gains[best]))  # without the time of drafting, to which `_plan` compares it
+        return best + 1 if state.gain > 0 else 1  # one node at least, or nothing more would be learned
 
     def _forecast_size(self, state: SizingState, gains: Float64, most: int, sequences: int) -> tuple[int, int]:
         """Return how many nodes and levels pay, by what drafts of up to `most` nodes are expected to gain."""
-        price, levels = self._price(sequences), np.arange(1, len(gains) + 1)[:, None]
-        net = gains - price * self._latency.drafting * levels
-        if gains.shape[1] > 1:
-            net = net - price * self._pass_costs(sequences - 1, most)[1:]
-        level, node = divmod(int(np.argmax(net)), net.shape[1])
-        state.gain = max(0.0, float(net[level, node]))
+        if not gains.size:
+            return min(most, max(_LEAST_ASKED, int(2 * state.wanted))), UNLIMITED
+        price, levels = self._price(sequences), np.arange(1, len(gains) + 1)
+        if gains.ndim == 1:  # any number of nodes, which are trimmed later
+            return most, int(np.argmax(gains - price * self._latency.drafting * levels)) + 1
+        gains = gains - price * self._pass_costs(sequences - 1, gains.shape[1])[1:]
+        best = int(np.argmax(gains - price * self._latency.drafting * levels[:, None]))
+        state.gain = max(0.0, float(gains.flat[best]))  # without the time of drafting, to which `_plan` compares it
         if not state.gain:
-            level = node = 0  # the smallest draft, or nothing more would be learned
-        return (node + 1 if gains.shape[1] > 1 else most), level + 1
+            best = 0  # the smallest draft, or nothing more would be learned
+        level, node = divmod(best, gains.shape[1])
+        return node + 1, level + 1
 
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+        for state, draft in zip(states, drafts, strict=True):
+            state.levels = int(draft.depths().max(initial=0)) if state.by_level else 0
         gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
         queried = sum(len(draft.queries) for draft in drafts)
@@ -279,8 +289,9 @@ class AdaptiveSizing:
         rows = min(nodes + sum(len(draft.queries) for draft in drafts) + len(drafts), len(latency.curve)) - 1
         latency.observe(rows, target_seconds)
         asking, drafted = sum(state.asked > 0 for state in states), list(zip(states, drafts, strict=True))
-        units = sum(int(draft.depths().max(initial=0)) if state.by_level else len(draft) for state, draft in drafted)
-        drafting = latency.observe_drafting(units, draft_seconds) if asking else 0.0
+        units = sum(state.levels if state.by_level else len(draft) for state, draft in drafted)
+        even = all(state.by_level or state.sampled for state in states)
+        drafting = latency.observe_drafting(units, draft_seconds, even=even) if asking else 0.0
         tokens = sum(len(walk.tokens) for walk in walks)
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, float(latency.curve[rows]) + drafting)

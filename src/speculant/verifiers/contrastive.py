@@ -5,9 +5,9 @@ Yuan et al.: "Speculative Contrastive Decoding", ACL 2024, arXiv 2311.08981, wit
 
     p'(x) proportional to p(x)^(1 + beta) / q(x)^beta,
 
-where q is the draft model's, the amateur's. Drafts are drawn from q and tested against p' by speculative sampling, so
-the output has exactly the distribution p', whatever the draft. The first token, which the prompt's pass yields before
-anything is drafted, follows p.
+where q is the draft model's, the amateur's, at the same temperature but not truncated by top-k or top-p. Drafts are
+drawn from q and tested against p' by speculative sampling, so the output has exactly the distribution p', whatever the
+draft. The first token, which the prompt's pass yields before anything is drafted, follows p.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_early_layers_draft_as_a_shallower_model(name: str, temperature: float) 
     model = tiny_model(name)
     shallow = truncated(model, [0, 1])
     sampling = Sampling(temperature=temperature, top_k=20 if temperature else None)
-    session, _ = opened(model, (0, 1), Chain(), sampling)
+    session, _ = opened(model, (0, 1), Chain(LevelAcceptance()), sampling)
     tree = session.propose(CHAIN)
     assert len(tree) == 4
     assert (tree.proposal is not None) == bool(temperature)
@@ -151,7 +151,7 @@ def test_early_layers_draft_as_a_shallower_model(name: str, temperature: float) 
 def test_a_skipped_layer_hands_on_its_input() -> None:
     """Guards layers left out in the middle: the committed text has the keys of the whole model, the draft has none."""
     model = tiny_model("llama", num_hidden_layers=4)
-    session, _ = opened(model, (0, 2, 3), Chain(), Sampling(temperature=1.0))
+    session, _ = opened(model, (0, 2, 3), Chain(LevelAcceptance()), Sampling(temperature=1.0))
     tree = session.propose(CHAIN)
     reference = HFEngine(model).open(torch.tensor([TEXT[:-1]]))
     reference.prefill()
@@ -166,7 +166,9 @@ def test_a_skipped_layer_hands_on_its_input() -> None:
     torch.testing.assert_close(tree.proposal.q, logits.softmax(-1), atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [Chain, lambda: Guesses(LevelAcceptance(), top_k=3, depth=3)])
+@pytest.mark.parametrize(
+    "shape", [lambda: Chain(LevelAcceptance()), lambda: Guesses(LevelAcceptance(), top_k=3, depth=3)]
+)
 def test_proposals_are_drawn_again_and_leave_no_rows(shape: Any) -> None:
     """Guards the contract of `propose`, and the target's pass, which takes no rows of a draft."""
     session, cache = opened(tiny_model("llama"), (0, 2), shape(), Sampling(temperature=1.0))
@@ -187,7 +189,7 @@ def test_a_draft_that_fails_leaves_no_rows() -> None:
                 raise ArithmeticError
             return super().expand(level)
 
-    session, cache = opened(tiny_model("llama"), (0, 2), Failing(), Sampling())
+    session, cache = opened(tiny_model("llama"), (0, 2), Failing(LevelAcceptance()), Sampling())
     with pytest.raises(ArithmeticError):
         session.propose(CHAIN)
     assert (cache.uncommitted, cache.cache.get_seq_length()) == (0, len(TEXT) - 1)

@@ -11,6 +11,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Proposal
 from speculant.drafters.layers.stopping import SureChain
 from speculant.drafters.models.shapes import Level
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
 from trees import make_tree
 
@@ -22,7 +23,7 @@ def chain_of(length: int) -> DraftTree:
 
 def test_the_threshold_follows_the_published_update() -> None:
     """Guards the constants: up by a hundredth where fewer than 0.9 match, down else, smoothed; kept at full length."""
-    shape = SureChain(threshold=0.8, longest=4, adaptive=True)
+    shape = SureChain(LevelAcceptance(), threshold=0.8, longest=4, adaptive=True)
     shape.learn(chain_of(2), [0])
     assert (shape._matched, shape._threshold) == (0.25, pytest.approx(0.801))
     for matched, threshold in ((0.625, 0.802), (0.8125, 0.803), (0.90625, 0.802)):
@@ -34,14 +35,14 @@ def test_the_threshold_follows_the_published_update() -> None:
 
 def test_without_adaption_the_threshold_stays() -> None:
     """Guards SWIFT's fixed threshold."""
-    shape = SureChain(threshold=0.8, longest=4, adaptive=False)
+    shape = SureChain(LevelAcceptance(), threshold=0.8, longest=4, adaptive=False)
     shape.learn(chain_of(2), [])
     assert shape._threshold == 0.8
 
 
 def test_the_token_after_which_a_chain_ends_is_drafted() -> None:
     """Guards that no pass is paid for in vain: its distribution draws a token, and no further one."""
-    shape, generator = SureChain(threshold=0.5, longest=4, adaptive=True), torch.Generator()
+    shape, generator = SureChain(LevelAcceptance(), threshold=0.5, longest=4, adaptive=True), torch.Generator()
     for q, level in ((torch.tensor([[0.6, 0.4, 0.0]]), [0]), (torch.tensor([[0.4, 0.3, 0.3]]), [])):
         found = shape.expand(Level(1, q, [1.0], 4, 4, False, False, generator))
         assert [each.token for each in found] == [0]
@@ -71,7 +72,7 @@ def drafts_of(shape: SureChain, q: Model) -> list[tuple[DraftTree, float]]:
 def test_the_stop_rule_is_lossless() -> None:
     """Guards exactness: chains that end where q is flat leave the output distribution as it is."""
     p, q = model(1), model(3)
-    listed = drafts_of(SureChain(threshold=0.6, longest=3, adaptive=True), q)
+    listed = drafts_of(SureChain(LevelAcceptance(), threshold=0.6, longest=3, adaptive=True), q)
     assert len({len(tree) for tree, _ in listed}) > 1
     assert sum(probability for _, probability in listed) == pytest.approx(1)
     exact, _ = law_of_drafts(SpeculativeSampling().rule, p, listed)
@@ -82,4 +83,4 @@ def test_the_stop_rule_is_lossless() -> None:
 def test_settings_out_of_range(threshold: float, longest: int) -> None:
     """Guards against chains that never end or never begin."""
     with pytest.raises(UsageError, match="must be from"):
-        SureChain(threshold=threshold, longest=longest, adaptive=True)
+        SureChain(LevelAcceptance(), threshold=threshold, longest=longest, adaptive=True)

@@ -32,7 +32,7 @@ METHODS = [
     name for name, method in REGISTRY.items() if method.requires == "a draft model" and method.exactness == "lossless"
 ]
 SHAPES: dict[str, Any] = {
-    "chain": lambda: Chain(),
+    "chain": lambda: Chain(LevelAcceptance()),
     "iid": lambda: Widths([3, 2], SiblingAcceptance(), replacement=True),
     "distinct": lambda: Widths([3, 2, 1], SiblingAcceptance(), replacement=False),
     "sequences": lambda: Sequences(3, LevelAcceptance()),
@@ -154,7 +154,7 @@ def test_sequences_share_their_beginning() -> None:
 
 def test_the_schedule_follows_what_was_accepted() -> None:
     """Guards the heuristic: two more after a draft that was accepted whole, else one less, never below one."""
-    chain = Chain("heuristic", length=2)
+    chain = Chain(LevelAcceptance(), "heuristic", length=2)
     chain.learn(make_tree([1, 2], [-1, 0]), [0, 1])
     assert chain._length == 4
     for _ in range(9):
@@ -243,3 +243,52 @@ def test_several_models_are_for_the_method_that_merges_them(pair: tuple[Any, Any
     assert speculator.generate(PROMPT, max_new_tokens=20, temperature=0).ids == plain
     with pytest.raises(UsageError, match="takes one draft model"):
         Speculator.from_transformers(target, method="mcsd", draft_model=models)
+
+
+@pytest.mark.parametrize("method", ["specinfer", "mcsd", "spectr", "sequoia", "opt-tree", "mix-model", "staged"])
+@pytest.mark.parametrize("verifier", [None, "block"])
+def test_automatic_sizes_of_all_shapes(pair: tuple[Any, Any], method: str, verifier: str | None) -> None:
+    """Guards forecasts narrower than what may be asked for, and shapes of trees where only chains are taken."""
+    target, draft = pair
+    small: dict[str, Any] = {"specinfer": {"widths": "2,1"}, "mcsd": {"widths": "1"}}
+    speculator = Speculator.from_transformers(
+        target, method=method, draft_model=draft, verifier=verifier, settings=small.get(method)
+    )
+    for temperature in (0.0, 0.7):
+        for seed in range(3):
+            result = speculator.generate(PROMPT, max_new_tokens=60, temperature=temperature, seed=seed)
+            assert result.ids
+
+
+def test_a_chain_is_as_deep_as_a_tree_may_be(pair: tuple[Any, Any]) -> None:
+    """Guards Sequoia on models and rules that take chains alone: it goes on below the first node."""
+    session = opened(pair[1], PROMPT, BestTree(SiblingAcceptance(), depth=5, siblings=3))
+    assert len(session.propose(Budget(nodes=9, depth=9, trees=False))) == 5
+
+
+def test_draft_models_that_read_chains_only_draft_chains() -> None:
+    """Guards targets that verify trees, with a draft model that cannot read them."""
+    target, draft = tiny_model("llama"), tiny_model("bloom")
+    prompt = [5, 9, 14, 3, 8]
+    plain = target.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, 5:].tolist()
+    for method in ("specinfer", "opt-tree", "mix-model", "staged"):
+        speculator = Speculator.from_transformers(target, method=method, draft_model=draft, nodes=8)
+        assert speculator.generate(prompt, max_new_tokens=12, temperature=0).ids == plain
+
+
+def test_tokens_that_the_draft_model_does_not_know(pair: tuple[Any, Any]) -> None:
+    """Guards vocabularies padded differently: an id beyond the draft model's own ends neither the text nor drafting."""
+    draft = tiny_model("llama", vocab_size=50)
+    for method in ("draft-model", "mix-model", "staged"):
+        speculator = Speculator.from_transformers(pair[0], method=method, draft_model=draft, nodes=6)
+        prompt = [*PROMPT, 58, 60]
+        plain = pair[0].generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, 7:].tolist()
+        assert speculator.generate(prompt, max_new_tokens=20, temperature=0).ids == plain
+
+
+def test_depth_near_the_end_of_the_draft_models_positions(pair: tuple[Any, Any]) -> None:
+    """Guards `propose` asked twice where positions run out: the same draft."""
+    draft = perturbed(tiny_model("llama", max_position_embeddings=12), 0.2)
+    session = opened(draft, [*PROMPT, 7], Chain(LevelAcceptance()))
+    first, second = (session.propose(Budget(nodes=20, depth=20)) for _ in range(2))
+    assert len(first) == len(second) == 6

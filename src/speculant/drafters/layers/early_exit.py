@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.subsets import check_layers, first_layers
 from speculant.drafters.models.shapes import Chain
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,4 +51,7 @@ class EarlyExitDrafter(LayerDrafter):
         """
         s, count = settings or EarlyExitSettings(), check_layers(layers)
         number = max(1, round(count / 3)) if s.layer is None else s.layer
-        super().__init__(first_layers(count, number, name="layer"), lambda: Chain(s.stop, s.threshold, s.length))
+        acceptance = LevelAcceptance()
+        super().__init__(
+            first_layers(count, number, name="layer"), lambda: Chain(acceptance, s.stop, s.threshold, s.length)
+        )

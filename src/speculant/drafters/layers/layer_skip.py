@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.stopping import SureChain
 from speculant.drafters.layers.subsets import check_layers, parse_skipped, without
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class LayerSkipDrafter(LayerDrafter):
             UsageError: a setting is out of range.
         """
         s, count = settings or LayerSkipSettings(), check_layers(layers)
+        acceptance = LevelAcceptance()
         super().__init__(
             without(parse_skipped(s.skipped, count), count),
-            lambda: SureChain(threshold=s.threshold, longest=s.longest, adaptive=s.adaptive),
+            lambda: SureChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=s.adaptive),
         )

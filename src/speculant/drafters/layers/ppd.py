@@ -69,7 +69,7 @@ class Guesses(Shape):
         return [each for place in range(len(level.q)) for each in drawn_below(level, place, width, distinct=True)]
 
     def forecast(self, nodes: int) -> Float64:
-        return self._acceptance.gains(self.passes)[:, None]
+        return self._acceptance.gains(self.passes)
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         self._acceptance.observe(self._grown, len(path))

@@ -37,6 +37,10 @@ class LentText(LevelText):
     def depth(self) -> int:
         return self.target.depth
 
+    @property
+    def trees(self) -> bool:
+        return self.target.trees
+
     def begin(self) -> Tensor:
         """Append the root's row; return q [1, V] after it."""
         self._count = 0

@@ -20,6 +20,7 @@ from speculant.core.errors import UsageError
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.subsets import check_layers, first_layers
 from speculant.drafters.models.shapes import Chain
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 USUAL_GROUPS = 4
 
@@ -54,6 +55,8 @@ class SPEEDDrafter(LayerDrafter):
         groups = min(USUAL_GROUPS, count) if given is None else given
         if not 2 <= groups <= count:
             raise UsageError(f"groups must be from 2 to the model's {count} layers, not {groups}.")
+        acceptance = LevelAcceptance()
         super().__init__(
-            first_layers(count, count // groups, name="the first group"), lambda: Chain("fixed", length=groups - 1)
+            first_layers(count, count // groups, name="the first group"),
+            lambda: Chain(acceptance, "fixed", length=groups - 1),
         )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree
+from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
 ENOUGH = 0.9  # of them
@@ -31,10 +32,11 @@ class SureChain(Shape):
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = False
 
-    def __init__(self, *, threshold: float, longest: int, adaptive: bool) -> None:
+    def __init__(self, acceptance: LevelAcceptance, *, threshold: float, longest: int, adaptive: bool) -> None:
         """Take the rule.
 
         Args:
+            acceptance: shared by all requests.
             threshold: from 0 (chains end by the budget) to 1.
             longest: tokens of a draft.
             adaptive: whether the threshold follows what is accepted.
@@ -43,7 +45,7 @@ class SureChain(Shape):
             raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
         if not 1 <= longest <= MOST_PASSES:
             raise UsageError(f"longest must be from 1 to {MOST_PASSES}, not {longest}.")
-        self.passes, self._threshold, self._adaptive = longest, threshold, adaptive
+        self.passes, self._acceptance, self._threshold, self._adaptive = longest, acceptance, threshold, adaptive
         self._matched = 0.0
         self._sure = True
 
@@ -54,7 +56,11 @@ class SureChain(Shape):
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0] if self._sure and weights else []
 
+    def forecast(self, nodes: int) -> Float64:
+        return self._acceptance.chain_gains(min(nodes, self.passes))
+
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(len(draft), len(path))
         if not self._adaptive:
             return
         drafted = len(draft)

@@ -22,6 +22,7 @@ from speculant.drafters.layers.session import LayerSession
 from speculant.drafters.layers.stopping import SureChain
 from speculant.drafters.layers.subsets import check_layers, every_other, without
 from speculant.drafters.models.shapes import Shape
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,10 @@ class SWIFTDrafter(LayerDrafter):
             UsageError: a setting is out of range.
         """
         self._settings, self._count = settings or SWIFTSettings(), check_layers(layers)
-        s = self._settings
+        s, acceptance = self._settings, LevelAcceptance()
         super().__init__(
             without(every_other(self._count), self._count),
-            lambda: SureChain(threshold=s.threshold, longest=s.longest, adaptive=False),
+            lambda: SureChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=False),
         )
         self.search = LayerSearch(self._count, s)
 

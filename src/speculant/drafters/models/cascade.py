@@ -24,10 +24,11 @@ from torch import Tensor
 from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.tree import ROOT, DraftTree
+from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
 from speculant.drafters.models.shapes import MOST_NODES
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.registry import find_method
 
 
@@ -154,13 +155,14 @@ class CascadeSession(Session):
     def __init__(self, text: DraftText, inner: Session, start: Start, *, nodes: int, length: int) -> None:
         self._text, self._inner, self._start = text, inner, start
         self._nodes, self._length, self._round = nodes, length, 0
+        self._acceptance = LevelAcceptance()
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return a chain. Asked again before `observe`, it draws the same tokens again."""
         depth = min(budget.nodes, budget.depth, self._text.depth)
-        if depth < 1:
-            return DraftTree.empty()
-        tokens, laws, weights = self._grow(min(depth, self._length), budget.trees)
+        if depth < 1:  # the draft model may have no positions left
+            return self._inner.propose(budget)
+        tokens, laws, weights = self._grow(min(depth, self._length))
         sampled = len(tokens)
         rest = self._inner.propose_after(
             tokens, Budget(nodes=budget.nodes - sampled, depth=budget.depth - sampled, trees=False)
@@ -172,7 +174,7 @@ class CascadeSession(Session):
         given = dict(enumerate(laws, start=ROOT)) if self._start.sampling.temperature else {}
         return drafted(tokens, parents, weights, given, chosen=chosen)
 
-    def _grow(self, length: int, trees: bool) -> tuple[list[int], list[Tensor], list[float]]:
+    def _grow(self, length: int) -> tuple[list[int], list[Tensor], list[float]]:
         """Return `length` tokens of the draft model, q [V] that each was drawn from, and their joint probabilities."""
         generator = torch.Generator().manual_seed(self._start.round_seed(self._round))
         tokens, laws, weights = list[int](), list[Tensor](), list[float]()
@@ -187,7 +189,9 @@ class CascadeSession(Session):
             if not left:
                 return tokens, laws, weights
             if (row, token) not in held:
-                ahead = self._inner.propose_after(tokens, Budget(nodes=min(self._nodes, left), depth=left, trees=trees))
+                nodes = min(self._nodes, left) if self._text.trees else 0  # what is wrong of them stays in the cache
+                most = Budget(nodes=nodes, depth=left)
+                ahead = self._inner.propose_after(tokens, most) if most.nodes else DraftTree.empty()
                 read = [token, *ahead.tokens.tolist()]
                 above = [row, *(self._text.rows + 1 + parent for parent in ahead.parents.tolist())]
                 held = dict(
@@ -201,8 +205,13 @@ class CascadeSession(Session):
             return int(law.argmax())
         return int(torch.multinomial(law.cpu(), 1, generator=generator))
 
+    def forecast(self, nodes: int) -> Float64:
+        return self._acceptance.chain_gains(nodes)
+
     def observe(self, verified: Verified) -> None:
         """Let the inner drafter learn from the target's pass."""
+        if len(verified.tree):
+            self._acceptance.observe(len(verified.tree), len(verified.path))
         self._text.observe(verified)
         self._inner.observe(verified)
         self._round += 1

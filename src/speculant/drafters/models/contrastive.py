@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.errors import UnsupportedError
+from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, DraftTree, Proposal
 from speculant.drafters.models.draft_model import DraftModelDrafter
 from speculant.drafters.models.draft_text import DraftText, OpenCache
@@ -20,7 +23,9 @@ class ContrastiveDrafter(DraftModelDrafter):
         super().__init__(open_cache, vocabulary=vocabulary)
 
     def open(self, start: Start) -> Session:
-        return ContrastiveSession(self.open_text(start), start)
+        # Where top-k or top-p left q nothing, the contrast would be infinite: p alone says which tokens are plausible.
+        unwarped = replace(start, sampling=Sampling(temperature=start.sampling.temperature))
+        return ContrastiveSession(self.open_text(unwarped), unwarped)
 
 
 class ContrastiveSession(Session):

@@ -123,8 +123,8 @@ class DraftModelDrafter(Drafter):
             vocabulary: V of the target; logits of the draft model beyond it are left out, missing ones count as -inf.
             settings: None for the defaults.
         """
-        chosen = settings or ChainSettings()
-        self._setup(open_cache, vocabulary, lambda: Chain(chosen.stop, chosen.threshold, chosen.length))
+        chosen, acceptance = settings or ChainSettings(), LevelAcceptance()
+        self._setup(open_cache, vocabulary, lambda: Chain(acceptance, chosen.stop, chosen.threshold, chosen.length))
 
     def _setup(self, open_cache: OpenCache, vocabulary: int, shape: Callable[[], Shape]) -> None:
         shape()  # settings are checked before the first request
@@ -146,8 +146,8 @@ class BiLDDrafter(DraftModelDrafter):
     """Chains that end where the draft model is not confident: `bild`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: FallbackSettings | None = None) -> None:
-        threshold = (settings or FallbackSettings()).fallback
-        self._setup(open_cache, vocabulary, lambda: Chain("confidence", threshold))
+        threshold, acceptance = (settings or FallbackSettings()).fallback, LevelAcceptance()
+        self._setup(open_cache, vocabulary, lambda: Chain(acceptance, "confidence", threshold))
 
 
 class SpecInferDrafter(DraftModelDrafter):

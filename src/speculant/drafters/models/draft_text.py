@@ -32,6 +32,7 @@ class DraftText:
             vocabulary: V of the target; logits beyond it are left out, missing ones count as -inf.
         """
         self._cache, self._sampling, self._vocabulary = cache, sampling, vocabulary
+        self._own = vocabulary  # tokens that the draft model knows
         self._unread: list[int] = []  # committed tokens that are not in the cache
         self._after: Array = None  # logits [1, V] after the last token of the cache's committed text
         self._rows: dict[tuple[int, int], int] = {}  # by the row above and the token
@@ -47,13 +48,21 @@ class DraftText:
             vocabulary: V of the target.
         """
         cache = open_cache(start.prompt)
-        cache.prefill()
-        return cls(cache, start.sampling, vocabulary)
+        read = cache.prefill()
+        text = cls(cache, start.sampling, vocabulary)
+        if read is not None:
+            text._own = min(vocabulary, read.logits.shape[-1])
+        return text
 
     @property
     def depth(self) -> int:
-        """How deep a draft may be: what the draft model has positions for, and one token more, which it never reads."""
-        return self._cache.depth + 1 - max(1, len(self._unread))
+        """How deep a draft may be: the draft model needs positions for all tokens but the last."""
+        return self._cache.depth + 1 - len(self._unread)
+
+    @property
+    def trees(self) -> bool:
+        """Whether the draft model can read a draft that branches."""
+        return self._cache.trees
 
     @property
     def rows(self) -> int:
@@ -64,7 +73,7 @@ class DraftText:
         """Drop all rows of a draft, read what was committed; return q [1, V] after the root."""
         self._drop()
         if self._unread:
-            read = np.array(self._unread, np.int32)
+            read = self._known(self._unread)
             result = self._cache.forward(read, np.arange(-1, len(read) - 1, dtype=np.int32))
             self._cache.keep(range(len(read)))
             self._unread, self._after = [], result.logits[-1:]
@@ -77,12 +86,17 @@ class DraftText:
             tokens: n of them.
             above: the row above each, -1 for the root.
         """
-        result = self._cache.forward(np.array(tokens, np.int32), np.array(above, np.int32))
+        result = self._cache.forward(self._known(tokens), np.array(above, np.int32))
         rows = list(range(self._count, self._count + len(tokens)))
         self._count += len(tokens)
         for row, parent, token in zip(rows, above, tokens, strict=True):
             self._rows.setdefault((parent, token), row)
         return rows, self.distributions(result.logits)
+
+    def _known(self, tokens: Sequence[int]) -> Int32:
+        """Return tokens [n] with 0 for those that only the target knows, which are padding of its vocabulary."""
+        read = np.array(tokens, np.int32)
+        return np.where(read < self._own, read, 0).astype(np.int32)
 
     def distributions(self, logits: Array) -> Tensor:
         """Return the distributions [n, V] of logits, over the target's vocabulary."""

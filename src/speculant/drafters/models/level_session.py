@@ -21,6 +21,10 @@ class LevelText(Protocol):
     def depth(self) -> int:
         """How deep a draft may be."""
 
+    @property
+    def trees(self) -> bool:
+        """Whether rows may branch."""
+
     def begin(self) -> Tensor:
         """Drop all rows of a draft; return q [1, V] after the root."""
 
@@ -39,12 +43,14 @@ class LevelSession(Session):
 
     def __init__(self, text: LevelText, start: Start, shape: Shape) -> None:
         self._text, self._start, self._shape, self._round = text, start, shape, 0
+        self._trees = text.trees
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return a draft. Asked again before `observe`, it draws the same tokens again."""
         depth = min(budget.nodes, budget.depth, self._text.depth, self._shape.passes)
         if depth < 1:
             return DraftTree.empty()
+        self._trees = trees = budget.trees and self._text.trees
         shape, generator = self._shape, torch.Generator().manual_seed(self._start.round_seed(self._round))
         sampled = bool(self._start.sampling.temperature) and not shape.choosing
         tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
@@ -54,8 +60,8 @@ class LevelSession(Session):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
             room = budget.nodes if shape.choosing else budget.nodes - len(tokens)
             left = depth - d + 1
-            found = shape.expand(Level(d, q, joint, room, left, budget.trees, sampled, generator))
-            found = found if budget.trees else found[:1]  # the first one drawn: the others do not choose it
+            found = shape.expand(Level(d, q, joint, room, left, trees, sampled, generator))
+            found = found if trees else found[:1]  # the first one drawn: the others do not choose it
             first = len(tokens)
             for each in found:
                 tokens.append(each.token)
@@ -82,7 +88,7 @@ class LevelSession(Session):
         self._round += 1
 
     def forecast(self, nodes: int) -> Float64 | None:
-        return self._shape.forecast(nodes)
+        return self._shape.forecast(nodes) if self._trees else None
 
     def close(self) -> None:
         self._text.release()
@@ -113,7 +119,7 @@ def drafted(
 
 
 def heaviest(tokens: list[int], parents: list[int], weights: list[float], most: int) -> DraftTree:
-    """Return the most probable of chosen nodes, best first; all nodes above one are as probable, so none is missing."""
+    """Return the most probable of chosen nodes, best first; ancestors are no less probable, so none is missing."""
     order = sorted(range(len(tokens)), key=lambda node: (-weights[node], node))[:most]
     place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
     return drafted(

@@ -161,18 +161,19 @@ class MixModelSession(Session):
         """Return the most probable paths of both."""
         self._seen = {}
         most = min(budget.depth, self._text.depth)
-        if min(budget.nodes, most) < 1:
-            return DraftTree.empty()
-        proposed = self._mix.propose(Budget(nodes=self._settings.proposed, depth=most, trees=budget.trees))
-        growth = self._judged(proposed, budget)
+        if min(budget.nodes, most) < 1:  # the draft model may have no positions left
+            return self._mix.propose(budget)
+        trees = budget.trees and self._text.trees
+        proposed = self._mix.propose(Budget(nodes=self._settings.proposed, depth=most, trees=trees))
+        growth = self._judged(proposed)
         for _ in range(self._settings.depth):
-            if not self._extended(growth, budget, most):
+            if not self._extended(growth, budget.nodes, most, trees):
                 break
         draft = heaviest(growth.tokens, growth.parents, growth.weights, budget.nodes)
         self._seen = {self._path(growth, node): seen for node, seen in growth.seen.items()}
         return draft.within(depth=most, trees=budget.trees)
 
-    def _judged(self, proposed: DraftTree, budget: Budget) -> Growth:
+    def _judged(self, proposed: DraftTree) -> Growth:
         """Return the proposed tree and the model's own candidates beside and below its nodes."""
         growth = Growth()
         [q] = self._text.begin()
@@ -208,15 +209,18 @@ class MixModelSession(Session):
             growth.weights.append(joint * p)
         return added
 
-    def _extended(self, growth: Growth, budget: Budget, depth: int) -> bool:
+    def _extended(self, growth: Growth, most: int, depth: int, trees: bool) -> bool:
         """Extend the most probable nodes that the model has not read; return whether there were any."""
         settings = self._settings
-        least = max(settings.least, sorted(growth.weights)[-budget.nodes] if len(growth.weights) > budget.nodes else 0)
-        open_ = [node for node, weight in enumerate(growth.weights) if node not in growth.seen and weight > least]
+        least = max(settings.least, sorted(growth.weights)[-most] if len(growth.weights) > most else 0)
         open_ = [
-            node for node in open_ if growth.parents[node] in growth.rows and len(self._path(growth, node)) < depth
+            node
+            for node, weight in enumerate(growth.weights)
+            if node not in growth.seen and weight > least and len(self._path(growth, node)) < depth
         ]
-        open_ = sorted(open_, key=lambda node: -growth.weights[node])[: settings.top_k if budget.trees else 1]
+        if not trees:
+            open_ = [node for node in open_ if growth.rows[growth.parents[node]] == self._text.rows - 1]
+        open_ = sorted(open_, key=lambda node: -growth.weights[node])[: settings.top_k if trees else 1]
         if not open_:
             return False
         above = [growth.rows[growth.parents[node]] for node in open_]
@@ -233,6 +237,10 @@ class MixModelSession(Session):
             path.append(growth.tokens[node])
             node = growth.parents[node]
         return tuple(path[::-1])
+
+    def forecast(self, nodes: int) -> Float64:
+        """Return nothing: the passes of the draft model do not depend on the nodes asked for."""
+        return np.empty(0)
 
     def observe(self, verified: Verified) -> None:
         """Let the model's text, `mix` and the mixture learn what the target chose."""

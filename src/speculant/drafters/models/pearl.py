@@ -14,6 +14,7 @@ fixed number of tokens, so that a seed gives the same draft on every machine and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -70,75 +71,105 @@ class PearlDrafter(Drafter):
         opened = self._worker.submit(DraftText.open, self._open_cache, start, self._vocabulary)
         return PearlSession(opened.result(), start, self._worker, self._ahead)
 
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        """Return a draft for each of several sessions before anything is drafted ahead."""
+        drafts = list[DraftTree]()
+        for session, budget in zip(sessions, budgets, strict=True):
+            assert isinstance(session, PearlSession)
+            drafts.append(session.draft(budget))
+        for session in sessions:
+            assert isinstance(session, PearlSession)
+            session.go_ahead()
+        return drafts
+
 
 class PearlSession(Session):
     """One request: its text on the draft model, and what is being drafted ahead."""
 
     def __init__(self, text: DraftText, start: Start, worker: ThreadPoolExecutor, ahead: int) -> None:
         self._text, self._start, self._worker, self._most = text, start, worker, ahead
-        self._round = 0
+        self._generator, self._round = torch.Generator(), 0
         self._ready: Drawn = []  # below the root, drawn in the round before
         self._drawn: Drawn = []  # the draft
         self._running: Future[Drawn] | None = None
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return a chain, and begin to draft what may follow it. Asked again before `observe`, it returns the same."""
+        draft = self.draft(budget)
+        self.go_ahead()
+        return draft
+
+    def draft(self, budget: Budget) -> DraftTree:
+        """Return a chain."""
         self._finish()
         self._drawn = []
         depth = min(budget.nodes, budget.depth, self._text.depth)
         if depth < 1:
             return DraftTree.empty()
-        generator = torch.Generator().manual_seed(self._start.round_seed(self._round))
-        self._drawn = drawn = self._ready[:depth] or self._worker.submit(self._first, generator).result()
-        further = min(self._most, self._text.depth - len(drawn) - 1)
-        if further > 1:  # the first of them only tells whether the others can be used
-            self._running = self._worker.submit(self._draw_behind, drawn, further, generator)
+        self._generator.manual_seed(self._start.round_seed(self._round))
+        if not self._ready:
+            self._running = self._worker.submit(self._first)
+        self._drawn = self._ready[:depth] or self._finish()
         weights, joint = list[float](), 1.0
-        for token, law in drawn:
+        for token, law in self._drawn:
             joint *= min(1.0, float(law[token]))
             weights.append(joint)
-        laws = {node: law for node, (_, law) in enumerate(drawn, start=ROOT)}
-        tokens = [token for token, _ in drawn]
+        laws = {node: law for node, (_, law) in enumerate(self._drawn, start=ROOT)}
+        tokens = [token for token, _ in self._drawn]
         return drafted(tokens, list(range(-1, len(tokens) - 1)), weights, laws if self._sampled else {})
+
+    def go_ahead(self) -> None:
+        """Begin to draft what may follow the draft."""
+        further = min(self._most, self._text.depth - len(self._drawn) - 1)
+        if self._drawn and further > 1:  # the first of them only tells whether the others can be used
+            self._running = self._worker.submit(self._draw_behind, self._drawn, further)
 
     @property
     def _sampled(self) -> bool:
         return bool(self._start.sampling.temperature)
 
-    def _first(self, generator: torch.Generator) -> Drawn:
+    def _first(self) -> Drawn:
         """Return one token below the root."""
         [law] = self._text.begin()
-        return [(self._draw(law, generator), law)]
+        return [(self._draw(law), law)]
 
-    def _draw_behind(self, drawn: Drawn, count: int, generator: torch.Generator) -> Drawn:
+    def _draw_behind(self, drawn: Drawn, count: int) -> Drawn:
         """Return further tokens behind a chain."""
         self._text.begin()
         tokens = [token for token, _ in drawn]
         rows, laws = self._text.read(tokens, list(range(-1, len(tokens) - 1)))
         row, law, further = rows[-1], laws[-1], Drawn()
         while True:
-            further.append((self._draw(law, generator), law))
+            further.append((self._draw(law), law))
             if len(further) == count:
                 return further
             [row], [law] = self._text.read([further[-1][0]], [row])
 
-    def _draw(self, law: Tensor, generator: torch.Generator) -> int:
-        return int(torch.multinomial(law.cpu(), 1, generator=generator) if self._sampled else law.argmax())
+    def _draw(self, law: Tensor) -> int:
+        """Return a token of q [V]; the most probable one where decoding is greedy."""
+        return int(torch.multinomial(law.cpu(), 1, generator=self._generator) if self._sampled else law.argmax())
 
     def _finish(self) -> Drawn:
         """Wait for what is being drafted, and return it."""
-        running, self._running = self._running, None
-        return [] if running is None else running.result()
+        found = [] if self._running is None else self._running.result()
+        self._running = None  # only now: an interrupted wait must be repeated before the text is used
+        return found
+
+    def _finish_ahead(self) -> Drawn:
+        """Wait for what is drafted ahead, and return it; nothing where that failed, as the next draft will in turn."""
+        try:
+            return self._finish()
+        except Exception:
+            self._running = None
+            return []
 
     def observe(self, verified: Verified) -> None:
         """Use what was drafted ahead if the text went that way."""
-        drawn, tokens = [*self._drawn, *self._finish()], verified.tokens.tolist()
+        drawn, tokens = [*self._drawn, *self._finish_ahead()], verified.tokens.tolist()
         self._ready = drawn[len(tokens) :] if [token for token, _ in drawn[: len(tokens)]] == tokens else []
-        self._text.observe(verified)
+        self._worker.submit(self._text.observe, verified).result()
         self._round += 1
 
     def close(self) -> None:
-        try:
-            self._finish()
-        finally:
-            self._text.release()
+        self._finish_ahead()
+        self._worker.submit(self._text.release).result()

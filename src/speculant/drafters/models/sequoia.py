@@ -110,6 +110,7 @@ class BestTree(Shape):
 
     def expand(self, level: Level) -> list[Candidate]:
         if not level.trees:
+            self._below = [level.levels - 1]
             return drawn_below(level, 0, 1, distinct=True)
         below = [min(level.room, MOST_NODES)] if level.depth == 1 else self._below
         self._below = []

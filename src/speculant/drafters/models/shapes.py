@@ -96,10 +96,13 @@ class Chain(Shape):
     choosing = False
     passes = MOST_PASSES
 
-    def __init__(self, stop: str = "none", threshold: float | None = None, length: int = 5) -> None:
+    def __init__(
+        self, acceptance: LevelAcceptance, stop: str = "none", threshold: float | None = None, length: int = 5
+    ) -> None:
         """Take the stop rule.
 
         Args:
+            acceptance: shared by all requests.
             stop: "none" (the length is the budget's, which follows measured acceptance and cost), "fixed",
                 "heuristic" (transformers' schedule: two more after a draft that was accepted whole, else one less),
                 "confidence" or "entropy".
@@ -116,7 +119,10 @@ class Chain(Shape):
             raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
         if length < 1:
             raise UsageError(f"length must be at least 1, not {length}.")
-        self._stop, self._threshold, self._length = stop, threshold, length
+        self._acceptance, self._stop, self._threshold, self._length = acceptance, stop, threshold, length
+
+    def forecast(self, nodes: int) -> Float64:
+        return self._acceptance.chain_gains(nodes)
 
     def expand(self, level: Level) -> list[Candidate]:
         if level.depth > 1 and self._stops(level):
@@ -134,6 +140,7 @@ class Chain(Shape):
         return False
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        self._acceptance.observe(len(draft), len(path))
         if self._stop == "heuristic":
             whole = len(path) == draft.depths().max()
             self._length = min(MOST_PASSES, self._length + 2) if whole else max(1, self._length - 1)
@@ -206,8 +213,8 @@ class Sequences(Shape):
 
     def expand(self, level: Level) -> list[Candidate]:
         shares = [self._count] if level.depth == 1 else self._shares
-        self._wide = self._count if level.sampled else 1
-        if not level.sampled:
+        self._wide = self._count if level.sampled and level.trees else 1
+        if self._wide == 1:
             shares = [min(1, share) for share in shares]
         found, following = list[Candidate](), list[int]()
         room = level.room
@@ -219,6 +226,11 @@ class Sequences(Shape):
             following += [tokens.count(token) if i == tokens.index(token) else 0 for i, token in enumerate(tokens)]
         self._shares = following
         return found
+
+    def select(self, weights: Sequence[float]) -> list[int]:
+        places = [place for place, share in enumerate(self._shares) if share]
+        self._shares = [self._shares[place] for place in places]
+        return places
 
     def forecast(self, nodes: int) -> Float64:
         depth = max(1, nodes // self._wide)
@@ -263,7 +275,7 @@ class BestFirst(Shape):
         return [place for place in best if weights[place] > self._least]
 
     def forecast(self, nodes: int) -> Float64:
-        return self._acceptance.gains(self.passes)[:, None]
+        return self._acceptance.gains(self.passes)
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         self._acceptance.observe(self._grown, len(path))

@@ -59,6 +59,10 @@ class TranslatedCache(TargetCache):
         return 0 if self._cache.unread else self._prompt_length + self._committed
 
     @property
+    def trees(self) -> bool:
+        return self._cache.trees
+
+    @property
     def unread(self) -> int:
         return self._prompt_length if self._cache.unread else 0
 

@@ -16,7 +16,9 @@ from speculant.core.tree import ROOT, DraftTree, Float64
 
 DEPTHS = 16  # deeper nodes count as of this depth
 SIBLINGS = 16
+MOST_LEVELS = 64
 _DECAY = 0.998  # per round
+_LEVEL_DECAY = 0.99
 _FIRST, _NEXT = 0.7, 0.3  # acceptance of the first sibling and of a next one that was never tried
 _PRIOR_TRIALS = 2.0
 _OVERALL_TRIALS = 8.0  # tries of a depth for which the rate over all depths counts
@@ -54,21 +56,25 @@ class LevelAcceptance:
     """By depth alone, for drafts whose levels are accepted or rejected as a whole."""
 
     def __init__(self) -> None:
-        self._grown, self._accepted = np.zeros(DEPTHS), np.zeros(DEPTHS)
+        self._grown, self._accepted = np.zeros(MOST_LEVELS), np.zeros(MOST_LEVELS)
 
     def observe(self, grown: int, accepted: int) -> None:
         """Count a draft that was grown to a depth and accepted down to another."""
-        self._grown *= _DECAY
-        self._accepted *= _DECAY
+        self._grown *= _LEVEL_DECAY
+        self._accepted *= _LEVEL_DECAY
         self._grown[:grown] += 1
         self._accepted[: min(grown, accepted)] += 1
 
     def gains(self, depth: int) -> Float64:
         """Return Float64[depth], the accepted tokens that drafts of depth 1, 2, ... are expected to yield."""
-        deep = min(depth, DEPTHS)
-        prior = _PRIOR_TRIALS * _FIRST ** np.arange(1, DEPTHS + 1)
-        rates = np.minimum.accumulate((self._accepted + prior) / (self._grown + _PRIOR_TRIALS))[:deep]
-        return np.asarray(np.cumsum(np.append(rates, np.full(depth - deep, rates[-1] if deep else 0.0))), np.float64)
+        prior = _PRIOR_TRIALS * _FIRST ** np.arange(1, MOST_LEVELS + 1)
+        rates = np.minimum.accumulate((self._accepted + prior) / (self._grown + _PRIOR_TRIALS))
+        return np.asarray(np.cumsum(rates[:depth]), np.float64)
+
+    def chain_gains(self, nodes: int) -> Float64:
+        """Return Float64[D, nodes], the same for chains of 1, 2, ... nodes, as `Session.forecast` returns it."""
+        places = np.arange(min(nodes, MOST_LEVELS))
+        return np.asarray(self.gains(nodes)[np.minimum(places, places[:, None])], np.float64)
 
 
 def expected_gains(parents: Sequence[int], acceptance: Float64) -> Float64:

@@ -146,9 +146,11 @@ class UniversalSession(Session):
         Rows that are settled are committed: those of whole words before the window. The others are read again with the
         text that follows, unless the last draft holds them already.
         """
+        if self._full:
+            return None
         pieces = self._translation.draft.resume(self._text)
         found = [token for token, _ in pieces]
-        if self._full or not found or _complete(self._text) != self._text:
+        if not found or _complete(self._text) != self._text:
             return None
         same = 0
         while same < min(len(found), len(self._rows)) and found[same] == self._rows[same]:

@@ -84,6 +84,10 @@ class HFTargetCache:
         return max(0, len(self._prompt) - self._length)
 
     @property
+    def trees(self) -> bool:
+        return self._runner.capabilities.trees
+
+    @property
     def uncommitted(self) -> int:
         """How many rows `forward` has appended since the last `keep` or `rollback`."""
         return len(self._rows)

@@ -18,7 +18,7 @@ DRAFT_MODELS = (
     Method(
         name="specinfer",
         family="independent drafting, smaller model",
-        summary="so many siblings a level, drawn with replacement",
+        summary="a fixed number of siblings per level, drawn with replacement",
         drafter="speculant.drafters.models.draft_model:SpecInferDrafter",
         source="Miao et al. 2024, arXiv 2305.09781",
         verifier="speculative-sampling",
@@ -29,7 +29,7 @@ DRAFT_MODELS = (
     Method(
         name="mcsd",
         family="independent drafting, smaller model",
-        summary="so many siblings a level, drawn without replacement",
+        summary="a fixed number of siblings per level, drawn without replacement",
         drafter="speculant.drafters.models.draft_model:MCSDDrafter",
         source="Yang et al. 2024, arXiv 2401.06706",
         verifier="speculative-sampling",
@@ -92,7 +92,7 @@ DRAFT_MODELS = (
         source="Chen et al. 2024, arXiv 2312.11462",
         memory="speculant.drafters.copying.memory:BIGRAM",
         verifier="speculative-sampling",
-        samples="iid",
+        samples="mixed",
         requires="a draft model",
     ),
     Method(
