@@ -3,8 +3,7 @@
 A short prompt is continued by a few tokens many times, at a temperature and with top-k, so that there are few enough
 texts to compute the exact probability of each from the target's own logits. The round, drafters, acceptance rules and
 samplers are the library's; passes of both models are computed once per text (`memo_engine.py`). Each method runs with
-all lossless rules that it may use, which together make so many tests that the least p is to be compared with 1 over
-their number. Results are added to the file as each is finished.
+its own acceptance rule, or with `--rules` of those that it may use. Results are added to the file as each is finished.
 
     python benchmarks/methods_distribution.py -o benchmarks/results/methods-distribution.json
 """
@@ -28,7 +27,7 @@ from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.hf.sampler import SamplingPlan, make_sampler
-from speculant.registry import METHODS, VERIFIERS, build_verifier
+from speculant.registry import METHODS, build_verifier
 from speculant.sizing.policy import FixedSizing
 from targets import load_pair
 
@@ -43,11 +42,12 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="results, which are added to")
     parser.add_argument("--draft-model", metavar="DIR", help="default: the bundled one")
     parser.add_argument("--samples", type=int, default=20_000)
-    parser.add_argument("--tokens", type=int, default=5, help="new tokens; the first belongs to the prompt's pass")
+    parser.add_argument("--tokens", type=int, default=4, help="new tokens; the first belongs to the prompt's pass")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=3)
-    parser.add_argument("--nodes", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--methods", metavar="NAME,...", help="default: all that sample with a draft model")
+    parser.add_argument("--rules", metavar="NAME,...", help="acceptance rules; default: each method's own")
     args = parser.parse_args()
     own = [name for name, each in METHODS.items() if each.samples and each.exactness == "lossless"]
     names = args.methods.split(",") if args.methods else [name for name in own if METHODS[name].takes_draft_model]
@@ -57,8 +57,8 @@ def main() -> None:
     engines = MemoEngine(pair.model), MemoEngine(pair.draft_model)
     results: dict[str, Any] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
     for name in names:
-        for rule in METHODS[name].verifiers:
-            if VERIFIERS[rule].lossy or rule == "greedy" or f"{name} {rule}" in results:
+        for rule in args.rules.split(",") if args.rules else [METHODS[name].verifier]:
+            if rule not in METHODS[name].verifiers or f"{name} {rule}" in results:
                 continue
             results[f"{name} {rule}"] = found = tested(name, rule, engines, ids, law, args)
             print(name, rule, found, flush=True)
