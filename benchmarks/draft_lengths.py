@@ -1,8 +1,10 @@
 """Automatic draft sizes of methods with a draft model, against every fixed size: tokens per second, greedy, in turns.
 
-Each prompt is decoded with each size, one after the other in a changing order, so that all see the same machine.
+Each prompt is decoded with each size, one after the other in a changing order, so that all see the same machine. With
+METHOD:SIZE for a size, methods are compared.
 
     python benchmarks/draft_lengths.py --target inflated -o benchmarks/results/draft-lengths-inflated.json
+    python benchmarks/draft_lengths.py --sizes draft-model:auto,sequoia:auto,mix-model:auto,mix:auto -o FILE
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.api.speculator import Speculator
 from speculant.cli.env import environment
 from speculant.cli.threads import set_threads
+from speculant.registry import METHODS
 from targets import TARGETS, load_pair, story_prompts
 
 
@@ -36,12 +39,17 @@ def main() -> None:
     caches = open_draft_caches(pair.draft_model, pair.model.config.vocab_size)
     fast = Speculator.from_transformers(pair.model, method="none").fast
     sizes = args.sizes.split(",")
-    speculators = {
-        size: Speculator.from_transformers(
-            pair.model, method=args.method, draft_model=caches, nodes=size if size == "auto" else int(size), fast=fast
+    speculators = {}
+    for size in sizes:
+        method, _, nodes = size.rpartition(":")
+        method = method or args.method
+        speculators[size] = Speculator.from_transformers(
+            pair.model,
+            method=method,
+            draft_model=caches if METHODS[method].takes_draft_model else None,
+            nodes=nodes if nodes == "auto" else int(nodes),
+            fast=fast,
         )
-        for size in sizes
-    }
     totals: dict[str, dict[str, Any]] = {size: {"tokens": 0, "seconds": 0.0, "rounds": 0} for size in sizes}
     prompts = story_prompts(pair.tokenizer, count=args.warm_up + args.requests, tokens=24)
     for turn, prompt in enumerate(prompts):
@@ -56,12 +64,13 @@ def main() -> None:
         found |= {"tokens_per_second": found["tokens"] / found["seconds"], "mat": found["tokens"] / found["rounds"]}
     rates = {size: found["tokens_per_second"] for size, found in totals.items()}
     best = max((size for size in sizes if size != "auto"), key=lambda size: rates[size])
+    over = {"auto_over_best_fixed": round(rates["auto"] / rates[best], 4)} if "auto" in rates else {}
     result = {
         "conditions": {key: value for key, value in vars(args).items() if key != "out"},
         "environment": environment(pair.model),
         "sizes": totals,
-        "best_fixed": best,
-        "auto_over_best_fixed": round(rates["auto"] / rates[best], 4),
+        **over,
+        "best": best,
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     print(
