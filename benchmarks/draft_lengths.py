@@ -73,9 +73,7 @@ def main() -> None:
         "best": best,
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    print(
-        {size: round(rate, 2) for size, rate in rates.items()}, "auto over best fixed", result["auto_over_best_fixed"]
-    )
+    print({size: round(rate, 2) for size, rate in rates.items()}, over)
 
 
 if __name__ == "__main__":
