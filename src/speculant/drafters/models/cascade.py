@@ -29,6 +29,7 @@ from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
 from speculant.drafters.models.shapes import MOST_NODES
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.warping import drawn_token
 from speculant.registry import find_method
 
 
@@ -176,12 +177,13 @@ class CascadeSession(Session):
 
     def _grow(self, length: int) -> tuple[list[int], list[Tensor], list[float]]:
         """Return `length` tokens of the draft model, q [V] that each was drawn from, and their joint probabilities."""
-        generator = torch.Generator().manual_seed(self._start.round_seed(self._round))
+        sampled = bool(self._start.sampling.temperature)
+        generator = torch.Generator().manual_seed(self._start.round_seed(self._round)) if sampled else None
         tokens, laws, weights = list[int](), list[Tensor](), list[float]()
         held: dict[tuple[int, int], tuple[int, Tensor]] = {}  # by the row above and the token: its row, and q after it
         [law], row = self._text.begin(), ROOT
         while True:
-            token = self._draw(law, generator)
+            token = drawn_token(law, generator)
             tokens.append(token)
             laws.append(law)
             weights.append(min(1.0, float(law[token])) * (weights[-1] if weights else 1.0))
@@ -198,12 +200,6 @@ class CascadeSession(Session):
                     zip(zip(above, read, strict=True), zip(*self._text.read(read, above), strict=True), strict=True)
                 )
             row, law = held[row, token]
-
-    def _draw(self, law: Tensor, generator: torch.Generator) -> int:
-        """Return a token of q [V]; the most probable one where decoding is greedy."""
-        if not self._start.sampling.temperature:
-            return int(law.argmax())
-        return int(torch.multinomial(law.cpu(), 1, generator=generator))
 
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.chain_gains(nodes)

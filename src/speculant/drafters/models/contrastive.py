@@ -14,6 +14,7 @@ from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, DraftTree, Proposal
 from speculant.drafters.models.draft_model import DraftModelDrafter
 from speculant.drafters.models.draft_text import DraftText, OpenCache
+from speculant.drafters.models.warping import drawn_token
 
 
 class ContrastiveDrafter(DraftModelDrafter):
@@ -45,12 +46,12 @@ class ContrastiveSession(Session):
                 "the draft model has no more positions, and contrastive decoding needs it for every token. Decode "
                 "fewer tokens, or use a draft model with more positions."
             )
-        generator = torch.Generator().manual_seed(self._start.round_seed(self._round))
         sampled = bool(self._start.sampling.temperature)
+        generator = torch.Generator().manual_seed(self._start.round_seed(self._round)) if sampled else None
         tokens, weights, laws, row = list[int](), list[float](), [self._text.begin()[0]], ROOT
         for _ in range(min(budget.nodes, budget.depth, self._text.depth - 1)):
             law: Tensor = laws[-1]
-            token = int(torch.multinomial(law.cpu(), 1, generator=generator) if sampled else law.argmax())
+            token = drawn_token(law, generator)
             weights.append(min(1.0, float(law[token])) * (weights[-1] if weights else 1.0))
             tokens.append(token)
             [row], [law] = self._text.read([token], [row])

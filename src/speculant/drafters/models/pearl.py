@@ -28,6 +28,7 @@ from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
 from speculant.drafters.models.shapes import MOST_PASSES
+from speculant.drafters.models.warping import drawn_token
 
 Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] that it was drawn from
 
@@ -131,7 +132,7 @@ class PearlSession(Session):
     def _first(self) -> Drawn:
         """Return one token below the root."""
         [law] = self._text.begin()
-        return [(self._draw(law), law)]
+        return [(drawn_token(law, self._generator if self._sampled else None), law)]
 
     def _draw_behind(self, drawn: Drawn, count: int) -> Drawn:
         """Return further tokens behind a chain."""
@@ -140,14 +141,10 @@ class PearlSession(Session):
         rows, laws = self._text.read(tokens, list(range(-1, len(tokens) - 1)))
         row, law, further = rows[-1], laws[-1], Drawn()
         while True:
-            further.append((self._draw(law), law))
+            further.append((drawn_token(law, self._generator if self._sampled else None), law))
             if len(further) == count:
                 return further
             [row], [law] = self._text.read([further[-1][0]], [row])
-
-    def _draw(self, law: Tensor) -> int:
-        """Return a token of q [V]; the most probable one where decoding is greedy."""
-        return int(torch.multinomial(law.cpu(), 1, generator=self._generator) if self._sampled else law.argmax())
 
     def _finish(self) -> Drawn:
         """Wait for what is being drafted, and return it."""

@@ -1,4 +1,4 @@
-"""How a drafter's logits are warped, so that q is warped like the target's p."""
+"""How a drafter's logits are warped, so that q is warped like the target's p, and a token drawn from q."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
         p = scores.softmax(-1)
         scores = scores.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), -torch.inf)
     return scores.softmax(-1)
+
+
+def drawn_token(q: Tensor, generator: torch.Generator | None) -> int:
+    """Return a token drawn from q [V]; without a generator, as where decoding is greedy, the most probable one."""
+    return int(q.argmax() if generator is None else torch.multinomial(q.cpu(), 1, generator=generator))
