@@ -207,7 +207,7 @@ class CascadeSession(Session):
     def observe(self, verified: Verified) -> None:
         """Let the inner drafter learn from the target's pass."""
         if len(verified.tree):
-            self._acceptance.observe(len(verified.tree), len(verified.path))
+            self._acceptance.observe(int(verified.tree.depths().max()), len(verified.path))
         self._text.observe(verified)
         self._inner.observe(verified)
         self._round += 1

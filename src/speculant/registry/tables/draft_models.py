@@ -81,7 +81,7 @@ DRAFT_MODELS = (
         memory="speculant.drafters.mix.memory:MIX",
         corpus="mix",
         verifier="speculative-sampling",
-        samples="iid",
+        samples="mixed",
         requires="a draft model",
     ),
     Method(
