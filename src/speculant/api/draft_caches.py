@@ -13,10 +13,12 @@ from speculant.api.draft_pairs import Pair, check_pair, compare_pair
 from speculant.api.loading import bundled_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
 from speculant.core.engine import TargetCache
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import Int32
 from speculant.drafters.models.translated_cache import TranslatedCache
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
+from speculant.registry import Method, find_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,3 +118,51 @@ def open_draft_caches(
         text=text,
         notes=(note,) if note else (),
     )
+
+
+def drafts_of(method: Method, model: Any, tokenizer: Any, draft_model: Any, draft_tokenizer: Any) -> list[DraftCaches]:
+    """Return what opens the caches of a method's draft models: none, one, or several where it merges them.
+
+    Args:
+        method: of the registry; where it needs a draft model and none is given, the bundled model has its own.
+        model, tokenizer: the target and its tokenizer, or None.
+        draft_model: a model or its name, a list of them, what `open_draft_caches` returned, or None.
+        draft_tokenizer: the draft model's tokenizer, or None.
+
+    Raises:
+        UsageError: the method takes one draft model, or a tokenizer is given without a draft model.
+        UnsupportedError, TokenizerError: see `open_draft_caches`.
+    """
+    if draft_tokenizer is not None and draft_model is None:
+        raise UsageError("draft_tokenizer belongs to a draft model; pass draft_model= too, or leave it out.")
+    if draft_model is None and method.takes_draft_model:
+        draft_model, draft_tokenizer = default_draft_model(model)
+        tokenizer = draft_tokenizer if tokenizer is None else tokenizer  # the bundled ones are the same
+    several = isinstance(draft_model, list | tuple)
+    if several and not method.several:
+        raise UsageError(f"the method '{method.name}' takes one draft model; 'specinfer' takes several.")
+    return [
+        open_draft_caches(
+            each,
+            model.config.get_text_config(decoder=True).vocab_size,
+            tokenizer=tokenizer,
+            draft_tokenizer=draft_tokenizer,
+            text=method.drafts_text,
+            every=method.samples == "scored",
+        )
+        for each in (draft_model if several else [draft_model])
+        if each is not None
+    ]
+
+
+def check_merged(verifier: str | None, *, lossy: bool) -> None:
+    """Refuse an acceptance rule for the merged trees of several draft models, whose tokens are chosen.
+
+    Raises:
+        UnsupportedError: it does not take chosen tokens.
+    """
+    if verifier is not None and "chosen" not in find_rule(verifier, lossy=lossy)[0].drafts:
+        raise UnsupportedError(
+            f"the trees of several draft models are merged and their tokens chosen, which the verifier '{verifier}' "
+            "does not take. Use speculative-sampling, or one draft model."
+        )

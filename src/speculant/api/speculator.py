@@ -14,7 +14,7 @@ from typing import Any
 
 from speculant.api.batch import Batch
 from speculant.api.custom_generate import Bound
-from speculant.api.draft_caches import default_draft_model, open_draft_caches
+from speculant.api.draft_caches import check_merged, drafts_of
 from speculant.api.loading import load_model
 from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
 from speculant.api.requests import Message, Preparation, Prompt
@@ -30,7 +30,7 @@ from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import build_verifier, find_method, find_rule
+from speculant.registry import build_verifier, find_method
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
@@ -148,27 +148,7 @@ class Speculator:
         if memory is not None and found.memory is None:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        if draft_tokenizer is not None and draft_model is None:
-            raise UsageError("draft_tokenizer belongs to a draft model; pass draft_model= too, or leave it out.")
-        target_tokenizer = tokenizer
-        if draft_model is None and found.takes_draft_model:
-            draft_model, draft_tokenizer = default_draft_model(model)
-            target_tokenizer = draft_tokenizer if tokenizer is None else tokenizer  # the bundled ones are the same
-        if isinstance(draft_model, list | tuple) and not found.several:
-            raise UsageError(f"the method '{method}' takes one draft model; 'specinfer' takes several.")
-        listed = list(draft_model) if isinstance(draft_model, list | tuple) else [draft_model]
-        drafts = [
-            open_draft_caches(
-                each,
-                vocabulary,
-                tokenizer=target_tokenizer,
-                draft_tokenizer=draft_tokenizer,
-                text=found.drafts_text,
-                every=found.samples == "scored",
-            )
-            for each in listed
-            if each is not None
-        ]
+        drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
         drafter = found.build(
             vocabulary=vocabulary,
             tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
@@ -178,12 +158,9 @@ class Speculator:
             translation=drafts[0].pair.translation if drafts else None,
             layers=optional_layers(model) if found.takes_layers else 0,
         )
+        if len(drafts) > 1:
+            check_merged(verifier, lossy=lossy)
         rule = build_verifier(method, verifier, lossy=lossy)
-        if len(drafts) > 1 and verifier is not None and "chosen" not in find_rule(verifier, lossy=lossy)[0].drafts:
-            raise UnsupportedError(
-                "the trees of several draft models are merged and their tokens chosen, which the verifier "
-                f"'{verifier}' does not take. Use speculative-sampling, or one draft model."
-            )
         notes = tuple(note for each in drafts for note in each.notes)
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():

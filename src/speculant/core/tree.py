@@ -25,6 +25,7 @@ Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
 ROOT = -1
+UNLIMITED = 1 << 30  # nodes or levels: more than any text has
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,15 +12,13 @@ from typing import Any
 from speculant.core.engine import NO_NEEDS, Array, Capabilities, Engine, Needs, Pass, TargetCache
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
-from speculant.core.tree import DraftTree, Int32
-
-NO_LIMIT = 1 << 30
+from speculant.core.tree import UNLIMITED, DraftTree, Int32
 
 
 class RecordedEngine(Engine):
     """Passes over nothing; `on_pass` is called with the rows of each."""
 
-    def __init__(self, *, vocabulary: int = NO_LIMIT, on_pass: Callable[[int], object] = lambda _rows: None) -> None:
+    def __init__(self, *, vocabulary: int = UNLIMITED, on_pass: Callable[[int], object] = lambda _rows: None) -> None:
         self._capabilities = Capabilities(vocabulary=vocabulary)
         self._on_pass = on_pass
 
@@ -56,7 +54,7 @@ class RecordedCache(TargetCache):
 
     @property
     def depth(self) -> int:
-        return NO_LIMIT
+        return UNLIMITED
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         return Pass(logits=None)

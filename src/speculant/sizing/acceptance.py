@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import DraftTree
-
-Float64 = npt.NDArray[np.float64]
+from speculant.core.tree import DraftTree, Float64
 
 _EDGES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.42, 0.55, 0.7, 0.82, 0.92, 0.97)
 _DEPTHS = 5

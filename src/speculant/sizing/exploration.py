@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import DraftTree, Queries
-
-Float64 = npt.NDArray[np.float64]
+from speculant.core.tree import DraftTree, Float64, Queries
 
 _BITS = 20  # a byte for each of so many hashed contexts
 _NEW, _KNOWN = 0.02, 0.005  # the bonus of a node in a new context and in a known one, in tokens

@@ -21,10 +21,9 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from speculant.core.tree import Float64
 from speculant.sizing.isotonic import rising_fit
 from speculant.sizing.step_cost import StepCost
-
-Float64 = npt.NDArray[np.float64]
 
 SIZES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _TRIES = 2  # passes of a size before the next larger one may be tried

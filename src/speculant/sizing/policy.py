@@ -30,9 +30,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from speculant.core.tree import DraftTree, Queries
+from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
@@ -40,11 +39,8 @@ from speculant.sizing.isotonic import falling_fit
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.throughput import Throughput
 
-Float64 = npt.NDArray[np.float64]
-
 Forecast = Callable[[int], Float64 | None]
 
-UNLIMITED = 1 << 30
 MAX_NODES = 64  # of a draft whose size is chosen round by round
 _LEAST_ASKED = 4
 _LONGEST_PAUSE = 8

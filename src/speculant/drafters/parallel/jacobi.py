@@ -31,7 +31,7 @@ import numpy as np
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree, Int32
+from speculant.core.tree import UNLIMITED, DraftTree, Int32
 
 _PRIOR_RATES = (0.02, 0.1, 0.4, 0.7)  # of guesses that no pass has returned, that one has, two, three or more
 _PRIOR_TRIALS = 4.0
@@ -139,7 +139,7 @@ class JacobiSession(Session):
         """Return how many tokens behind the committed ones are iterated; 0 or less where decoding is plain."""
         settings, done = self._settings, self._done
         if settings.variant == "pj":
-            return 1 << 30
+            return UNLIMITED
         left = settings.block - done % settings.block
         return left if settings.variant == "pgj" else min(left, settings.length - done)
 

@@ -17,13 +17,11 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.tree import DraftTree, Int32, Int64
+from speculant.core.tree import UNLIMITED, DraftTree, Int32, Int64
 from speculant.engines.hf.cache import keep_rows, usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
 from speculant.engines.hf.prompt import Prompt
-
-UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
