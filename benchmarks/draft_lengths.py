@@ -1,4 +1,4 @@
-"""Automatic draft sizes of methods with a draft model, against every fixed size: tokens per second, greedy, in turns.
+"""Automatic draft sizes of methods with a draft model, against every fixed size: tokens per second, in turns.
 
 Each prompt is decoded with each size, one after the other in a changing order, so that all see the same machine. With
 METHOD:SIZE for a size, methods are compared.
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--warm-up", type=int, default=4, help="requests that are decoded before and not counted")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
     args = parser.parse_args()
     pair = load_pair(args.target, dtype=args.dtype, draft_model=None)
     set_threads(pair.model, args.threads)
@@ -55,7 +56,11 @@ def main() -> None:
     for turn, prompt in enumerate(prompts):
         for place in range(len(sizes)):
             size = sizes[(place + turn) % len(sizes)]
-            stats = speculators[size].generate(prompt.tolist(), max_new_tokens=args.tokens, temperature=0).stats
+            stats = (
+                speculators[size]
+                .generate(prompt.tolist(), max_new_tokens=args.tokens, temperature=args.temperature, seed=turn)
+                .stats
+            )
             if turn >= args.warm_up:
                 totals[size]["tokens"] += stats.tokens - 1
                 totals[size]["seconds"] += stats.seconds - stats.prefill_seconds

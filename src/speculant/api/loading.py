@@ -10,6 +10,7 @@ from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, Tokenize
 
 BUNDLED = "stories"
 BUNDLED_DRAFT = "draft"
+BUNDLED_HEADS = ("eagle3", "dflash", "medusa")
 
 
 def bundled_model() -> Path:
@@ -20,6 +21,12 @@ def bundled_model() -> Path:
 def bundled_draft_model() -> Path:
     """Return the folder of the draft model for the bundled model; its tokenizer is the bundled model's."""
     return bundled_model() / BUNDLED_DRAFT
+
+
+def bundled_heads() -> list[Path]:
+    """Return the folders of the heads for the bundled model, the best one first."""
+    heads = bundled_model() / "heads"
+    return [heads / name for name in BUNDLED_HEADS if (heads / name).is_dir()]
 
 
 def is_bundled(name: str | None) -> bool:

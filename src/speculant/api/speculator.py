@@ -15,6 +15,7 @@ from typing import Any
 from speculant.api.batch import Batch
 from speculant.api.custom_generate import Bound
 from speculant.api.draft_caches import check_merged, drafts_of
+from speculant.api.heads import bundled_head, open_head
 from speculant.api.loading import load_model
 from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
 from speculant.api.requests import Message, Preparation, Prompt
@@ -103,7 +104,7 @@ class Speculator:
         model: Any,
         tokenizer: Any = None,
         *,
-        method: str = "mix",
+        method: str | None = None,
         verifier: str | None = None,
         lossy: bool = False,
         nodes: int | str | None = None,
@@ -112,6 +113,7 @@ class Speculator:
         settings: Any = None,
         draft_model: Any = None,
         draft_tokenizer: Any = None,
+        head: Any = None,
         fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Wrap a loaded model.
@@ -119,7 +121,7 @@ class Speculator:
         Args:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
-            method: a name from `speculant methods`.
+            method: a name from `speculant methods`; None for the head's own, or "mix" without a head.
             verifier: an acceptance rule, with settings as in "typical:epsilon=0.1"; None for the method's own.
             lossy: whether the rule may change the output.
             nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by measured
@@ -132,6 +134,8 @@ class Speculator:
                 that both have; `stats.notes` says how many. A list for `specinfer`, which merges what they draft.
                 Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
             draft_tokenizer: the draft model's tokenizer; None for the one that is loaded with a name.
+            head: for methods that require one: a trained head, by folder or hub id, or what `open_head` returned. Its
+                format is found by itself; None for the bundled one where the target is the bundled model.
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.
@@ -141,7 +145,10 @@ class Speculator:
             MemoryFileError: the memory file cannot be used.
         """
         check_model_object(model, tokenizer)
+        opened = None if head is None else open_head(head, model)
+        method = method or ("mix" if opened is None else opened.method)
         found = find_method(method)
+        opened = bundled_head(found, model) if opened is None and found.heads else opened
         check_nodes(nodes)
         if not (fast is None or isinstance(fast, bool | Acceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
@@ -149,6 +156,7 @@ class Speculator:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
+        rule = build_verifier(method, verifier, lossy=lossy)
         drafter = found.build(
             vocabulary=vocabulary,
             tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
@@ -157,11 +165,12 @@ class Speculator:
             open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
             translation=drafts[0].pair.translation if drafts else None,
             layers=optional_layers(model) if found.takes_layers else 0,
+            head=opened,
+            sampled=rule.sampled,
         )
         if len(drafts) > 1:
             check_merged(verifier, lossy=lossy)
-        rule = build_verifier(method, verifier, lossy=lossy)
-        notes = tuple(note for each in drafts for note in each.notes)
+        notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else ()))
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():
             speculator.load(memory)
@@ -175,7 +184,7 @@ class Speculator:
         dtype: str | None = None,
         device: str | None = None,
         attention: str | None = None,
-        method: str = "mix",
+        method: str | None = None,
         verifier: str | None = None,
         lossy: bool = False,
         nodes: int | str | None = None,
@@ -184,6 +193,7 @@ class Speculator:
         settings: Any = None,
         draft_model: Any = None,
         draft_tokenizer: Any = None,
+        head: Any = None,
         fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
@@ -191,9 +201,10 @@ class Speculator:
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
             method, verifier, lossy, nodes, memory, memory_limit, settings, fast: see `from_transformers`.
-            draft_model, draft_tokenizer: see there too.
+            draft_model, draft_tokenizer, head: see there too.
         """
-        find_method(method)
+        if method is not None:
+            find_method(method)
         model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
         return cls.from_transformers(
             model,
@@ -207,6 +218,7 @@ class Speculator:
             settings=settings,
             draft_model=draft_model,
             draft_tokenizer=draft_tokenizer,
+            head=head,
             fast=fast,
         )
 

@@ -34,8 +34,10 @@ class Method:
         verifier: the acceptance rule it uses if the user names none.
         samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
             without, "mixed" with replacement beside chosen ones, "scored" with replacement and with q after every node;
-            "" if it chooses them.
+            "either" with replacement where the acceptance rule compares probabilities and else chosen; "" if it chooses
+            them.
         several: whether it takes several draft models, and merges what they draft.
+        heads: the kinds of trained heads that it drafts with; "*" for any, () for a method without a head.
         requires: what it needs beside the target, in words; "" for nothing.
     """
 
@@ -49,8 +51,9 @@ class Method:
     corpus: str | None = None
     exactness: str = "lossless"
     verifier: str = "sample-then-follow"
-    samples: Literal["", "iid", "distinct", "mixed", "scored"] = ""
+    samples: Literal["", "iid", "distinct", "mixed", "scored", "either"] = ""
     several: bool = False
+    heads: tuple[str, ...] = ()
     requires: str = ""
 
     def build(
@@ -63,6 +66,8 @@ class Method:
         open_cache: Any = None,
         layers: int = 0,
         translation: Any = None,
+        head: Any = None,
+        sampled: bool = False,
     ) -> Drafter:
         """Import and construct the drafter.
 
@@ -74,12 +79,15 @@ class Method:
             open_cache: opens caches of a draft model, see `DraftModelDrafter`.
             layers: decoder layers of the target, if its passes can leave some out; else 0.
             translation: between the target's and the draft model's tokens, for methods that draft through text.
+            head: a trained head on its target, see `drafters.heads.drafter.LoadedHead`.
+            sampled: whether the acceptance rule takes tokens drawn with replacement.
 
         Raises:
             UnsupportedError: the method leaves out layers of the target, which is not possible.
-            UsageError: the method needs a draft model, or takes no draft model or no such settings.
+            UsageError: the method needs a draft model or a head, or takes none, not this kind or no such settings.
         """
         self.check_draft_model(given=open_cache is not None)
+        self.check_head(None if head is None else head.kind)
         kind, taken = load_object(self.drafter), self._parameters()
         given = {
             "vocabulary": vocabulary,
@@ -89,6 +97,8 @@ class Method:
             "open_cache": open_cache,
             "layers": layers,
             "translation": translation,
+            "head": head,
+            "sampled": sampled,
         }
         drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken and value is not None})
         return drafter
@@ -107,10 +117,30 @@ class Method:
                 "Only the bundled model has one of its own."
             )
 
+    def check_head(self, kind: str | None) -> None:
+        """Check whether a head of the right kind is given where its drafter needs one, and only there.
+
+        Raises:
+            UsageError: it is not; `kind` is that of the head, None if there is none.
+        """
+        if kind is None and self.heads:
+            raise UsageError(
+                f"the method '{self.name}' needs a trained head: pass head=, or --head in a command. "
+                "`speculant train` makes one."
+            )
+        if kind is not None and not self.heads:
+            raise UsageError(f"the method '{self.name}' takes no head; leave out the method to use the head's own.")
+        if kind is not None and kind not in self.heads and "*" not in self.heads:
+            raise UsageError(
+                f"the method '{self.name}' drafts with heads of kind {' or '.join(self.heads)}, and this one "
+                f"is of kind {kind}; leave out the method to use the head's own."
+            )
+
     @property
     def verifiers(self) -> tuple[str, ...]:
         """The acceptance rules that it may use."""
-        needed = {"chosen", "iid"} if self.samples == "mixed" else {self.samples or "chosen"}
+        kinds = {"": {"chosen"}, "either": {"chosen"}, "mixed": {"chosen", "iid"}}
+        needed = kinds.get(self.samples, {self.samples})
         return tuple(rule.name for rule in VERIFIERS.values() if needed <= set(rule.drafts))
 
     @property

@@ -11,6 +11,7 @@ from speculant.core.errors import ForeignMemoryError, UnknownMethodError, Unsupp
 from speculant.registry.method import Method, load_object
 from speculant.registry.rules import VERIFIERS, find_rule
 from speculant.registry.tables.draft_models import DRAFT_MODELS
+from speculant.registry.tables.heads import HEADS
 from speculant.registry.tables.self_drafting import SELF_DRAFTING
 from speculant.registry.tables.training_free import TRAINING_FREE
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # numpy would make `speculant --help` wait
     from speculant.memory.kind import MemoryKind
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (*TRAINING_FREE, *DRAFT_MODELS, *SELF_DRAFTING)}
+    {method.name: method for method in (*TRAINING_FREE, *DRAFT_MODELS, *SELF_DRAFTING, *HEADS)}
 )
 
 

@@ -81,7 +81,7 @@ class BestFirstSettings:
         least: joint probability below which no node is expanded.
     """
 
-    depth: int = 5
+    depth: int = 10
     top_k: int = 8
     least: float = 0.0
 

@@ -1,0 +1,48 @@
+"""Heads of a target: loaded, checked against it, and the bundled ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from speculant.api.loading import bundled_heads, is_bundled
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.checkpoints.formats import load_head
+from speculant.drafters.heads.drafter import LoadedHead
+from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.registry import Method
+
+
+def open_head(head: Any, model: Any) -> LoadedHead:
+    """Return a head on its target, in the target's dtype and on its device.
+
+    Args:
+        head: a folder or hub id, or what this function returned for the same target.
+        model: the target.
+
+    Raises:
+        ModelNotFoundError: there is no such checkpoint, or it is damaged.
+        UnsupportedError: its format is unknown, or it belongs to another target.
+        UsageError: `head` is something else.
+    """
+    if isinstance(head, LoadedHead):
+        return head
+    if not isinstance(head, str | Path):
+        raise UsageError(f"head is a folder, a hub id or what `open_head` returned, not {type(head).__name__}.")
+    loaded = load_head(head, HFTargetParts(model))
+    if isinstance(loaded.head, nn.Module):
+        loaded.head.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
+    return loaded
+
+
+def bundled_head(method: Method, model: Any) -> LoadedHead | None:
+    """Return the bundled head that a method drafts with, if the target is the bundled model."""
+    if not (source := model.name_or_path) or not is_bundled(source):
+        return None
+    for folder in bundled_heads():
+        loaded = open_head(folder, model)
+        if loaded.kind in method.heads or "*" in method.heads:
+            return loaded
+    return None

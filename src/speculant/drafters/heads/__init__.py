@@ -1,0 +1,1 @@
+"""Trained heads: small networks that read the target's hidden states and draft what follows."""

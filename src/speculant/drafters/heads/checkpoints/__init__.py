@@ -1,0 +1,1 @@
+"""Checkpoints of heads: one file per public layout, which finds, loads and writes it."""

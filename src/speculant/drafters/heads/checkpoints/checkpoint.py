@@ -1,0 +1,139 @@
+"""A checkpoint of a head, in a folder or on the hub: its config and its tensors. Nothing in it is executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import ModelNotFoundError, UnsupportedError
+
+PATTERNS = ("*.json", "*.safetensors", "*.bin", "*.pt")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """What a folder holds.
+
+    Attributes:
+        source: what the user named.
+        config: config.json; {} if there is none.
+        tensors: by name.
+    """
+
+    source: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def without(self, prefix: str) -> Checkpoint:
+        """Return the checkpoint with a prefix of its names left out where it stands."""
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
+        return Checkpoint(self.source, self.config, tensors)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return a value of the config.
+
+        Raises:
+            UnsupportedError: it is missing, and there is no default.
+        """
+        found = self.config.get(name, default)
+        if found is None:
+            raise UnsupportedError(f"config.json of the head {self.source} has no {name!r}, which its format needs.")
+        return found
+
+
+def read_checkpoint(source: str | Path) -> Checkpoint:
+    """Read a head's checkpoint.
+
+    Args:
+        source: a folder, or a hub id.
+
+    Raises:
+        ModelNotFoundError: there is none, or a file of it is damaged.
+    """
+    folder = Path(source) if Path(source).is_dir() else _fetch(str(source))
+    config_file = folder / "config.json"
+    try:
+        config = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
+    except ValueError as error:
+        raise ModelNotFoundError(f"{config_file} is not JSON: {error}. Fetch the checkpoint again.") from error
+    files = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    if not files:
+        raise ModelNotFoundError(
+            f"{source} holds no weights of a head (*.safetensors, *.bin or *.pt). Name the folder or hub id of a head."
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _read_tensors(file)
+    return Checkpoint(str(source), config, tensors)
+
+
+def load_weights(
+    module: nn.Module, checkpoint: Checkpoint, tensors: Mapping[str, Tensor], *, ignored: Iterable[str] = ()
+) -> None:
+    """Give a module its weights, all of them and no others.
+
+    Args:
+        module: with parameters of the right shapes; it takes the checkpoint's dtype.
+        checkpoint: for messages.
+        tensors: by the module's names.
+        ignored: names that may be there without being used, such as copies of the target's embeddings.
+
+    Raises:
+        UnsupportedError: a weight is missing, is left over or has another shape; it is named.
+    """
+    wanted = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    wanted = {name: wanted[name] for name in module.state_dict()}
+    missing = sorted(wanted.keys() - tensors.keys())
+    extra = sorted(tensors.keys() - wanted.keys() - set(ignored))
+    if missing or extra:
+        parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
+        raise UnsupportedError(
+            f"the head {checkpoint.source} {' and '.join(parts)}, so it is not what its format says. "
+            "It may be truncated, or be of a format that is not supported."
+        )
+    for name, parameter in wanted.items():
+        if parameter.shape != tensors[name].shape:
+            raise UnsupportedError(
+                f"the head {checkpoint.source} has {name} of shape {list(tensors[name].shape)} where its config gives "
+                f"{list(parameter.shape)}; it belongs to another model, or its config is wrong."
+            )
+    dtype = next(tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point())
+    module.to(dtype)
+    module.load_state_dict({name: tensors[name] for name in wanted}, assign=False)
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files and pickles with code fail in many ways; each ends here with its reason
+        raise ModelNotFoundError(
+            f"{file} cannot be read as weights: {error}. Only tensors are read, no code is run; fetch the file again, "
+            "or convert it to safetensors."
+        ) from error
+    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+
+
+def _fetch(source: str) -> Path:
+    """Return the folder of a checkpoint of the hub, fetched if it is not cached."""
+    from huggingface_hub import snapshot_download
+
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ModelNotFoundError(f"there is no head at {source}: the folder does not exist.")
+    try:
+        return Path(snapshot_download(source, allow_patterns=list(PATTERNS)))
+    except Exception as error:  # hubs fail in many ways; each ends here with its reason
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelNotFoundError(
+            f"there is no folder {source}, and no head of that name could be fetched from the hub: {first} "
+            "Check the spelling and the network, or name a folder."
+        ) from error

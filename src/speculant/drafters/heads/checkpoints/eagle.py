@@ -1,0 +1,49 @@
+"""Checkpoints of EAGLE-1, EAGLE-2 and HASS, as their authors publish them (SafeAILab/EAGLE, HArmonizedSS/HASS).
+
+`config.json` is a Llama config of one layer; "bias": false says that `fc` has no bias. `embed_tokens.weight` is a copy
+of the target's. A first norm of the layer, which the authors' heads lack, tells heads of another training.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
+from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, layer_shape, shape_config
+from speculant.drafters.heads.eagle import EagleHead
+from speculant.drafters.heads.head import TargetParts
+
+_COPIES = ("embed_tokens.weight", "lm_head.weight")  # of the target's weights
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is one of these: `fc` takes an embedding and one hidden state."""
+    fc = checkpoint.tensors.get("fc.weight")
+    return (
+        fc is not None and fc.shape[1] == 2 * fc.shape[0] and "layers.0.self_attn.q_proj.weight" in checkpoint.tensors
+    )
+
+
+def load(checkpoint: Checkpoint, target: TargetParts) -> EagleHead:
+    """Return the head; raises as `load_head`."""
+    if "layers.0.input_layernorm.weight" in checkpoint.tensors:
+        raise UnsupportedError(
+            f"the head {checkpoint.source} looks like EAGLE-1, but its layer has an input norm, which EAGLE's has not: "
+            "it was trained by another program, whose formula is not known."
+        )
+    check_hidden_size(checkpoint, target, checkpoint.tensors["fc.weight"].shape[0])
+    head = EagleHead(layer_shape(checkpoint, target), bias="fc.bias" in checkpoint.tensors)
+    load_weights(head, checkpoint, checkpoint.tensors, ignored=_COPIES)
+    return head
+
+
+def save(head: EagleHead, folder: Path, target: TargetParts) -> None:
+    """Write a head's config and weights into a folder."""
+    config = shape_config(head.shape, target) | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    config["bias"] = "fc.bias" in head.state_dict()
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in head.state_dict().items()}, folder / "model.safetensors")

@@ -1,0 +1,100 @@
+"""Whether a head fits its target, and the shape of its decoder layers in configs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.layers import LayerShape
+
+
+def check_hidden_size(checkpoint: Checkpoint, target: TargetParts, hidden: int) -> None:
+    """Refuse a head of another hidden size than the target's.
+
+    Raises:
+        UnsupportedError: it is another.
+    """
+    if hidden != target.hidden_size:
+        raise UnsupportedError(
+            f"the head {checkpoint.source} reads hidden states of size {hidden}, the target's have "
+            f"{target.hidden_size}: it was trained for another model. Name the target it was trained for."
+        )
+
+
+def check_vocabulary(checkpoint: Checkpoint, target: TargetParts, vocabulary: int) -> None:
+    """Refuse a head of another vocabulary than the target's.
+
+    Raises:
+        UnsupportedError: it is another.
+    """
+    if vocabulary != target.vocabulary:
+        raise UnsupportedError(
+            f"the head {checkpoint.source} has a vocabulary of {vocabulary} tokens, the target one of "
+            f"{target.vocabulary}: it was trained for another model. Name the target it was trained for."
+        )
+
+
+def check_taps(checkpoint: Checkpoint, target: TargetParts, taps: tuple[int, ...]) -> None:
+    """Refuse decoder layers that the target does not have, or the same one twice.
+
+    Raises:
+        UnsupportedError: it has not.
+    """
+    if any(not -1 <= tap < target.layers for tap in taps) or len(set(taps)) < len(taps):
+        raise UnsupportedError(
+            f"the head {checkpoint.source} reads the outputs of layers {list(taps)}, counted from 0, of a target with "
+            f"{target.layers} layers: it was trained for another model, or its config names wrong layers."
+        )
+
+
+def layer_shape(
+    checkpoint: Checkpoint, target: TargetParts, config: dict[str, Any] | None = None, **changes: Any
+) -> LayerShape:
+    """Return the shape of decoder layers that a config gives, missing values as transformers' LlamaConfig has them.
+
+    Args:
+        checkpoint: the head.
+        target: of the head.
+        config: the part of its config that describes the layers; None for the whole.
+        changes: fields of LayerShape that the format fixes.
+    """
+    given = dict(checkpoint.config) if config is None else config
+    hidden, heads = int(given.get("hidden_size", target.hidden_size)), int(given.get("num_attention_heads", 0))
+    if not heads:
+        raise UnsupportedError(f"config.json of the head {checkpoint.source} has no 'num_attention_heads'.")
+    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    rope = {"rope_type": rope.get("rope_type", rope.get("type", "default")), **rope}
+    rope.setdefault("rope_theta", float(given.get("rope_theta", 10000.0)))
+    fields: dict[str, Any] = {
+        "hidden": hidden,
+        "inner": int(given.get("intermediate_size", 4 * hidden)),
+        "heads": heads,
+        "kv_heads": int(given.get("num_key_value_heads") or heads),
+        "head_dim": int(given.get("head_dim") or hidden // heads),
+        "eps": float(given.get("rms_norm_eps", 1e-6)),
+        "bias": bool(given.get("qkv_bias", given.get("attention_bias", False))),
+        "rope": rope,
+        "positions": int(given.get("max_position_embeddings", target.positions or 2048)),
+    }
+    return LayerShape(**fields | changes)
+
+
+def shape_config(shape: LayerShape, target: TargetParts) -> dict[str, Any]:
+    """Return the config of a head's decoder layers, as `layer_shape` reads it."""
+    return {
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "rms_norm_eps": shape.eps,
+        "qkv_bias": shape.bias,
+        "rope_theta": shape.rope.get("rope_theta", 10000.0),
+        "rope_parameters": shape.rope,
+        "max_position_embeddings": shape.positions,
+        "vocab_size": target.vocabulary,
+        "hidden_act": "silu",
+    }

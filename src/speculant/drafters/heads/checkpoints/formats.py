@@ -1,0 +1,67 @@
+"""The table of checkpoint formats: the first that matches loads a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.checkpoints import eagle
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from speculant.drafters.heads.drafter import LoadedHead
+from speculant.drafters.heads.head import Head, TargetParts
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A public layout of checkpoints.
+
+    Attributes:
+        name: in words, for messages.
+        kind: of the heads' architecture, as `Method.heads` names it.
+        method: the method that drafts with them if the user names none.
+        matches: tells such checkpoints by config and names of tensors alone.
+        load: returns the head; raises UnsupportedError where it does not fit its target.
+    """
+
+    name: str
+    kind: str
+    method: str
+    matches: Callable[[Checkpoint], bool]
+    load: Callable[[Checkpoint, TargetParts], Head]
+
+
+FORMATS = (Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),)
+
+
+def find_format(checkpoint: Checkpoint) -> Format:
+    """Return the format of a checkpoint.
+
+    Raises:
+        UnsupportedError: it is none that is known.
+    """
+    for each in FORMATS:
+        if each.matches(checkpoint):
+            return each
+    some = ", ".join(sorted(checkpoint.tensors)[:4])
+    raise UnsupportedError(
+        f"the head {checkpoint.source} is of no known format: its weights are named {some}, ... "
+        f"Known are {', '.join(each.name for each in FORMATS)}."
+    )
+
+
+def load_head(source: str | Path, target: TargetParts) -> LoadedHead:
+    """Load a head for a target.
+
+    Args:
+        source: a folder, or a hub id.
+        target: the parts of the target that heads use.
+
+    Raises:
+        ModelNotFoundError: there is no such checkpoint, or it is damaged.
+        UnsupportedError: its format is unknown, or it belongs to another target; the message says what differs.
+    """
+    checkpoint = read_checkpoint(source)
+    found = find_format(checkpoint)
+    return LoadedHead(found.load(checkpoint, target), target, found.kind, found.method)

@@ -1,0 +1,149 @@
+"""A trained head drafts: chains and trees, from the target's hidden states."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from speculant.core.drafter import Drafter, Session, Start
+from speculant.core.engine import Needs
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.text import HeadText
+from speculant.drafters.models.level_session import LevelSession
+from speculant.drafters.models.shapes import BestFirst, Chain, Shape
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
+
+_KEPT = 4  # states of ended requests, for the next turns of conversations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """Settings of methods with a head.
+
+    Attributes:
+        tree: "dynamic" for the most probable paths by the head's own probabilities, "chain" for one token a level.
+        depth: levels that a draft grows at most.
+        top_k: of a dynamic tree, nodes that a level expands, and candidates of each.
+        least: of a dynamic tree, the joint probability below which no node is expanded.
+    """
+
+    tree: str = "dynamic"
+    depth: int = 7
+    top_k: int = 8
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainHeadSettings(HeadSettings):
+    """Settings of methods with a head that draft chains by themselves; see `HeadSettings`."""
+
+    tree: str = "chain"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedHead:
+    """A head on its target.
+
+    Attributes:
+        head: its weights, on the target's device.
+        target: the parts of the target that it uses.
+        kind: of its architecture, as `Method.heads` names it.
+        method: the method that drafts with it if the user names none.
+        notes: what the user should know of the pair.
+    """
+
+    head: Head
+    target: TargetParts
+    kind: str
+    method: str
+    notes: tuple[str, ...] = ()
+
+
+class HeadDrafter(Drafter):
+    """Drafts with one head for all requests."""
+
+    def __init__(self, head: LoadedHead, *, settings: HeadSettings | None = None, sampled: bool = False) -> None:
+        """Take the head.
+
+        Args:
+            head: what `load_head` returned.
+            settings: None for the defaults.
+            sampled: whether chains are drawn from q where the target samples, for rules that compare probabilities;
+                else their tokens are chosen. Trees are always chosen.
+
+        Raises:
+            UsageError: a setting is out of range.
+        """
+        self.head, self._settings, self._sampled = head, settings or HeadSettings(), sampled
+        self._acceptance = LevelAcceptance()
+        self._kept: deque[tuple[list[int], HeadState]] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
+        self._shape()  # settings are checked before the first request
+
+    @property
+    def needs(self) -> Needs:
+        """The states that the head reads, of prompts too."""
+        return Needs(hidden_layers=self.head.head.taps, prompt=True)
+
+    def open(self, start: Start) -> Session:
+        return HeadSession(self, self.open_text(start), start, self._shape())
+
+    def open_text(self, start: Start) -> HeadText:
+        """Return the text of a request."""
+        return HeadText(self.head.head, self.head.target, start, self._open_state)
+
+    def keep(self, text: HeadText) -> None:
+        """Keep the state of a request that has ended, for a text that goes on from it."""
+        if text.state is not None:
+            with self._lock:
+                self._kept.append((text.tokens, text.state))
+
+    def _open_state(self, known: list[int]) -> HeadState:
+        """Return a state for a text of which the tokens but the last have no hidden states in this request."""
+        first = len(known) - 1
+        with self._lock:
+            for place, (tokens, state) in enumerate(self._kept):
+                if 0 < first <= state.length and tokens[: len(known)] == known:
+                    del self._kept[place]
+                    state.crop(first)
+                    return state
+        return self.head.head.open(first, self.head.target)
+
+    def _shape(self) -> Shape:
+        s = self._settings
+        if s.tree == "chain":
+            return HeadChain(self._acceptance, s.depth, choosing=not self._sampled)
+        if s.tree == "dynamic":
+            return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least)
+        raise UsageError(f"tree must be dynamic or chain, not {s.tree!r}.")
+
+
+class ChainHeadDrafter(HeadDrafter):
+    """The same, with chains unless the settings say otherwise."""
+
+    def __init__(self, head: LoadedHead, *, settings: ChainHeadSettings | None = None, sampled: bool = False) -> None:
+        super().__init__(head, settings=settings or ChainHeadSettings(), sampled=sampled)
+
+
+class HeadChain(Chain):
+    """One token a level, drawn or chosen."""
+
+    def __init__(self, acceptance: LevelAcceptance, depth: int, *, choosing: bool) -> None:
+        super().__init__(acceptance)
+        if depth < 1:
+            raise UsageError(f"depth must be at least 1, not {depth}.")
+        self.passes, self.choosing = depth, choosing
+
+
+class HeadSession(LevelSession):
+    """One request."""
+
+    def __init__(self, drafter: HeadDrafter, text: HeadText, start: Start, shape: Shape) -> None:
+        super().__init__(text, start, shape)
+        self._drafter, self._head_text = drafter, text
+
+    def close(self) -> None:
+        self._drafter.keep(self._head_text)
+        super().close()

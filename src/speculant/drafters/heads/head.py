@@ -1,0 +1,96 @@
+"""The contract of a head: which hidden states it reads, and what it returns for one request.
+
+All heads, autoregressive or not, are asked in the same way: for the logits after the root, and for those after drafted
+nodes, level by level. A head whose logits depend on the depth alone returns the same for all nodes of a level. So any
+head drafts chains and trees of any shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class TargetParts(Protocol):
+    """What a head uses of its target. The weights are the target's and are never changed.
+
+    Attributes:
+        hidden_size: D.
+        vocabulary: V.
+        layers: decoder layers.
+        positions: the most tokens that the target has positions for; None for any number.
+        config: the config of the target's text model, as transformers has it.
+    """
+
+    hidden_size: int
+    vocabulary: int
+    layers: int
+    positions: int | None
+    config: object
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings [..., D] of tokens Int64[...]."""
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """Return the output [..., D] of the last layer after the final norm."""
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return the target's logits [..., V] of normalised hidden states [..., D]."""
+
+
+class HeadState(Protocol):
+    """A head's view of one text: a row for every token whose hidden states are known, and rows of the draft below them.
+
+    The root is the token after the last of these: `extend` gives every row the token that follows it. Row k belongs to
+    the token at position k of the text; the first of them may be missing where a text was cached by other means.
+    """
+
+    @property
+    def length(self) -> int:
+        """How many tokens of the text have rows, those missing at the beginning included."""
+
+    def extend(self, hidden: Tensor, following: Tensor) -> None:
+        """Append rows of committed tokens; rows of a draft must be dropped before.
+
+        Args:
+            hidden: [n, L', D], the target's own states at these tokens, of the layers that the head taps.
+            following: Int64[n], the token after each; the last one is the root.
+        """
+
+    def start(self) -> Tensor:
+        """Return the logits [1, V'] after the root."""
+
+    def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
+        """Append rows of n drafted tokens; return the logits [n, V'] after them.
+
+        Args:
+            tokens: n of them.
+            above: the row of the draft that each follows, counted from its first and appended by earlier calls; -1 for
+                the root.
+        """
+
+    def drop(self) -> None:
+        """Drop the rows of the draft."""
+
+    def crop(self, length: int) -> None:
+        """Drop the rows of the draft, and those of all tokens from this position on."""
+
+
+class Head(Protocol):
+    """A head with its weights, for any number of requests at once.
+
+    Attributes:
+        taps: the decoder layers whose output it reads, from 0; -1 is the last, before the final norm. Public
+            checkpoints name boundaries (0: the embeddings) or layers, which loaders turn into these.
+        depth: the deepest token that it can draft; None for any.
+        ids: Int64[V'], the target's token of each of its logits; None if they are the target's own.
+    """
+
+    taps: tuple[int, ...]
+    depth: int | None
+    ids: Tensor | None
+
+    def open(self, first: int, target: TargetParts) -> HeadState:
+        """Return the state of a text whose tokens before the position `first` have no rows."""

@@ -1,0 +1,171 @@
+"""The parts of a head's decoder layers, named as in public checkpoints of Llama-like heads.
+
+Attention is written so that keys of one source and queries of another can be combined: EAGLE-3 feeds it twice the
+hidden size, DFlash gives it keys of the target's states beside those of its own rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """The sizes of a decoder layer.
+
+    Attributes:
+        hidden: D, of what it returns.
+        inner: of its MLP.
+        heads, kv_heads, head_dim: of its attention.
+        given: of what its attention reads; 0 for D.
+        eps: of its norms.
+        bias: whether queries, keys and values have biases.
+        norms: whether queries and keys are normalised by head (Qwen3).
+        rope: as transformers' `rope_parameters`, with rope_type and rope_theta.
+        positions: that its rotary embedding is made for.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    given: int = 0
+    eps: float = 1e-6
+    bias: bool = False
+    norms: bool = False
+    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    positions: int = 2048
+
+
+class RMSNorm(nn.Module):
+    """Scales [..., D] to a mean square of 1, in float32, then by its weights in the input's dtype."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return torch.mul(self.weight, scaled.to(x.dtype))
+
+
+class Rotary(nn.Module):
+    """Rotates keys and queries by position; frequencies and scaling are transformers' own."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self._embedding = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=shape.heads * shape.head_dim,
+                num_attention_heads=shape.heads,
+                head_dim=shape.head_dim,
+                max_position_embeddings=shape.positions,
+                rope_parameters=shape.rope,
+            )
+        )
+        for name in list(self._embedding._buffers):  # derived from the config: no checkpoint has them
+            self._embedding._non_persistent_buffers_set.add(name)
+
+    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [..., n, head_dim] of positions Int64[..., n]."""
+        flat = positions if positions.ndim > 1 else positions[None]
+        cos, sin = self._embedding(like, flat)
+        return (cos, sin) if positions.ndim > 1 else (cos[0], sin[0])
+
+
+def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Return keys or queries [..., H, n, d] rotated by cos and sin [..., n, d]."""
+    cos, sin = (each.unsqueeze(-3) for each in angles)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with the projections apart."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        given, dim = shape.given or shape.hidden, shape.head_dim
+        self.shape = shape
+        self.q_proj = nn.Linear(given, shape.heads * dim, bias=shape.bias)
+        self.k_proj = nn.Linear(given, shape.kv_heads * dim, bias=shape.bias)
+        self.v_proj = nn.Linear(given, shape.kv_heads * dim, bias=shape.bias)
+        self.o_proj = nn.Linear(shape.heads * dim, shape.hidden, bias=False)
+        if shape.norms:
+            self.q_norm, self.k_norm = RMSNorm(dim, shape.eps), RMSNorm(dim, shape.eps)
+
+    def queries(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Return rotated queries [..., H, n, d] of x [..., n, D']."""
+        found = self._split(self.q_proj(x))
+        return rotated(self.q_norm(found) if self.shape.norms else found, angles)
+
+    def keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return rotated keys and values [..., H_kv, n, d] of x [..., n, D']."""
+        keys = self._split(self.k_proj(x))
+        return rotated(self.k_norm(keys) if self.shape.norms else keys, angles), self._split(self.v_proj(x))
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+        """Return [..., n, D] of queries [..., H, n, d] over keys and values [..., H_kv, m, d].
+
+        Args:
+            queries, keys, values: as above.
+            seen: Bool[..., n, m], which keys each query may see; None for all.
+        """
+        mask = seen if seen is None or seen.ndim == 2 else seen.unsqueeze(-3)
+        flat = queries.ndim == 3
+        if flat:
+            queries, keys, values = queries[None], keys[None], values[None]
+        found = nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, enable_gqa=self.shape.kv_heads != self.shape.heads
+        )
+        found = found[0] if flat else found
+        output: Tensor = self.o_proj(found.transpose(-3, -2).flatten(-2))
+        return output
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)
+
+
+class MLP(nn.Module):
+    """The gated MLP of Llama."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
+        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """A pre-norm decoder layer; EAGLE-1's has no norm before its attention."""
+
+    def __init__(self, shape: LayerShape, *, first_norm: bool = True) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(shape), MLP(shape)
+        if first_norm:
+            self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """Return what its attention reads, of x [..., n, D]."""
+        if not hasattr(self, "input_layernorm"):
+            return x
+        output: Tensor = self.input_layernorm(x)
+        return output
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output, of the attention's input before its norm and its output."""
+        x = residual + attended
+        return torch.add(x, self.mlp(self.post_attention_layernorm(x)))

@@ -1,0 +1,119 @@
+"""A committed text on a head, kept in step with the target's: what shapes of drafts grow from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from speculant.core.drafter import Start, Verified
+from speculant.core.tree import ROOT
+from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.models.level_session import LevelText
+from speculant.drafters.models.warping import warped
+
+OpenState = Callable[[list[int]], HeadState]
+
+
+class HeadText(LevelText):
+    """One request.
+
+    Attributes:
+        tokens: the committed text, the root included.
+        state: the head's; None until the prompt's pass was observed.
+    """
+
+    def __init__(self, head: Head, target: TargetParts, start: Start, open_state: OpenState) -> None:
+        """Begin a request.
+
+        Args:
+            head: the head.
+            target: of the head.
+            start: of the request.
+            open_state: returns a state for a text of which so many first tokens have no hidden states.
+        """
+        self._head, self._target, self._sampling = head, target, start.sampling
+        self._open = open_state
+        self.tokens: list[int] = start.prompt.tolist()
+        self.state: HeadState | None = None
+        self._rows: list[int] = []  # by the number of a row of the draft, the state's
+
+    @property
+    def depth(self) -> int:
+        """How deep a draft may be."""
+        deepest = [self._head.depth] if self._head.depth is not None else []
+        if self._target.positions is not None:
+            deepest.append(self._target.positions - len(self.tokens))
+        return max(0, min(deepest, default=len(self.tokens) + 1024))
+
+    @property
+    def trees(self) -> bool:
+        """Heads read drafts that branch."""
+        return True
+
+    @property
+    def rows(self) -> int:
+        """How many rows the draft has: the number of the next one."""
+        return len(self._rows)
+
+    def begin(self) -> Tensor:
+        """Drop all rows of a draft; return q [1, V] after the root."""
+        assert self.state is not None
+        with torch.inference_mode():
+            self.state.drop()
+            self._rows = []
+            return self._distributions(self.state.start())
+
+    def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
+        """Run n nodes below rows (-1: the root, or nodes among them); return their rows and q [n, V] after them."""
+        assert self.state is not None
+        first, grown = len(self._rows), len(self._rows)
+        self._rows += [ROOT] * len(tokens)
+        found: list[Tensor] = [torch.empty(0)] * len(tokens)
+        with torch.inference_mode():
+            for level in _levels(above, first):
+                parents = [ROOT if above[node] == ROOT else self._rows[above[node]] for node in level]
+                logits = self._distributions(self.state.grow([tokens[node] for node in level], parents))
+                for node, q in zip(level, logits, strict=True):
+                    found[node], self._rows[first + node], grown = q, grown, grown + 1
+        return list(range(first, len(self._rows))), torch.stack(found)
+
+    def observe(self, verified: Verified) -> None:
+        """Append the rows of committed tokens, with the target's own states."""
+        hidden, following = verified.hidden, verified.tokens.tolist()
+        if self.state is None:  # of the prompt, as far as it was not cached before
+            cached = len(self.tokens) - len(hidden)
+            self.state = self._open(self.tokens[: cached + 1])
+            following = self.tokens[cached + 1 :] + following
+        else:
+            hidden = hidden[[0, *(verified.path + 1).tolist()]]
+        with torch.inference_mode():
+            self.state.drop()
+            self.state.extend(hidden, torch.tensor(following, device=hidden.device))
+        self._rows = []
+        self.tokens += verified.tokens.tolist()
+
+    def release(self) -> None:
+        """Nothing is held but the state."""
+
+    def _distributions(self, logits: Tensor) -> Tensor:
+        """Return the distributions [n, V] of logits [n, V'], over the target's vocabulary."""
+        logits, ids = logits.float(), self._head.ids
+        if ids is not None:
+            wide = logits.new_full((len(logits), self._target.vocabulary), -torch.inf)
+            logits = wide.index_copy_(1, ids, logits)
+        logits = logits[:, : self._target.vocabulary]
+        return warped(logits, self._sampling) if self._sampling.temperature else logits.softmax(-1)
+
+
+def _levels(above: Sequence[int], first: int) -> list[list[int]]:
+    """Return nodes by their depth among each other, given the rows above them, of which theirs begin at `first`."""
+    levels, depths = list[list[int]](), list[int]()
+    for node, row in enumerate(above):
+        depth = 0 if row < first else depths[row - first] + 1
+        depths.append(depth)
+        if depth == len(levels):
+            levels.append([])
+        levels[depth].append(node)
+    return levels

@@ -1,0 +1,71 @@
+"""The parts of a transformers model that heads use: embeddings, final norm and output projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.capabilities import base_model
+from speculant.engines.hf.model_view import find_layers
+
+
+class HFTargetParts:
+    """See `drafters.heads.head.TargetParts`. The modules stay the model's."""
+
+    def __init__(self, model: Any) -> None:
+        """Find the parts.
+
+        Raises:
+            UnsupportedError: the model's decoder layers or its final norm cannot be told.
+        """
+        model = base_model(model)
+        place, embeddings, output = find_layers(model), model.get_input_embeddings(), model.get_output_embeddings()
+        if place is None or embeddings is None or output is None:
+            raise UnsupportedError(
+                f"heads need the embeddings, decoder layers and output projection of {type(model).__name__}, "
+                "which cannot be found; use a method without a head, such as 'mix'."
+            )
+        self.config = model.config.get_text_config(decoder=True)
+        self.vocabulary, self.layers = int(self.config.vocab_size), len(place)
+        self.positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        self._embeddings, self._output = embeddings, output
+        self._norm = _final_norm(model, place.path, int(output.weight.shape[-1]))
+        self.hidden_size = int(output.weight.shape[-1])
+
+    def embed(self, ids: Tensor) -> Tensor:
+        found: Tensor = self._embeddings(ids)
+        return found
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self._norm(hidden)
+        return found
+
+    def project(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self._output(hidden.to(self._output.weight.dtype))
+        return found
+
+
+def _final_norm(model: Any, path: tuple[str, ...], size: int) -> nn.Module:
+    """Return the norm beside the list of decoder layers, which comes after the last of them."""
+    above = model
+    for name in path[:-1]:
+        above = getattr(above, name)
+    found = [
+        (name, module)
+        for name, module in above._modules.items()
+        if module is not None and "norm" in type(module).__name__.lower() and "embed" not in name
+    ]
+    sized = [
+        module
+        for _, module in found
+        if any(p.shape == (size,) for p in module.parameters()) or not [*module.parameters()]
+    ]
+    if not sized:
+        raise UnsupportedError(
+            f"the final norm of {type(model).__name__} cannot be found beside its decoder layers, which heads need; "
+            "use a method without a head, such as 'mix'."
+        )
+    norm: nn.Module = sized[-1]
+    return norm

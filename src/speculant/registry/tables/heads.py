@@ -1,0 +1,30 @@
+"""Methods that draft with a trained head of the target."""
+
+from __future__ import annotations
+
+from speculant.registry.method import Method
+
+_HEAD = "a head trained for the target"
+
+HEADS = (
+    Method(
+        name="eagle",
+        family="self-drafting, feature head",
+        summary="a layer that predicts the next hidden state drafts a chain",
+        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
+        source="Li et al. 2024, arXiv 2401.15077",
+        samples="either",
+        heads=("eagle",),
+        requires=_HEAD,
+    ),
+    Method(
+        name="eagle2",
+        family="self-drafting, feature head",
+        summary="the same head drafts the most probable paths, level by level",
+        drafter="speculant.drafters.heads.drafter:HeadDrafter",
+        source="Li et al. 2024, arXiv 2406.16858",
+        samples="either",
+        heads=("eagle",),
+        requires=_HEAD,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Training of heads and draft models on what their target writes."""

@@ -1,0 +1,1 @@
+"""How each kind of head is trained: one file per kind."""
