@@ -67,5 +67,5 @@ class Recipe(Protocol):
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         """Yield the output of each depth, 1 to `depth`, after the batch's anchors.
 
-        Texts are as the target wrote them: depth d is trained as if the d - 1 tokens before it had been drafted rightly.
+        Texts are as the target wrote them: depth d is trained as if the tokens before it had been drafted rightly.
         """

@@ -7,8 +7,8 @@ head drafts chains and trees of any shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -38,6 +38,13 @@ class TargetParts(Protocol):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Return the target's logits [..., V] of normalised hidden states [..., D]."""
+
+    def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
+        """Return the rotary frequencies Float32[head_dim / 2] that a config describes, and the scale of cos and sin.
+
+        Raises:
+            UnsupportedError: the kind of rotary embedding is unknown.
+        """
 
 
 class HeadState(Protocol):

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +25,10 @@ class LayerShape:
         eps: of its norms.
         bias: whether queries, keys and values have biases.
         norms: whether queries and keys are normalised by head (Qwen3).
-        rope: as transformers' `rope_parameters`, with rope_type and rope_theta.
+        theta: the base of its rotary embedding.
+        frequencies: Float32[head_dim / 2] of a rotary embedding that is scaled; None for those of the base.
+        scale: what cos and sin are multiplied by.
+        rope: the rotary embedding as configs describe it, transformers' `rope_parameters`.
         positions: that its rotary embedding is made for.
     """
 
@@ -40,7 +41,10 @@ class LayerShape:
     eps: float = 1e-6
     bias: bool = False
     norms: bool = False
-    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    theta: float = 10000.0
+    frequencies: Tensor | None = field(default=None, compare=False)
+    scale: float = 1.0
+    rope: dict[str, Any] = field(default_factory=dict, compare=False)
     positions: int = 2048
 
 
@@ -58,27 +62,28 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotates keys and queries by position; frequencies and scaling are transformers' own."""
+    """Rotates keys and queries by position (Su et al. 2021, arXiv 2104.09864)."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
-        self._embedding = LlamaRotaryEmbedding(
-            LlamaConfig(
-                hidden_size=shape.heads * shape.head_dim,
-                num_attention_heads=shape.heads,
-                head_dim=shape.head_dim,
-                max_position_embeddings=shape.positions,
-                rope_parameters=shape.rope,
-            )
-        )
-        for name in list(self._embedding._buffers):  # derived from the config: no checkpoint has them
-            self._embedding._non_persistent_buffers_set.add(name)
+        plain = shape.theta ** -(torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        found = plain if shape.frequencies is None else shape.frequencies.float()
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", found, persistent=False)  # of the config: no checkpoint has them
+        self.scale = shape.scale
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [..., n, head_dim] of positions Int64[..., n]."""
-        flat = positions if positions.ndim > 1 else positions[None]
-        cos, sin = self._embedding(like, flat)
-        return (cos, sin) if positions.ndim > 1 else (cos[0], sin[0])
+        """Return cos and sin [..., n, head_dim] of positions Int64[..., n], in the dtype of another tensor."""
+        turned = positions[..., None].float() * self.frequencies.float()
+        turned = torch.cat([turned, turned], dim=-1)
+        return (turned.cos() * self.scale).to(like.dtype), (turned.sin() * self.scale).to(like.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
+        """Move the frequencies, and keep them in float32 whatever the weights are in."""
+        exact = self.frequencies
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.frequencies = exact.to(self.frequencies.device)
+        return self
 
 
 def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:

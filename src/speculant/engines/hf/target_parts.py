@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.capabilities import base_model
@@ -45,6 +49,19 @@ class HFTargetParts:
     def project(self, hidden: Tensor) -> Tensor:
         found: Tensor = self._output(hidden.to(self._output.weight.dtype))
         return found
+
+    def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
+        theta, kind = float(rope["rope_theta"]), str(rope.get("rope_type", "default"))
+        if kind == "default":
+            return theta ** -(torch.arange(0, head_dim, 2).float() / head_dim), 1.0
+        if kind not in ROPE_INIT_FUNCTIONS:
+            raise UnsupportedError(f"the head's rotary embedding is of the unknown kind {kind!r}.")
+        config = LlamaConfig(
+            hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=positions
+        )
+        config.rope_parameters = dict(rope)
+        found, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return found, float(scale)
 
 
 def _final_norm(model: Any, path: tuple[str, ...], size: int) -> nn.Module:

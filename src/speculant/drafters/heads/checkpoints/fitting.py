@@ -67,16 +67,21 @@ def layer_shape(
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     rope = {"rope_type": rope.get("rope_type", rope.get("type", "default")), **rope}
     rope.setdefault("rope_theta", float(given.get("rope_theta", 10000.0)))
+    head_dim, positions = int(given.get("head_dim") or hidden // heads), int(given.get("max_position_embeddings", 2048))
+    frequencies, scale = target.frequencies(rope, head_dim, positions)
     fields: dict[str, Any] = {
         "hidden": hidden,
         "inner": int(given.get("intermediate_size", 4 * hidden)),
         "heads": heads,
         "kv_heads": int(given.get("num_key_value_heads") or heads),
-        "head_dim": int(given.get("head_dim") or hidden // heads),
+        "head_dim": head_dim,
         "eps": float(given.get("rms_norm_eps", 1e-6)),
         "bias": bool(given.get("qkv_bias", given.get("attention_bias", False))),
+        "theta": float(rope["rope_theta"]),
+        "frequencies": frequencies,
+        "scale": scale,
         "rope": rope,
-        "positions": int(given.get("max_position_embeddings", target.positions or 2048)),
+        "positions": positions,
     }
     return LayerShape(**fields | changes)
 
@@ -92,8 +97,8 @@ def shape_config(shape: LayerShape, target: TargetParts) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "rms_norm_eps": shape.eps,
         "qkv_bias": shape.bias,
-        "rope_theta": shape.rope.get("rope_theta", 10000.0),
-        "rope_parameters": shape.rope,
+        "rope_theta": shape.theta,
+        "rope_parameters": shape.rope or {"rope_type": "default", "rope_theta": shape.theta},
         "max_position_embeddings": shape.positions,
         "vocab_size": target.vocabulary,
         "hidden_act": "silu",
