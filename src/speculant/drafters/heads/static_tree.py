@@ -24,9 +24,7 @@ def rank_paths(digits: str) -> tuple[RankPath, ...]:
 
 
 # EAGLE-1's tree of 25 nodes (SafeAILab/EAGLE, choices.py, mc_sim_7b_63).
-EAGLE_PATHS = rank_paths(
-    "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
-)
+EAGLE_PATHS = rank_paths("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001")
 
 
 class StaticTree(Shape):
