@@ -93,11 +93,13 @@ class Head(Protocol):
             checkpoints name boundaries (0: the embeddings) or layers, which loaders turn into these.
         depth: the deepest token that it can draft; None for any.
         ids: Int64[V'], the target's token of each of its logits; None if they are the target's own.
+        paths: the static tree that is published for such heads, as rank paths (`static_tree`); () for none.
     """
 
     taps: tuple[int, ...]
     depth: int | None
     ids: Tensor | None
+    paths: tuple[tuple[int, ...], ...] = ()
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         """Return the state of a text whose tokens before the position `first` have no rows."""
