@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import eagle
+from speculant.drafters.heads.checkpoints import blockwise, eagle, hydra, medusa, mlp
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
@@ -32,7 +32,13 @@ class Format:
     load: Callable[[Checkpoint, TargetParts], Head]
 
 
-FORMATS = (Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),)
+FORMATS = (
+    Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),
+    Format("blockwise", "blockwise", "blockwise", blockwise.matches, blockwise.load),
+    Format("Medusa", "medusa", "medusa", medusa.matches, medusa.load),
+    Format("Hydra", "hydra", "hydra", hydra.matches, hydra.load),
+    Format("MLP speculator", "mlp", "mlp", mlp.matches, mlp.load),
+)
 
 
 def find_format(checkpoint: Checkpoint) -> Format:
