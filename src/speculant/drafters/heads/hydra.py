@@ -71,10 +71,15 @@ class HydraHead(nn.Module, Head):
     def open(self, first: int, target: TargetParts) -> HeadState:
         return HydraState(self, target, first)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        return next(self.parameters()).dtype
+
     def features(self, hidden: Tensor, target: TargetParts) -> Tensor:
         """Return what the heads or the decoder layer read [..., D], given the tapped layer's output [..., D]."""
         found = target.norm(hidden) if self.shape.layer == LAST else hidden
-        return found.to(next(self.parameters()).dtype)
+        return found.to(self.dtype)
 
     def project(self, contexts: Tensor, index: int) -> Tensor:
         """Return the logits [..., V] of one head, given f and embeddings side by side [..., (index + 2) D]."""

@@ -1,6 +1,6 @@
 """Checkpoints of blockwise parallel decoding. Its authors published none, so the layout is defined here.
 
-`config.json`: model_type "blockwise_head", hidden_size D, inner_size d, num_heads k (tokens after the root), vocab_size.
+`config.json`: model_type "blockwise_head", hidden_size D, inner_size d, num_heads k (after the root), vocab_size.
 `model.safetensors`: `up.weight` [k d, D], `up.bias`, `down.weight` [k D, k d], `down.bias`, head after head.
 """
 

@@ -106,8 +106,9 @@ def load_weights(
         )
     for name, parameter in wanted.items():
         if parameter.shape != tensors[name].shape:
+            public, found = names.get(name, name), list(tensors[name].shape)
             raise UnsupportedError(
-                f"the head {checkpoint.source} has {names.get(name, name)} of shape {list(tensors[name].shape)} where its config gives "
+                f"the head {checkpoint.source} has {public} of shape {found} where its config gives "
                 f"{list(parameter.shape)}; it belongs to another model, or its config is wrong."
             )
     dtype = next(tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point())

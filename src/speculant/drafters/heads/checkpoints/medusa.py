@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +45,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
     elif not any(_OWN.fullmatch(name) for name in checkpoint.tensors):
         return _load_vllm(checkpoint.without("medusa_heads."), target)
     tensors = checkpoint.tensors
-    heads, blocks = _count(_OWN, tensors), _count(_OWN, tensors, place=2)
+    heads, blocks = _count(checkpoint, _OWN)
     hidden = tensors["0.0.linear.weight"].shape[0] if "0.0.linear.weight" in tensors else target.hidden_size
     check_hidden_size(checkpoint, target, hidden)
     own = any(f"{head}.{blocks}.weight" in tensors for head in range(heads))
@@ -80,7 +79,7 @@ def save(head: MedusaHead, folder: Path, target: TargetParts) -> None:
             "these Medusa heads have one projection for all, a reduced vocabulary, scaled logits or blocks without "
             "biases, which only vLLM's layout can hold; keep the files they were loaded from."
         )
-    config = {
+    config: dict[str, object] = {
         "medusa_num_heads": shape.heads,
         "medusa_num_layers": shape.blocks,
         "hidden_size": shape.hidden,
@@ -106,7 +105,7 @@ def _heads_of_model(checkpoint: Checkpoint) -> Checkpoint:
 
 def _load_vllm(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
     tensors = dict(checkpoint.tensors)
-    heads, blocks = _count(_VLLM, tensors), _count(_VLLM, tensors, place=2)
+    heads, blocks = _count(checkpoint, _VLLM)
     token_map = tensors.pop("token_map", None)
     truncated = int(checkpoint.config.get("truncated_vocab_size") or target.vocabulary)
     ids = None if token_map is None or truncated >= target.vocabulary else token_map.long()
@@ -151,13 +150,16 @@ def _vllm_name(name: str, blocks: int, *, one: bool) -> str:
 
 
 def _check_ids(checkpoint: Checkpoint, target: TargetParts, ids: Tensor) -> None:
-    if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary or len(ids.unique()) < len(ids):
+    if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary or len(set(ids.tolist())) < len(ids):
         raise UnsupportedError(
             f"the token_map of the head {checkpoint.source} names tokens beyond the target's {target.vocabulary}, or "
             "one of them twice: it was trained for another model, or is damaged."
         )
 
 
-def _count(pattern: re.Pattern[str], names: Iterable[str], place: int = 1) -> int:
-    """Return how many heads (place 1) or blocks (place 2) names tell of."""
-    return 1 + max(int(found[place]) for name in names if (found := pattern.fullmatch(name)))
+def _count(checkpoint: Checkpoint, pattern: re.Pattern[str]) -> tuple[int, int]:
+    """Return how many heads and blocks of each the names of a checkpoint's weights tell of."""
+    found = [match for name in checkpoint.tensors if (match := pattern.fullmatch(name))]
+    if not found:
+        raise UnsupportedError(f"the head {checkpoint.source} has no residual blocks: it may be truncated.")
+    return 1 + max(int(match[1]) for match in found), 1 + max(int(match[2]) for match in found)

@@ -75,13 +75,11 @@ def _shape(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> MLPShape:
             raise UnsupportedError(f"the head {checkpoint.source} lacks {_PREFIX}{name}: it may be truncated.")
     counted = 1 + max(int(found[2]) for name in tensors if (found := _STEP.fullmatch(name)))
     inner, hidden = tensors["proj.0.weight"].shape
-    for name, given, found in (
-        ("emb_dim", config.get("emb_dim"), hidden),
-        ("inner_dim", config.get("inner_dim"), inner),
-    ):
-        if given and int(given) != found:
+    for name, size in (("emb_dim", hidden), ("inner_dim", inner)):
+        given = config.get(name)
+        if given and int(given) != size:
             raise UnsupportedError(
-                f"config.json of the head {checkpoint.source} gives {name} {given} where its weights have {found}: "
+                f"config.json of the head {checkpoint.source} gives {name} {given} where its weights have {size}: "
                 "one of the two belongs to another head."
             )
     return MLPShape(
