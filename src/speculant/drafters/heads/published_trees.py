@@ -1,8 +1,8 @@
-"""Static trees of 63 nodes that Medusa's authors publish, each searched for one model (FasterDecoding/Medusa,
-medusa_choices.py; Cai et al. 2024, arXiv 2401.10774). Hydra's authors use the first of them.
+"""Static trees of 63 nodes that Medusa's authors publish, each searched for one model.
 
-A word is the path of a node: at each depth the rank of its token among the head's most probable ones, as one digit.
-Nodes come in the order in which the search found them, so the first n are a tree, too.
+FasterDecoding/Medusa, medusa_choices.py (Cai et al. 2024, arXiv 2401.10774); Hydra's authors use the first of them. A
+word is the path of a node: at each depth the rank of its token among the head's most probable ones, as one digit. Nodes
+come in the order in which the search found them, so the first n are a tree, too.
 """
 
 from __future__ import annotations
