@@ -93,7 +93,8 @@ class Candidates:
     """A draft in progress.
 
     Attributes:
-        tokens, parents, weights, depths: of its nodes; weights are joint probabilities, a child of the root has depth 1.
+        tokens, parents, weights, depths: of its nodes; weights are joint probabilities, children of the root have
+            depth 1.
         rows: of the nodes that the model has read, by node.
         features: of the candidates below a node, by node: their tokens, and Float64[C, 4].
     """
