@@ -27,4 +27,14 @@ HEADS = (
         heads=("eagle",),
         requires=_HEAD,
     ),
+    Method(
+        name="dflash",
+        family="self-drafting, parallel head",
+        summary="layers over the target's hidden states fill a block of masks in one pass",
+        drafter="speculant.drafters.heads.dflash_drafter:DFlashDrafter",
+        source="Chen et al. 2026, arXiv 2602.06036; DSpark: deepseek-ai/DeepSpec",
+        samples="either",
+        heads=("dflash",),
+        requires=_HEAD,
+    ),
 )

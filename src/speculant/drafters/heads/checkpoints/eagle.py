@@ -24,7 +24,10 @@ def matches(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is one of these: `fc` takes an embedding and one hidden state."""
     fc = checkpoint.tensors.get("fc.weight")
     return (
-        fc is not None and fc.shape[1] == 2 * fc.shape[0] and "layers.0.self_attn.q_proj.weight" in checkpoint.tensors
+        fc is not None
+        and fc.shape[1] == 2 * fc.shape[0]
+        and "layers.0.self_attn.q_proj.weight" in checkpoint.tensors
+        and "hidden_norm.weight" not in checkpoint.tensors  # DFlash with two taps
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import eagle
+from speculant.drafters.heads.checkpoints import dflash, eagle
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
@@ -32,7 +32,10 @@ class Format:
     load: Callable[[Checkpoint, TargetParts], Head]
 
 
-FORMATS = (Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),)
+FORMATS = (
+    Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),
+    Format("DFlash, DSpark", "dflash", "dflash", dflash.matches, dflash.load),
+)
 
 
 def find_format(checkpoint: Checkpoint) -> Format:
