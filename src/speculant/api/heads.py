@@ -8,7 +8,9 @@ from typing import Any
 from torch import nn
 
 from speculant.api.loading import bundled_heads, is_bundled
+from speculant.api.pard import is_pard, open_pard
 from speculant.core.errors import UsageError
+from speculant.drafters.heads.checkpoints.checkpoint import find_folder, read_config
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.engines.hf.target_parts import HFTargetParts
@@ -31,7 +33,10 @@ def open_head(head: Any, model: Any) -> LoadedHead:
         return head
     if not isinstance(head, str | Path):
         raise UsageError(f"head is a folder, a hub id or what `open_head` returned, not {type(head).__name__}.")
-    loaded = load_head(head, HFTargetParts(model))
+    folder = find_folder(head)
+    if is_pard(read_config(folder)):
+        return open_pard(folder, model)
+    loaded = load_head(folder, HFTargetParts(model))
     if isinstance(loaded.head, nn.Module):
         loaded.head.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
     return loaded

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tests.block_heads import states, target_of
 from tests.drafters.heads.test_dflash import BLOCKS, PROMPT, SHAPE, made
@@ -197,7 +198,10 @@ def test_transformers_own_model(tmp_path: Path) -> None:
     with torch.no_grad():
         noise = parts.embed(torch.tensor([[PROMPT[-1], 3, 3, 3, 3]]))
         positions = torch.arange(len(hidden) + 5)[None]
-        want = theirs(noise, hidden.flatten(1)[None], position_ids=positions).last_hidden_state[0, 1:]
+        cache = transformers.cache_utils.DFlashCache(config=config)
+        cache.set_previous_accepted_tokens(len(hidden))
+        output = theirs(noise, hidden.flatten(1)[None], position_ids=positions, past_key_values=cache)
+        want = output.last_hidden_state[0, 1:]
         state = head.open(0, parts)
         state.extend(hidden, torch.tensor(PROMPT[1:]))
         got = torch.cat([state.start(), state.grow([4, 4, 4], [-1, 0, 1])])

@@ -53,3 +53,24 @@ class BlockState(HeadState):
     def forget_block(self) -> None:
         """Drop the block, since the root has changed."""
         self._logits, self._depths = None, []
+
+
+class TextBlockState(BlockState):
+    """One text whose tokens are held, for heads that read it; see `head.TextHead`."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        """Begin with the first tokens of the text."""
+        super().__init__()
+        self.text = list(tokens[:1])
+
+    @property
+    def length(self) -> int:
+        return len(self.text) - 1
+
+    def extend(self, hidden: Tensor, following: Tensor) -> None:
+        self.text += following.tolist()
+        self.forget_block()
+
+    def crop(self, length: int) -> None:
+        del self.text[length + 1 :]
+        self.forget_block()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 from speculant.core.drafter import Drafter, Session, Start
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.text import HeadText
+from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+from speculant.drafters.heads.text import HeadText, OpenState
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
@@ -92,11 +93,15 @@ class HeadDrafter(Drafter):
 
     def open_text(self, start: Start) -> HeadText:
         """Return the text of a request."""
-        return HeadText(self.head.head, self.head.target, start, self._open_state)
+        head, target = self.head.head, self.head.target
+        open_state: OpenState = self._open_state
+        if isinstance(head, TextHead):
+            open_state = functools.partial(head.open_text, target=target, cache=start.target)
+        return HeadText(head, target, start, open_state)
 
     def keep(self, text: HeadText) -> None:
         """Keep the state of a request that has ended, for a text that goes on from it."""
-        if text.state is not None:
+        if text.state is not None and not isinstance(self.head.head, TextHead):
             with self._lock:
                 self._kept.append((text.tokens, text.state))
 

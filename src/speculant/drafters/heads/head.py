@@ -8,9 +8,11 @@ head drafts chains and trees of any shape.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from speculant.core.engine import TargetCache
 
 
 class TargetParts(Protocol):
@@ -58,6 +60,11 @@ class HeadState(Protocol):
     def length(self) -> int:
         """How many tokens of the text have rows, those missing at the beginning included."""
 
+    @property
+    def room(self) -> int | None:
+        """How deep a draft may be now, where the head has positions of its own; None for any depth."""
+        return None
+
     def extend(self, hidden: Tensor, following: Tensor) -> None:
         """Append rows of committed tokens; rows of a draft must be dropped before.
 
@@ -101,3 +108,21 @@ class Head(Protocol):
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         """Return the state of a text whose tokens before the position `first` have no rows."""
+
+
+@runtime_checkable
+class TextHead(Protocol):
+    """A head that reads the text, with a model of its own or with the target's cache, and no hidden states.
+
+    Its `taps` are (). States get [n, 0, 0] for hidden states and hold all tokens from the first one on. They end with
+    the request.
+    """
+
+    def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
+        """Return the state of a text that begins with these tokens, of which no row is there yet.
+
+        Args:
+            tokens: one or more.
+            target: of the head.
+            cache: the target's of the request, lent, for heads that read or run the target.
+        """

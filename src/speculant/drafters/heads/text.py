@@ -45,6 +45,8 @@ class HeadText(LevelText):
         deepest = [self._head.depth] if self._head.depth is not None else []
         if self._target.positions is not None:
             deepest.append(self._target.positions - len(self.tokens))
+        if self.state is not None and self.state.room is not None:
+            deepest.append(self.state.room)
         return max(0, min(deepest, default=len(self.tokens) + 1024))
 
     @property
@@ -83,11 +85,13 @@ class HeadText(LevelText):
         """Append the rows of committed tokens, with the target's own states."""
         hidden, following = verified.hidden, verified.tokens.tolist()
         if self.state is None:  # of the prompt, as far as it was not cached before
-            cached = len(self.tokens) - len(hidden)
+            cached = 0 if hidden is None else len(self.tokens) - len(hidden)
             self.state = self._open(self.tokens[: cached + 1])
             following = self.tokens[cached + 1 :] + following
-        else:
+        elif hidden is not None:
             hidden = hidden[[0, *(verified.path + 1).tolist()]]
+        if hidden is None:  # the head reads the text
+            hidden = torch.empty(len(following), 0, 0)
         with torch.inference_mode():
             self.state.drop()
             self.state.extend(hidden, torch.tensor(following, device=hidden.device))

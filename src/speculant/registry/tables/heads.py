@@ -37,4 +37,14 @@ HEADS = (
         heads=("dflash",),
         requires=_HEAD,
     ),
+    Method(
+        name="pard",
+        family="independent drafting, parallel model",
+        summary="a small model with a mask token drafts a block in one pass",
+        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
+        source="An et al. 2025, arXiv 2504.18583",
+        samples="either",
+        heads=("pard",),
+        requires="a PARD model of the target's family",
+    ),
 )
