@@ -9,7 +9,9 @@ import torch
 from tests.models import VOCABULARY, tiny_model
 from torch import Tensor
 
+from speculant import Speculator
 from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.training.recipe import Recipe, TrainBatch
 
@@ -130,3 +132,59 @@ def overfit(
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def check_greedy(model: Any, head: Any, *, settings: dict[str, Any] | None = None, nodes: int = 6) -> Speculator:
+    """Check that text with a head is the target's own: alone, in a second turn and in a batch."""
+    prompt = [5, 7, 9, 11, 13, 8, 4, 6]
+
+    def plain(text: list[int], count: int) -> list[int]:
+        found: list[int] = model.generate(torch.tensor([text]), max_new_tokens=count, do_sample=False)[0].tolist()
+        return found[len(text) :]
+
+    speculator = Speculator.from_transformers(model, head=head, settings=settings, nodes=nodes, fast=False)
+    result = speculator.generate(prompt, max_new_tokens=24, temperature=0)
+    assert list(result.ids) == plain(prompt, 24)
+    assert result.stats.drafted > 0
+    longer = [*prompt, *result.ids, 3, 4]
+    assert list(speculator.generate(longer, max_new_tokens=8, temperature=0, cache=result.cache).ids) == plain(
+        longer, 8
+    )
+    texts = [prompt, prompt[:5], prompt[2:]]
+    results = speculator.generate_batch(texts, max_new_tokens=12, temperature=0)
+    assert [list(each.ids) for each in results] == [plain(text, 12) for text in texts]
+    return speculator
+
+
+def check_training(
+    recipe: Recipe, batch: TrainBatch, parts: TargetParts, open_state: Callable[[int], HeadState]
+) -> None:
+    """Check that the outputs of a recipe are what the head drafts after the same texts.
+
+    Args:
+        recipe: of the head.
+        batch: its texts are one text each of the batch.
+        parts: of the target.
+        open_state: returns an empty state of a text, for which the target's cache holds the tokens before an anchor's
+            root; called with the number of the anchor.
+    """
+    with torch.no_grad():
+        outputs = list(recipe.run(batch, parts))
+    assert len(outputs) == recipe.depth
+    for place, (text, row) in enumerate(batch.anchors.tolist()):
+        state, ids = open_state(place), batch.ids[text]
+        with torch.inference_mode():
+            state.extend(batch.hidden[text, : row + 1], ids[1 : row + 2])
+            found = [state.start()]
+            for depth in range(1, recipe.depth):
+                found.append(state.grow([int(ids[row + 1 + depth])], [depth - 2]))
+        for depth, output in enumerate(outputs, 1):
+            torch.testing.assert_close(output.logits[place], found[depth - 1][0], atol=1e-4, rtol=1e-4)
+            assert int(output.tokens[place]) == int(ids[row + 1 + depth])
+
+
+def lent_cache(model: Any, tokens: Tensor) -> Any:
+    """Return a target cache that has read these tokens, Int64[T]."""
+    cache = HFEngine(model).open(tokens[None])
+    cache.prefill()
+    return cache

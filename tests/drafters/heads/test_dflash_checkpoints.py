@@ -204,7 +204,7 @@ def test_transformers_own_model(tmp_path: Path) -> None:
         want = output.last_hidden_state[0, 1:]
         state = head.open(0, parts)
         state.extend(hidden, torch.tensor(PROMPT[1:]))
-        got = torch.cat([state.start(), state.grow([4, 4, 4], [-1, 0, 1])])
+        got = torch.cat([state.start(), *(state.grow([4], [row]) for row in (-1, 0, 1))])
     torch.testing.assert_close(got, parts.project(want), atol=1e-4, rtol=1e-4)
 
 

@@ -65,13 +65,11 @@ class CrossAttention(nn.Module):
         """Return [..., n, D] of x [..., n, D] over keys and values [..., H_kv, m, d]; `seen` Bool[..., n, m]."""
         queries = self.q_proj(x).reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)
         queries = rotated(queries, self._rotary.angles(positions, x))
-        flat = queries.ndim == 3
-        given = [each[None] if flat else each for each in (queries, keys.to(x.dtype), values.to(x.dtype))]
-        found = nn.functional.scaled_dot_product_attention(
-            *given,
-            attn_mask=None if seen is None else seen.unsqueeze(-3),
-            enable_gqa=self.shape.kv_heads != self.shape.heads,
-        )
+        keys, values, flat = keys.to(x.dtype), values.to(x.dtype), queries.ndim == 3
+        if flat:
+            queries, keys, values = queries[None], keys[None], values[None]
+        mask, shared = None if seen is None else seen.unsqueeze(-3), self.shape.kv_heads != self.shape.heads
+        found = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=shared)
         output: Tensor = self.o_proj((found[0] if flat else found).transpose(-3, -2).flatten(-2))
         return output
 
@@ -207,6 +205,4 @@ def target_cross_shape(target: TargetParts, *, block: int = 5) -> CrossShape:
     dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
     frequencies, scale = target.frequencies(rope, dim, target.positions or 2048)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    return CrossShape(
-        heads=heads, kv_heads=kv_heads, head_dim=dim, frequencies=frequencies, scale=scale, block=block
-    )
+    return CrossShape(heads=heads, kv_heads=kv_heads, head_dim=dim, frequencies=frequencies, scale=scale, block=block)

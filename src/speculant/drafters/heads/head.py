@@ -49,6 +49,34 @@ class TargetParts(Protocol):
         """
 
 
+@runtime_checkable
+class TargetPasses(TargetParts, Protocol):
+    """A target that can also be run, which the training of some heads needs. Its weights stay as they are."""
+
+    def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values [B, H, T, d] of texts Int64[B, T] in a layer, as a cache holds them.
+
+        Args:
+            ids: the texts, padded behind.
+            layer: counted from 0; -1 is the last.
+
+        Raises:
+            UnsupportedError: the layer keeps none of its own.
+        """
+
+    def run(self, embeddings: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Return the logits [B, n, V] of rows that are given as embeddings [B, n, D], with their gradients.
+
+        Args:
+            embeddings: what the decoder layers read.
+            positions: Int64[B, n].
+            seen: Bool[B, 1, n, n], which rows each may see.
+
+        Raises:
+            UnsupportedError: the model takes no masks.
+        """
+
+
 class HeadState(Protocol):
     """A head's view of one text: a row for every token whose hidden states are known, and rows of the draft below them.
 

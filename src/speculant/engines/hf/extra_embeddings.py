@@ -39,11 +39,14 @@ def with_embeddings(source: Any, model: Any, vocabulary: int, further: Tensor) -
         UnsupportedError: the embeddings are not found, or further tables are read with the same tokens.
     """
     embeddings = base_model(model).get_input_embeddings()
+    config = model.config.get_text_config(decoder=True)
     found = [name for name, module in model.named_modules() if module is embeddings]
-    others = [
+    others = [  # such as those that Gemma 3n has for each layer
         module
         for module in model.modules()
-        if isinstance(module, nn.Embedding) and module is not embeddings and module.num_embeddings >= vocabulary
+        if isinstance(module, nn.Embedding)
+        and module is not embeddings
+        and module.num_embeddings in (vocabulary, getattr(config, "vocab_size_per_layer_input", vocabulary))
     ]
     if not found or others:
         raise UnsupportedError(

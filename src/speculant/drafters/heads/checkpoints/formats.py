@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import dflash, eagle
+from speculant.drafters.heads.checkpoints import dflash, eagle, glide, lookahead, specdec
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
@@ -35,6 +35,9 @@ class Format:
 FORMATS = (
     Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),
     Format("DFlash, DSpark", "dflash", "dflash", dflash.matches, dflash.load),
+    Format("GLIDE", "glide", "glide", glide.matches, glide.load),
+    Format("PaSS", "pass", "pass", lookahead.matches, lookahead.load),
+    Format("SpecDec", "specdec", "specdec", specdec.matches, specdec.load),
 )
 
 
