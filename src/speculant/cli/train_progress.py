@@ -38,7 +38,8 @@ def shown(
         yield lines
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("training"), BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}"))

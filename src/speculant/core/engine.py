@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float32, Int32
 
 Array = Any
@@ -115,7 +116,13 @@ class TargetCache(Protocol):
         """
 
     def forward(
-        self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
+        self,
+        tokens: Int32,
+        parents: Int32,
+        *,
+        needs: Needs = NO_NEEDS,
+        layers: Sequence[int] | None = None,
+        embeddings: Array = None,
     ) -> Pass:
         """Run a pass over n new rows and append them.
 
@@ -126,12 +133,29 @@ class TargetCache(Protocol):
             needs: what is wanted beside the logits.
             layers: the decoder layers to run, in order; None for all. Rows of a pass that left layers out have no keys
                 in those, so such rows must be dropped, not kept.
+            embeddings: [E, D], what the decoder layers read for tokens V, V + 1, ... that the model does not have; None
+                if there are none. Such rows must be dropped, not kept.
 
         Raises:
             OutOfMemoryError: the device is full; nothing was appended.
             UsageError: the cache was used elsewhere meanwhile.
-            UnsupportedError: hidden states or a subset of layers are not available on this model.
+            UnsupportedError: hidden states, a subset of layers or other embeddings are not available on this model.
         """
+
+    def layer_rows(self, layer: int) -> tuple[Array, Array]:
+        """Return the keys and values [H, T, d] of the committed tokens in one layer, as cached; not to be written.
+
+        Padding is left out. Keys are rotated where the model rotates them.
+
+        Args:
+            layer: counted from 0; -1 is the last.
+
+        Raises:
+            UnsupportedError: the layer keeps none of its own, or not all tokens.
+        """
+        raise UnsupportedError(
+            "keys and values of single layers cannot be read on this engine; use a head that needs none."
+        )
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         """Run the last `count` committed tokens again through some decoder layers; the cache stays as it is.

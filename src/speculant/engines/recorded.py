@@ -60,7 +60,13 @@ class RecordedCache(TargetCache):
         return Pass(logits=None)
 
     def forward(
-        self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
+        self,
+        tokens: Int32,
+        parents: Int32,
+        *,
+        needs: Needs = NO_NEEDS,
+        layers: Sequence[int] | None = None,
+        embeddings: Array = None,
     ) -> Pass:
         return Pass(logits=None)
 

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
-from transformers import GraniteConfig, GraniteForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from models import SHAPE, tiny_model
 from passes import IDS

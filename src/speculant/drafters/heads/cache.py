@@ -81,9 +81,14 @@ class HeadCache:
                     grown[:, :start] = old[:, :start]
                 held[layer] = old = grown
             old[:, start:end] = new
+        return self.rows(layer)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values [H, rows, d] of all rows of a layer."""
         found_keys, found_values = self._keys[layer], self._values[layer]
         assert found_keys is not None
         assert found_values is not None
+        end = self.committed + self.drafted
         return found_keys[:, :end], found_values[:, :end]
 
     def drop(self) -> None:

@@ -8,9 +8,11 @@ head drafts chains and trees of any shape.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from speculant.core.engine import TargetCache
 
 
 class TargetParts(Protocol):
@@ -50,6 +52,34 @@ class TargetParts(Protocol):
         """
 
 
+@runtime_checkable
+class TargetPasses(TargetParts, Protocol):
+    """A target that can also be run, which the training of some heads needs. Its weights stay as they are."""
+
+    def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values [B, H, T, d] of texts Int64[B, T] in a layer, as a cache holds them.
+
+        Args:
+            ids: the texts, padded behind.
+            layer: counted from 0; -1 is the last.
+
+        Raises:
+            UnsupportedError: the layer keeps none of its own.
+        """
+
+    def run(self, embeddings: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Return the logits [B, n, V] of rows that are given as embeddings [B, n, D], with their gradients.
+
+        Args:
+            embeddings: what the decoder layers read.
+            positions: Int64[B, n].
+            seen: Bool[B, 1, n, n], which rows each may see.
+
+        Raises:
+            UnsupportedError: the model takes no masks.
+        """
+
+
 class HeadState(Protocol):
     """A head's view of one text: a row for every token whose hidden states are known, and rows of the draft below them.
 
@@ -60,6 +90,11 @@ class HeadState(Protocol):
     @property
     def length(self) -> int:
         """How many tokens of the text have rows, those missing at the beginning included."""
+
+    @property
+    def room(self) -> int | None:
+        """How deep a draft may be now, where the head has positions of its own; None for any depth."""
+        return None
 
     def extend(self, hidden: Tensor, following: Tensor) -> None:
         """Append rows of committed tokens; rows of a draft must be dropped before.
@@ -106,3 +141,21 @@ class Head(Protocol):
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         """Return the state of a text whose tokens before the position `first` have no rows."""
+
+
+@runtime_checkable
+class TextHead(Protocol):
+    """A head that reads the text, with a model of its own or with the target's cache, and no hidden states.
+
+    Its `taps` are (). States get [n, 0, 0] for hidden states and hold all tokens from the first one on. They end with
+    the request.
+    """
+
+    def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
+        """Return the state of a text that begins with these tokens, of which no row is there yet.
+
+        Args:
+            tokens: one or more.
+            target: of the head.
+            cache: the target's of the request, lent, for heads that read or run the target.
+        """

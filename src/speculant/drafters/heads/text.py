@@ -30,7 +30,7 @@ class HeadText(LevelText):
             states: where the text's state comes from and where it is kept when the request ends.
             start: of the request.
         """
-        self._states, self._sampling = states, start.sampling
+        self._states, self._sampling, self._cache = states, start.sampling, start.target
         self._head, self._target = states.head, states.target
         self.tokens: list[int] = start.prompt.tolist()
         self.state: HeadState | None = None
@@ -42,6 +42,8 @@ class HeadText(LevelText):
         deepest = [self._head.depth] if self._head.depth is not None else []
         if self._target.positions is not None:
             deepest.append(self._target.positions - len(self.tokens))
+        if self.state is not None and self.state.room is not None:
+            deepest.append(self.state.room)
         return max(0, min(deepest, default=len(self.tokens) + 1024))
 
     @property
@@ -80,11 +82,13 @@ class HeadText(LevelText):
         """Append the rows of committed tokens, with the target's own states."""
         hidden, following = verified.hidden, verified.tokens.tolist()
         if self.state is None:  # of the prompt, as far as it was not cached before
-            cached = len(self.tokens) - len(hidden)
-            self.state = self._states.open(self.tokens[: cached + 1])
+            cached = 0 if hidden is None else len(self.tokens) - len(hidden)
+            self.state = self._states.open(self.tokens[: cached + 1], self._cache)
             following = self.tokens[cached + 1 :] + following
-        else:
+        elif hidden is not None:
             hidden = hidden[[0, *(verified.path + 1).tolist()]]
+        if hidden is None:  # the head reads the text
+            hidden = torch.empty(len(following), 0, 0)
         with torch.inference_mode():
             self.state.drop()
             self.state.extend(hidden, torch.tensor(following, device=hidden.device))

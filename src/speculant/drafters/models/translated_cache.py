@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass, TargetCache
+from speculant.core.engine import NO_NEEDS, Array, Needs, Pass, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.drafters.models.draft_text import OpenCache
@@ -80,9 +80,17 @@ class TranslatedCache(TargetCache):
         return self._pass(read.logits)
 
     def forward(
-        self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
+        self,
+        tokens: Int32,
+        parents: Int32,
+        *,
+        needs: Needs = NO_NEEDS,
+        layers: Sequence[int] | None = None,
+        embeddings: Array = None,
     ) -> Pass:
         _check(needs)
+        if embeddings is not None:
+            raise UnsupportedError("a draft model with another tokenizer takes no embeddings of the drafter's own.")
         self._check_tokens(tokens)
         planned, pieces, above, full = self._plan(tokens, parents)
         after = self._after

@@ -16,6 +16,7 @@ from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Bool, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.capabilities import HFCapabilities, decode_mode
+from speculant.engines.hf.extra_embeddings import with_embeddings
 from speculant.engines.hf.layer_selection import LayerSelection
 from speculant.engines.hf.topk import top_on_host
 
@@ -70,6 +71,7 @@ class ModelRunner:
         needs: Needs = NO_NEEDS,
         layers: Sequence[int] | None = None,
         config: Mapping[str, Any] | None = None,
+        embeddings: Tensor | None = None,
         last: bool = False,
         total: int,
     ) -> PassOutput:
@@ -81,6 +83,7 @@ class ModelRunner:
             needs: which layers' output is wanted.
             layers: the decoder layers to run; None for all.
             config: attributes that the layers' config is to have instead of its own.
+            embeddings: [E, D], of tokens behind the vocabulary.
             last: whether only the last row's logits are wanted.
             total: how many rows the caches will hold, for the message if memory runs out.
 
@@ -97,6 +100,8 @@ class ModelRunner:
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
             model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config)
+            if embeddings is not None:
+                model = with_embeddings(model, self.model, self.capabilities.vocabulary, embeddings)
             output = model(
                 input_ids=given.ids.to(self.model.device),
                 attention_mask=given.mask,

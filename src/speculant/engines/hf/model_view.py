@@ -78,6 +78,21 @@ def view_model(source: Any, path: tuple[str, ...], changed: Mapping[int, nn.Modu
     return view
 
 
+def view_module(source: Any, path: tuple[str, ...], module: nn.Module) -> Any:
+    """Return a view of a model with another module at a path.
+
+    Raises:
+        UnsupportedError: a module on the way runs in a way of its own (compiled, or patched).
+    """
+    above = [source]
+    for name in path[:-1]:
+        above.append(getattr(above[-1], name))
+    view = module
+    for parent, name in zip(reversed(above), reversed(path), strict=True):
+        view = twin(parent, modules={name: view})
+    return view
+
+
 def tapped_layer(layer: nn.Module, take: Callable[[Any], None]) -> nn.Module:
     """Return a view of a layer that hands over each output."""
 

@@ -70,6 +70,7 @@ class HFTargetCache:
         self._length = self._given = int(self.cache.get_seq_length())
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
+        self._foreign = False  # whether rows have tokens that the model does not
         self._prompt_hidden: list[Tensor] = []  # of the chunks read so far
         self._text: list[int] = []  # the tokens of all rows behind the prompt
 
@@ -137,19 +138,44 @@ class HFTargetCache:
             raise
 
     def forward(
-        self, tokens: Int32, parents: Int32, *, needs: Needs = NO_NEEDS, layers: Sequence[int] | None = None
+        self,
+        tokens: Int32,
+        parents: Int32,
+        *,
+        needs: Needs = NO_NEEDS,
+        layers: Sequence[int] | None = None,
+        embeddings: Tensor | None = None,
     ) -> Pass:
         chosen = None if layers is None else tuple(layers)
         if len(self._rows) and chosen != self._layers:
             raise UsageError("earlier rows were run through other layers; keep or drop them first.")
-        new = self.plan(tokens, parents, explicit=chosen is not None)
+        extra = 0 if embeddings is None else len(embeddings)
+        new = self.plan(tokens, parents, explicit=chosen is not None, extra=extra)
         try:
-            output = self._read_anew(new, needs) if self.at_limit and chosen is None else self._run(new, needs, chosen)
+            anew = self.at_limit and chosen is None
+            output = self._read_anew(new, needs) if anew else self._run(new, needs, chosen, embeddings)
         except BaseException:
             self.drop_partial()
             raise
         self.appended(new, chosen)
+        self._foreign = self._foreign or bool(extra)
         return finished_pass(output, needs)
+
+    def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        self._check_cache()
+        layers = self.cache.layers
+        held = layers[layer] if -len(layers) <= layer < len(layers) else None
+        if held is None or not held.is_initialized or held.keys.shape[-2] < self._length:
+            raise UnsupportedError(
+                f"layer {layer} of this model keeps no keys and values of its own, or not those of all tokens; use a "
+                "head that reads none."
+            )
+        keys, values = held.keys[0, :, : self._length], held.values[0, :, : self._length]
+        if (seen := self._prompt.seen) is not None:
+            rows = np.flatnonzero(np.concatenate([seen, np.ones(max(0, self._length - len(seen)), bool)]))
+            index = torch.from_numpy(rows[rows < self._length]).to(keys.device)
+            keys, values = keys[:, index], values[:, index]
+        return keys, values
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         self._check_cache()
@@ -179,14 +205,17 @@ class HFTargetCache:
         self._rows.check_path(kept)
         if kept and self._layers is not None:
             raise UsageError("rows of a pass that left layers out have no keys in those, so they cannot be kept.")
+        if kept and self._foreign:
+            raise UsageError("rows of a pass with embeddings of the drafter's own cannot be kept.")
         graphs = self._runner.acceleration.graphs
         if graphs is None or not graphs.keep(self.cache, self._length, kept):
             keep_rows(self.cache, self._length, kept)
         self._text[self._committed() :] = [self._text[self._committed() + row] for row in kept]
         self._length, self._rows, self._layers = self._length + len(kept), DraftRows(), None
+        self._foreign = False
 
     def rollback(self) -> None:
-        self._rows, self._layers = DraftRows(), None
+        self._rows, self._layers, self._foreign = DraftRows(), None, False
         del self._text[self._committed() :]
         keep_rows(self.cache, self._length, [])
 
@@ -196,15 +225,16 @@ class HFTargetCache:
 
     def release(self) -> None:
         self.cache, self._prompt_hidden = usable_cache(None), []
-        self._length, self._rows, self._layers = 0, DraftRows(), None
+        self._length, self._rows, self._layers, self._foreign = 0, DraftRows(), None, False
 
-    def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False) -> NewRows:
+    def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False, extra: int = 0) -> NewRows:
         """Return the rows that a pass over these tokens will append; nothing is run.
 
         Args:
             tokens: Int32[n].
             parents: Int32[n], as in `forward`.
             explicit: whether masks must be four-dimensional, and one for each kind of layer.
+            extra: how many tokens the pass has embeddings for beside the model's.
 
         Raises:
             ValueError: a token is none of the model's, or a parent does not come first.
@@ -212,7 +242,7 @@ class HFTargetCache:
             UsageError: the cache was used elsewhere meanwhile.
         """
         self._check_cache()
-        self._check_tokens(tokens)
+        self._check_tokens(tokens, extra)
         capabilities = self._runner.capabilities
         if explicit:
             self._check_masks()
@@ -239,16 +269,20 @@ class HFTargetCache:
         """Drop what a pass that failed has appended to some layers."""
         keep_rows(self.cache, self._length + len(self._rows), [])
 
-    def _run(self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None) -> PassOutput:
+    def _run(
+        self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None, embeddings: Tensor | None = None
+    ) -> PassOutput:
         graphs = None if self._runner.capabilities.window_by_cache else self._runner.acceleration.graphs
-        if graphs is not None and not needs.hidden_layers and layers is None and len(new.ids) == len(new.rows):
+        plain = layers is None and embeddings is None and not needs.hidden_layers
+        if graphs is not None and plain and len(new.ids) == len(new.rows):
             logits = graphs.forward(self, new.ids, new.rows, shift=self._prompt.shift, seen=self._prompt.seen)
             if logits is not None:
                 return PassOutput(logits)
         device = self._prompt.ids.device
         given = PassInput(as_ids(new.ids).to(device), as_ids(new.positions).to(device), new.mask)
         total = self._length + len(new.rows)
-        return self._runner.verify(given, self.cache, needs=needs, layers=layers, total=total)
+        options = {"needs": needs, "layers": layers, "embeddings": embeddings}
+        return self._runner.verify(given, self.cache, **options, total=total)
 
     def _check_masks(self) -> None:
         if not self._runner.capabilities.trees:
@@ -257,8 +291,8 @@ class HFTargetCache:
                 "runs all layers, such as 'mix'."
             )
 
-    def _check_tokens(self, tokens: Int32) -> None:
-        vocabulary = self._runner.capabilities.vocabulary
+    def _check_tokens(self, tokens: Int32, extra: int = 0) -> None:
+        vocabulary = self._runner.capabilities.vocabulary + extra
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
             wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
             raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
+from transformers.cache_utils import DynamicCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.capabilities import base_model
+from speculant.engines.hf.capabilities import base_model, check_model
 from speculant.engines.hf.model_view import find_layers
 
 
@@ -31,6 +32,7 @@ class HFTargetParts:
                 f"heads need the embeddings, decoder layers and output projection of {type(model).__name__}, "
                 "which cannot be found; use a method without a head, such as 'mix'."
             )
+        self._model = model
         self.config = model.config.get_text_config(decoder=True)
         self.vocabulary, self.layers = int(self.config.vocab_size), len(place)
         self.positions: int | None = getattr(self.config, "max_position_embeddings", None)
@@ -60,6 +62,27 @@ class HFTargetParts:
     def projection(self) -> Tensor:
         found: Tensor = self._output.weight
         return found[: self.vocabulary]
+
+    def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        cache = DynamicCache()
+        self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        held = cache.layers[layer]
+        if not held.is_initialized:
+            raise UnsupportedError(f"layer {layer} of this target keeps no keys and values of its own.")
+        return held.keys, held.values
+
+    def run(self, embeddings: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        kinds = set(getattr(self.config, "layer_types", None) or ())
+        if not check_model(self._model).trees or "sliding_attention" in kinds:
+            raise UnsupportedError(
+                f"{type(self._model).__name__} takes no mask of its own for all layers, which this training needs; "
+                "train another kind of head."
+            )
+        mask = torch.zeros(seen.shape, dtype=embeddings.dtype, device=embeddings.device)
+        mask = mask.masked_fill(~seen, torch.finfo(embeddings.dtype).min)
+        output = self._model(inputs_embeds=embeddings, position_ids=positions, attention_mask=mask, use_cache=False)
+        found: Tensor = output.logits
+        return found
 
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         theta, kind = float(rope["rope_theta"]), str(rope.get("rope_type", "default"))

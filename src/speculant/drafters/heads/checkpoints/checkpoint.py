@@ -58,14 +58,8 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
     Raises:
         ModelNotFoundError: there is none, or a file of it is damaged.
     """
-    folder = Path(source) if Path(source).is_dir() else _fetch(str(source))
-    config_file = folder / "config.json"
-    try:
-        config = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
-    except (OSError, ValueError) as error:
-        raise ModelNotFoundError(f"{config_file} is not JSON: {error}. Fetch the checkpoint again.") from error
-    if not isinstance(config, dict):
-        raise ModelNotFoundError(f"{config_file} holds no object of settings. Fetch the checkpoint again.")
+    folder = find_folder(source)
+    config = read_config(folder)
     files = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
     files = [file for file in files if not file.stem.startswith(_OTHER_STATES)]
     if not files:
@@ -76,6 +70,31 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
     for file in files:
         tensors |= _read_tensors(file)
     return Checkpoint(str(source), config, tensors)
+
+
+def find_folder(source: str | Path) -> Path:
+    """Return the folder of a checkpoint, which is fetched where the source is a hub id.
+
+    Raises:
+        ModelNotFoundError: there is none.
+    """
+    return Path(source) if Path(source).is_dir() else _fetch(str(source))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a checkpoint; {} if there is none.
+
+    Raises:
+        ModelNotFoundError: it is damaged.
+    """
+    config_file = folder / "config.json"
+    try:
+        found = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"{config_file} is not JSON: {error}. Fetch the checkpoint again.") from error
+    if not isinstance(found, dict):
+        raise ModelNotFoundError(f"{config_file} holds no object of settings. Fetch the checkpoint again.")
+    return found
 
 
 def load_weights(

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speculant.core.errors import SpeculantError, UnsupportedError
-from speculant.drafters.heads.checkpoints import blockwise, eagle, eagle3, hydra, medusa, mlp, speculators
+from speculant.drafters.heads.checkpoints import (
+    blockwise,
+    dflash,
+    eagle,
+    eagle3,
+    glide,
+    hydra,
+    lookahead,
+    medusa,
+    mlp,
+    specdec,
+    speculators,
+)
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, first_line, read_checkpoint
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
@@ -42,6 +54,10 @@ FORMATS = (
     Format("Medusa", "medusa", "medusa", medusa.matches, medusa.load),
     Format("Hydra", "hydra", "hydra", hydra.matches, hydra.load),
     Format("MLP speculator", "mlp", "mlp", mlp.matches, mlp.load),
+    Format("DFlash, DSpark", "dflash", "dflash", dflash.matches, dflash.load),
+    Format("GLIDE", "glide", "glide", glide.matches, glide.load),
+    Format("PaSS", "pass", "pass", lookahead.matches, lookahead.load),
+    Format("SpecDec", "specdec", "specdec", specdec.matches, specdec.load),
 )
 
 

@@ -1,0 +1,261 @@
+"""DFlash: a block of masks, denoised in one pass over the target's hidden states; DSpark: the same with a Markov head.
+
+Chen, Liu et al.: "DFlash: Block Diffusion for Flash Speculative Decoding", ICML 2026 (z-lab/dflash); DSpark is that of
+deepseek-ai/DeepSpec. The tapped states of every committed token before the root are projected to a context row, whose
+keys and values enter every layer beside those of the block: the root and masks behind it, which see one another in both
+directions. Context rows pass no layer, so a committed token costs a projection a layer.
+
+Two conventions for the slots of a block of b: in z-lab's a slot predicts the token at its own position, so slot 0, the
+root's, is not used and b - 1 tokens are drafted; in DeepSpec's (`sample_from_anchor`) a slot predicts the token after
+it, and b are drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from speculant.drafters.heads.block import BlockState
+from speculant.drafters.heads.cache import HeadCache
+from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
+
+JoinKeys = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """What a block is and how its layers see it.
+
+    Attributes:
+        layers: decoder layers.
+        size: b, the slots of a block, the root's included.
+        mask: the token that stands for an unknown one.
+        anchored: whether a slot predicts the token after it, so that the root's slot drafts too (DeepSpec).
+        windows: of each layer, how many positions back it sees, itself included; None for any number. () if none does.
+        causal: of each layer, whether a slot sees those before it only; () if none does.
+        markov: the rank of the Markov head, which adds a bias that depends on the token before; 0 without one.
+        confidence: whether a head predicts the acceptance of each token.
+        multiplier: that the logits are multiplied by.
+        softcap: that bounds them, as c tanh(logits / c); 0 for none.
+        own_embeddings, own_output: whether embeddings and output projection are the head's own.
+        vocabulary: of its own embeddings and Markov head, V.
+    """
+
+    layers: int
+    size: int
+    mask: int
+    anchored: bool = False
+    windows: tuple[int | None, ...] = ()
+    causal: tuple[bool, ...] = ()
+    markov: int = 0
+    confidence: bool = False
+    multiplier: float = 1.0
+    softcap: float = 0.0
+    own_embeddings: bool = False
+    own_output: bool = False
+    vocabulary: int = 0
+
+    @property
+    def drafted(self) -> int:
+        """K, how many tokens a block drafts."""
+        return self.size if self.anchored else self.size - 1
+
+
+class MarkovHead(nn.Module):
+    """A low-rank bias on the logits of a token, of the token before."""
+
+    def __init__(self, vocabulary: int, rank: int, outputs: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output: Tensor = self.markov_w2(self.markov_w1(tokens))
+        return output
+
+
+class ConfidenceHead(nn.Module):
+    """Predicts the logit of a token's acceptance from its slot's output and the Markov row of the token before."""
+
+    def __init__(self, given: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(given, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.proj(x)[..., 0]
+        return output
+
+
+class DFlashHead(nn.Module, Head):
+    """The weights, named as in the authors' checkpoints."""
+
+    def __init__(self, shape: LayerShape, block: BlockShape, taps: Sequence[int], *, ids: Tensor | None = None) -> None:
+        """Build a head with random weights.
+
+        Args:
+            shape: of its decoder layers; D is the target's.
+            block: the rest of its shape.
+            taps: the target's layers that it reads, as `Head.taps`.
+            ids: Int64[V'], the target's token of each of its logits, where it has an output projection of its own.
+        """
+        super().__init__()
+        self.shape, self.block = shape, block
+        self.taps, self.depth, self.ids = tuple(taps), block.drafted, ids
+        size, outputs = shape.hidden, block.vocabulary if ids is None else len(ids)
+        self.fc = nn.Linear(len(self.taps) * size, size, bias=False)
+        self.hidden_norm, self.norm = RMSNorm(size, shape.eps), RMSNorm(size, shape.eps)
+        self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(block.layers)])
+        self.rotary = Rotary(shape)
+        if block.own_embeddings:
+            self.embed_tokens = nn.Embedding(block.vocabulary, size)
+        if block.own_output:
+            self.lm_head = nn.Linear(size, outputs, bias=False)
+        if block.markov:
+            self.markov_head = MarkovHead(block.vocabulary, block.markov, outputs)
+        if block.confidence:
+            self.confidence_head = ConfidenceHead(size + block.markov)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DFlashHead:
+        """Move the map of tokens with the weights."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.ids = None if self.ids is None else self.ids.to(self.fc.weight.device)
+        return self
+
+    def open(self, first: int, target: TargetParts) -> HeadState:
+        return DFlashState(self, target, first)
+
+    def context(self, hidden: Tensor) -> Tensor:
+        """Return the context rows [..., n, D] of tapped states [..., n, L', D]."""
+        found: Tensor = self.hidden_norm(self.fc(hidden.flatten(-2).to(self.fc.weight.dtype)))
+        return found
+
+    def context_keys(self, context: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the keys and values [..., H_kv, n, d] of context rows [..., n, D], layer by layer."""
+        angles = self.rotary.angles(positions, context)
+        return [self._layer(index).self_attn.keys_values(context, angles) for index in range(self.block.layers)]
+
+    def denoise(
+        self, roots: Tensor, positions: Tensor, context: Tensor, join: JoinKeys, target: TargetParts, seen: Tensor
+    ) -> Tensor:
+        """Return the outputs [..., b, D] of the slots, after the final norm.
+
+        Args:
+            roots: Int64[...].
+            positions: Int64[..., b] of the slots.
+            context: Int64[..., m], positions of the context rows.
+            join: puts a layer's keys and values of the slots behind those of the context.
+            target: of the head.
+            seen: Bool[..., 1, m], which context rows the block may see.
+        """
+        ids = roots[..., None].repeat_interleave(self.block.size, -1)
+        ids[..., 1:] = self.block.mask
+        x = self.embed_tokens(ids) if self.block.own_embeddings else target.embed(ids)
+        x = x.to(self.fc.weight.dtype)
+        angles = self.rotary.angles(positions, x)
+        for index in range(self.block.layers):
+            layer = self._layer(index)
+            given, attention = layer.attention_input(x), layer.self_attn
+            keys, values = join(index, *attention.keys_values(given, angles))
+            mask = self._seen(index, positions, context, seen)
+            x = layer.finish(x, attention.attend(attention.queries(given, angles), keys, values, mask))
+        output: Tensor = self.norm(x)
+        return output if self.block.anchored else output[..., 1:, :]
+
+    def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
+        """Return the logits [..., V'] of outputs, without the Markov head."""
+        found: Tensor = self.lm_head(outputs) if self.block.own_output else target.project(outputs)
+        found = found * self.block.multiplier if self.block.multiplier != 1.0 else found
+        return torch.tanh(found / self.block.softcap) * self.block.softcap if self.block.softcap else found
+
+    def bias(self, tokens: Tensor) -> Tensor | float:
+        """Return what the Markov head adds to the logits [..., V'] after tokens Int64[...]."""
+        if not self.block.markov:
+            return 0.0
+        found: Tensor = self.markov_head(tokens)
+        return found
+
+    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logit [...] of the acceptance of tokens that are drawn from outputs [..., D], after these."""
+        if self.block.markov:
+            outputs = torch.cat([outputs, self.markov_head.markov_w1(tokens)], dim=-1)
+        found: Tensor = self.confidence_head(outputs)
+        return found
+
+    def _layer(self, index: int) -> DecoderLayer:
+        layer = self.layers[index]
+        assert isinstance(layer, DecoderLayer)
+        return layer
+
+    def _seen(self, index: int, positions: Tensor, context: Tensor, seen: Tensor) -> Tensor:
+        """Return Bool[..., b, m + b], what the slots see in a layer."""
+        block, slots = self.block, positions.shape[-1]
+        causal = bool(block.causal) and block.causal[index]
+        window = block.windows[index] if block.windows else None
+        own = torch.ones(*positions.shape, slots, dtype=torch.bool, device=positions.device)
+        own = own.tril() if causal else own
+        mask = torch.cat([seen.expand(*positions.shape, context.shape[-1]), own], dim=-1)
+        if window is not None:
+            keys = torch.cat([context.expand(*positions.shape[:-1], -1), positions], dim=-1)
+            mask = mask & ((positions[..., None] - keys[..., None, :]).abs() < window)
+        return mask
+
+
+class DFlashState(BlockState):
+    """One text.
+
+    Attributes:
+        confidence: the predicted probability that the token after each row of the last call is accepted; None where
+            the head does not predict it.
+    """
+
+    def __init__(self, head: DFlashHead, target: TargetParts, first: int) -> None:
+        super().__init__()
+        self._head, self._target = head, target
+        self._cache = HeadCache(head.block.layers, first=first)
+        self._root: Tensor | None = None  # Int64[]
+        self._outputs: Tensor | None = None  # [K, D]
+        self.confidence: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    def extend(self, hidden: Tensor, following: Tensor) -> None:
+        context = self._head.context(hidden)
+        positions, _ = self._cache.commit(len(context), context.device)
+        for index, (keys, values) in enumerate(self._head.context_keys(context, positions)):
+            self._cache.append(index, keys, values)
+        self._root = following[-1]
+        self.forget_block()
+
+    def run_block(self) -> Tensor:
+        assert self._root is not None
+        cache, head, slots = self._cache, self._head, self._head.block.size
+        positions, _ = cache.branch(range(-1, slots - 1), self._root.device)
+        context = torch.arange(cache.first, cache.length, device=positions.device)
+        every = torch.ones(1, len(context), dtype=torch.bool, device=positions.device)
+        try:
+            self._outputs = head.denoise(self._root, positions, context, cache.append, self._target, every)
+        finally:
+            cache.drop()
+        return head.logits(self._outputs, self._target)
+
+    def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        assert self._root is not None
+        assert self._outputs is not None
+        block = self._head.block
+        if not (block.markov or block.confidence):
+            return logits
+        before = torch.tensor(list(tokens), device=logits.device) if tokens else self._root[None]
+        if block.confidence:
+            self.confidence = self._head.confidence(self._outputs[list(depths)], before).sigmoid()
+        return logits + self._head.bias(before)
+
+    def crop(self, length: int) -> None:
+        self._cache.crop(length)
+        self._root = None
+        self.forget_block()

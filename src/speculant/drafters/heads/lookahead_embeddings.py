@@ -1,0 +1,73 @@
+"""PaSS: learned look-ahead embeddings behind the text, from which the target itself drafts.
+
+Monea, Joulin, Grave: "PaSS: Parallel Speculative Sampling", 2023, arXiv 2311.13581. A pass of the target over the root
+and L embeddings gives L + 1 distributions. The first is the target's own after the root, so the first drafted token is
+certain, and a round yields two tokens at least for its two passes. Only the embeddings are trained; their rows are
+dropped from the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from speculant.core.engine import TargetCache
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.drafters.heads.block import TextBlockState
+from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+
+
+class LookaheadHead(nn.Module, Head, TextHead):
+    """The embeddings."""
+
+    taps = ()
+    ids = None
+
+    def __init__(self, count: int, size: int, *, vocabulary: int) -> None:
+        """Build random embeddings.
+
+        Args:
+            count: L.
+            size: D of the target.
+            vocabulary: V of the target.
+        """
+        super().__init__()
+        self.look_ahead = nn.Parameter(torch.randn(count, size) * 0.02)
+        self.depth, self.vocabulary = count + 1, vocabulary
+
+    def open(self, first: int, target: TargetParts) -> HeadState:
+        raise UsageError("this head reads text; open it by `open_text`.")
+
+    def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
+        if cache is None:
+            raise UnsupportedError("look-ahead embeddings draft with the target itself, whose cache was not lent.")
+        return LookaheadState(self, tokens, cache)
+
+
+class LookaheadState(TextBlockState):
+    """One text, on the target's own cache, which holds it already."""
+
+    def __init__(self, head: LookaheadHead, tokens: Sequence[int], cache: TargetCache) -> None:
+        super().__init__(tokens)
+        self._head, self._cache = head, cache
+
+    @property
+    def room(self) -> int | None:
+        """The embeddings need positions below the root."""
+        return self._cache.depth + 1 if self._cache.depth else 0
+
+    def run_block(self) -> Tensor:
+        head, cache = self._head, self._cache
+        count = min(len(head.look_ahead), cache.depth)
+        ids = [self.text[-1], *range(head.vocabulary, head.vocabulary + count)]
+        try:
+            result = cache.forward(
+                np.array(ids, np.int32), np.arange(-1, count, dtype=np.int32), embeddings=head.look_ahead[:count]
+            )
+        finally:
+            cache.rollback()
+        logits: Tensor = result.logits
+        return logits

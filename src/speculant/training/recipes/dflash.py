@@ -1,0 +1,116 @@
+"""How DFlash and DSpark heads are trained: blocks at random anchors of texts that the target wrote.
+
+A block sees the context rows up to its anchor and its own slots, so the blocks of a text do not see one another. All
+slots are trained at once; the trainer weights them, exp(-(k - 1) / gamma) in the authors' recipe with gamma 7 for
+blocks of 16 and 4 for smaller ones. DSpark's heads learn from the text: the Markov head reads the true token before,
+and the confidence head learns 1 - TV(p, q), the probability that the token is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.dflash import BlockShape, DFlashHead
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.layers import LayerShape
+from speculant.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.training.recipes.block import anchor_target, anchor_tokens, depth_output
+
+
+class DFlashRecipe(Recipe):
+    """See `training.recipe.Recipe`."""
+
+    def __init__(self, head: DFlashHead, *, depth: int | None = None) -> None:
+        """Take the head.
+
+        Args:
+            head: whose weights are trained.
+            depth: how many depths; None for all that its block drafts.
+        """
+        drafted = head.block.drafted
+        if depth is not None and not 1 <= depth <= drafted:
+            raise UsageError(f"depth is from 1 to {drafted}, what a block of the head drafts, not {depth}.")
+        self.head, self.depth = head, depth or drafted
+
+    def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
+        assert isinstance(self.head, DFlashHead)
+        head, outputs = self.head, self._outputs(batch, target)
+        for depth in range(1, self.depth + 1):
+            output, before = outputs[:, depth - 1], anchor_tokens(batch, depth)
+            logits, extra = head.logits(output, target) + head.bias(before), None
+            if head.block.confidence:
+                accepted = _acceptance(logits.detach(), anchor_target(batch, target, depth), head.ids)
+                guess = head.confidence(output, before).float()
+                extra = nn.functional.binary_cross_entropy_with_logits(guess, accepted)
+            yield depth_output(logits, batch, target, depth, ids=head.ids, extra=extra)
+
+    def _outputs(self, batch: TrainBatch, target: TargetParts) -> Tensor:
+        """Return the outputs [A, K, D] of the blocks after the anchors."""
+        assert isinstance(self.head, DFlashHead)
+        head, (texts, rows) = self.head, batch.anchors.unbind(1)
+        context = head.context(batch.hidden)
+        places = torch.arange(context.shape[1], device=context.device)
+        keys = head.context_keys(context, places)
+
+        def join(index: int, own_keys: Tensor, own_values: Tensor) -> tuple[Tensor, Tensor]:
+            found_keys, found_values = keys[index]
+            return torch.cat([found_keys[texts], own_keys], -2), torch.cat([found_values[texts], own_values], -2)
+
+        positions = rows[:, None] + 1 + torch.arange(head.block.size, device=rows.device)
+        seen = (places <= rows[:, None])[:, None]
+        return head.denoise(anchor_tokens(batch, 1), positions, places, join, target, seen)
+
+
+def new_dflash(
+    target: TargetParts,
+    *,
+    shape: LayerShape,
+    mask: int,
+    layers: int = 1,
+    size: int = 5,
+    taps: Sequence[int] = (),
+    markov: int = 0,
+    confidence: bool = False,
+) -> DFlashHead:
+    """Return a head to be trained, in z-lab's convention, or in DeepSpec's where it has what only that holds.
+
+    Args:
+        target: of the head.
+        shape: of its layers, with normalised queries and keys; D is the target's.
+        mask: a token that stands for unknown ones; any that texts seldom hold.
+        layers: how many.
+        size: slots of a block.
+        taps: layers of the target, from 0, that it reads; () for three, evenly over all but the last.
+        markov: rank of a Markov head; 0 for none.
+        confidence: whether a head predicts acceptance.
+    """
+    last = target.layers - 2  # the last layer's output has a norm in one convention and none in the other
+    found = tuple(taps) or tuple(sorted({min(1, last), last // 2, last}))
+    special = bool(markov) or confidence
+    block = BlockShape(
+        layers=layers,
+        size=size,
+        mask=mask,
+        anchored=special,
+        markov=markov,
+        confidence=confidence,
+        vocabulary=target.vocabulary,
+    )
+    head = DFlashHead(shape, block, found)
+    with torch.no_grad():  # the context begins as the last tap, so that a short training need not find it
+        head.fc.weight.mul_(0.1)
+        head.fc.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
+        if markov:
+            head.markov_head.markov_w2.weight.zero_()
+    return head
+
+
+def _acceptance(logits: Tensor, wanted: Tensor, ids: Tensor | None) -> Tensor:
+    """Return the probability [A] that a drafted token is accepted: the sum over tokens of min(p, q)."""
+    p, q = wanted.softmax(-1), logits.float().softmax(-1)
+    p = p[:, : q.shape[1]] if ids is None else p[:, ids]
+    return torch.minimum(p, q).sum(-1)

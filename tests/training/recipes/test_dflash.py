@@ -1,0 +1,64 @@
+"""Training of DFlash and DSpark heads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.block_heads import overfit, random_weights, target_of, train_batch
+from tests.drafters.heads.test_dflash import BLOCKS, SHAPE, made
+
+from speculant.core.errors import UsageError
+from speculant.training.recipes.dflash import DFlashRecipe, new_dflash
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_training_is_drafting(name: str) -> None:
+    """Guards pairing, mask and positions: a block in training gives what it drafts after the same text."""
+    model, parts = target_of()
+    head = made(BLOCKS[name])
+    recipe = DFlashRecipe(head)
+    batch = train_batch(model, parts, head.taps, recipe.depth)
+    with torch.no_grad():
+        outputs = list(recipe.run(batch, parts))
+    for place, (text, row) in enumerate(batch.anchors.tolist()):
+        state = head.open(0, parts)
+        with torch.no_grad():
+            state.extend(batch.hidden[text, : row + 1], batch.ids[text, 1 : row + 2])
+            found = [state.start()]
+            for depth in range(1, recipe.depth):
+                found.append(state.grow([int(batch.ids[text, row + 1 + depth])], [depth - 2]))
+        for depth, output in enumerate(outputs, 1):
+            torch.testing.assert_close(output.logits[place], found[depth - 1][0], atol=1e-4, rtol=1e-4)
+            assert int(output.tokens[place]) == int(batch.ids[text, row + 1 + depth])
+    want = model(batch.ids).logits[batch.anchors[:, 0], batch.anchors[:, 1] + 2]
+    torch.testing.assert_close(outputs[1].target, want.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("markov", [0, 4])
+def test_overfits(markov: int) -> None:
+    """Guards gradients of every weight: the loss on a few texts falls far."""
+    model, parts = target_of()
+    head = new_dflash(parts, shape=SHAPE, mask=3, size=4, markov=markov, confidence=bool(markov))
+    recipe = DFlashRecipe(head, depth=3)
+    losses = overfit(recipe, train_batch(model, parts, head.taps, 3), parts)
+    assert losses[-1] < 0.3 * losses[0]
+    assert all(weight.grad is not None for weight in head.parameters())
+
+
+def test_draft_vocabulary() -> None:
+    """Guards heads with fewer tokens: targets are restricted to them, and tokens that they lack count as -1."""
+    model, parts = target_of()
+    ids = torch.arange(0, 40, 2)
+    head = made(BLOCKS["deepspec"], ids=ids)
+    random_weights(head)
+    batch = train_batch(model, parts, head.taps, 2)
+    output = next(iter(DFlashRecipe(head, depth=2).run(batch, parts)))
+    assert output.logits.shape == output.target.shape == (len(batch.anchors), len(ids))
+    tokens = batch.ids[batch.anchors[:, 0], batch.anchors[:, 1] + 2]
+    assert output.tokens.tolist() == [t // 2 if t < 40 and t % 2 == 0 else -1 for t in tokens.tolist()]
+
+
+def test_depth_is_bounded() -> None:
+    """Guards the range of depths: a block has no more."""
+    with pytest.raises(UsageError, match="from 1 to 4"):
+        DFlashRecipe(made(BLOCKS["z-lab"]), depth=5)
