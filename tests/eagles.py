@@ -180,8 +180,6 @@ def eagle3_formula(
         x = x + mlp(layer, norm(x, layer["post_attention_layernorm.weight"]))
     normed = norm(x, weights["norm.weight"])
     logits = normed @ weights["lm_head.weight"].T if shape.own_output else target.project(normed)
-    if not shape.own_output and shape.draft_vocabulary:
-        logits = logits[:, IDS]
     return logits, normed if shape.norm_output else x
 
 

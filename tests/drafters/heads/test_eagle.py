@@ -94,6 +94,7 @@ def test_the_static_tree_drafts_for_it(model: Any, tmp_path: Path) -> None:
 def test_an_oracle_is_accepted_whole() -> None:
     """Guards the pairing in decoding: a head whose layer computes the target's own next state is never rejected."""
     one = tiny_model("llama", num_hidden_layers=1)
+    one.generation_config.eos_token_id = None
     torch.nn.init.zeros_(one.model.layers[0].self_attn.o_proj.weight)  # the first token has no row on a head
     parts = HFTargetParts(one)
     head = _Oracle(one)

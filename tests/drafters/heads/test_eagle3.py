@@ -34,7 +34,6 @@ VARIANTS: list[dict[str, Any]] = [
     {"norm_before_fc": True},
     {"fc_norm": True},
     {"norm_output": True},
-    {"own_output": False},
     {"draft_vocabulary": 0},
     {"draft_vocabulary": 0, "own_output": False},
     {"own_embeddings": True},

@@ -34,7 +34,7 @@ class Eagle3Shape:
         wide: how many of them, from the first, read the embeddings too.
         draft_vocabulary: V', how many tokens it can draft; 0 for V.
         own_embeddings: whether it has embeddings of its own; else it uses the target's.
-        own_output: whether it has an output projection of its own; else it uses the target's.
+        own_output: whether it has an output projection of its own; else it uses the target's, over all tokens.
         norm_before_residual: whether the residual stream begins with the normed feature.
         norm_before_fc: whether the states are normed together before `fc`.
         fc_norm: whether the states of each layer are normed before `fc`.
@@ -79,6 +79,7 @@ class Eagle3Head(nn.Module, FeatureHead):
         """
         super().__init__()
         assert (len(ids) if ids is not None else 0) == shape.draft_vocabulary
+        assert shape.own_output or ids is None
         hidden, eps, taps = shape.layer.hidden, shape.layer.eps, len(shape.taps)
         self.shape, self.taps = shape, shape.taps
         self.register_buffer("ids", ids, persistent=False)  # checkpoints have it as offsets
@@ -133,8 +134,5 @@ class Eagle3Head(nn.Module, FeatureHead):
 
     def logits(self, features: Tensor, target: TargetParts) -> Tensor:
         normed = features if self.shape.norm_output else self.norm(features)
-        if self.shape.own_output:
-            found: Tensor = self.lm_head(normed)
-            return found
-        logits = target.project(normed)
-        return logits if self.ids is None else logits[..., self.ids]
+        found: Tensor = self.lm_head(normed) if self.shape.own_output else target.project(normed)
+        return found

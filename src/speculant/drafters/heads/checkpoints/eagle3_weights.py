@@ -86,7 +86,11 @@ def build_head(
     if fc is None:
         raise UnsupportedError(f"the head {checkpoint.source} lacks fc.weight; it may be truncated.")
     _check_sizes(checkpoint, target, config, fc, embeddings, taps)
-    size = len(output) if output is not None else int(config.get("draft_vocab_size") or target.vocabulary)
+    size = int(config.get("draft_vocab_size") or target.vocabulary) if output is None else len(output)
+    if output is None and size != target.vocabulary:
+        raise UnsupportedError(
+            f"the head {checkpoint.source} drafts {size} of {target.vocabulary} tokens, but lacks lm_head.weight."
+        )
     ids = read_ids(checkpoint, target, size)
     first = {name.removeprefix("layers.0.") for name in tensors if name.startswith("layers.0.")}
     shape = Eagle3Shape(
