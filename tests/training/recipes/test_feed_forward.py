@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from feed_forward_heads import HIDDEN, PREFIX, heads, new_medusa, tiny_target
+from feed_forward_heads import HIDDEN, heads, new_medusa, tiny_target
 from models import VOCABULARY, tiny_model
 from speculant.drafters.heads.head import TargetParts
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.builders.blocks import new_blockwise, new_hydra, new_mlp
+from speculant.training.builders.blocks import new_blockwise, new_hydra, new_hydra_plus, new_mlp
 from speculant.training.builders.blocks import new_medusa as built_medusa
 from speculant.training.recipe import Recipe, TrainBatch
 from speculant.training.recipes.blockwise import BlockwiseRecipe
@@ -87,7 +87,7 @@ def test_a_new_head_learns_the_targets_texts(name: str) -> None:
         "medusa": lambda: built_medusa(target),
         "medusa-own": lambda: built_medusa(target, own=True, blocks=2),
         "hydra": lambda: new_hydra(target, blocks=2),
-        "hydra++": lambda: new_hydra(target, blocks=2, prefix=PREFIX),
+        "hydra++": lambda: new_hydra_plus(target),
         "mlp": lambda: new_mlp(target),
         "mlp-tied": lambda: new_mlp(target, tied=True, inner=40),
         "blockwise": lambda: new_blockwise(target),
