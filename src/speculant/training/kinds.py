@@ -75,6 +75,47 @@ KINDS = (
         feature_weight=1.0,
         source="Li et al. 2024, arXiv 2401.15077; HASS with several depths: Zhang et al. 2025, arXiv 2408.15766",
     ),
+    Kind(
+        name="blockwise",
+        build="speculant.training.builders.blocks:new_blockwise",
+        recipe="speculant.training.recipes.blockwise:BlockwiseRecipe",
+        save="speculant.drafters.heads.checkpoints.blockwise:save",
+        depth=4,
+        source="Stern et al. 2018, arXiv 1811.03115",
+    ),
+    Kind(
+        name="medusa",
+        build="speculant.training.builders.blocks:new_medusa",
+        recipe="speculant.training.recipes.medusa:MedusaRecipe",
+        save="speculant.drafters.heads.checkpoints.medusa:save",
+        depth=4,
+        source="Cai et al. 2024, arXiv 2401.10774",
+    ),
+    Kind(
+        name="hydra",
+        build="speculant.training.builders.blocks:new_hydra",
+        recipe="speculant.training.recipes.hydra:HydraRecipe",
+        save="speculant.drafters.heads.checkpoints.hydra:save",
+        depth=4,
+        source="Ankner et al. 2024, arXiv 2402.05109",
+    ),
+    Kind(
+        name="hydra++",
+        build="speculant.training.builders.blocks:new_hydra_plus",
+        recipe="speculant.training.recipes.hydra:HydraRecipe",
+        save="speculant.drafters.heads.checkpoints.hydra:save",
+        depth=4,
+        source="Ankner et al. 2024, arXiv 2402.05109, section 4",
+    ),
+    Kind(
+        name="mlp",
+        build="speculant.training.builders.blocks:new_mlp",
+        recipe="speculant.training.recipes.mlp:MLPRecipe",
+        save="speculant.drafters.heads.checkpoints.mlp:save",
+        depth=4,
+        lr=2e-3,
+        source="Wertheimer et al. 2024, arXiv 2404.19124",
+    ),
 )
 
 

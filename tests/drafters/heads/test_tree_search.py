@@ -18,8 +18,7 @@ from speculant.drafters.heads.tree_search import expected_length, rank_accuracie
 @st.composite
 def accuracies(draw: st.DrawFn) -> list[list[float]]:
     """Draw accuracies of up to three depths and ranks, in no order."""
-    rows = draw(st.lists(st.lists(st.floats(0.01, 0.33), min_size=1, max_size=3), min_size=1, max_size=3))
-    return rows
+    return draw(st.lists(st.lists(st.floats(0.01, 0.33), min_size=1, max_size=3), min_size=1, max_size=3))
 
 
 @given(accuracies(), st.integers(1, 12))

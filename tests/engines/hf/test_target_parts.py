@@ -152,3 +152,13 @@ def test_an_unknown_rotary_embedding_is_refused() -> None:
     """Guards a config of a later release."""
     with pytest.raises(UnsupportedError, match="unknown kind 'spiral'"):
         HFTargetParts(tiny_model("llama")).frequencies({"rope_type": "spiral", "rope_theta": 1.0}, 8, 64)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_the_projections_weights_give_its_logits(name: str) -> None:
+    """Guards copies of the output projection that heads begin with."""
+    parts = HFTargetParts(tiny_model(name))
+    hidden = torch.randn(3, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(hidden @ parts.projection().T, parts.project(hidden), atol=1e-5, rtol=1e-5)
+    assert len(parts.projection()) == parts.vocabulary

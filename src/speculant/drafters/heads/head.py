@@ -42,7 +42,7 @@ class TargetParts(Protocol):
         """Return the target's logits [..., V] of normalised hidden states [..., D]."""
 
     def projection(self) -> Tensor:
-        """Return the weights [V, D] of the target's output projection, for heads that begin with a copy."""
+        """Return the weights [V, D] of the target's logits, before any bias and cap; heads may begin with a copy."""
 
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         """Return the rotary frequencies Float32[head_dim / 2] that a config describes, and the scale of cos and sin.

@@ -16,7 +16,9 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
 from speculant.drafters.heads.levels import LevelState
+from speculant.drafters.heads.published_trees import published_tree
 from speculant.drafters.heads.residual import ResBlock, repeated
+from speculant.drafters.heads.static_tree import RankPath
 
 LAST = -1
 
@@ -50,12 +52,14 @@ class HydraHead(nn.Module, Head):
     """The weights, named as in the authors' checkpoints: Hydra++ has dropouts between the blocks, which are counted."""
 
     depth: int
+    paths: tuple[RankPath, ...]
     ids = None
 
     def __init__(self, shape: HydraShape) -> None:
         """Build heads with random weights; the residual parts are 0."""
         super().__init__()
         self.shape, self.depth, self.taps = shape, shape.heads, (shape.layer,)
+        self.paths = published_tree(depth=shape.heads)
         size, plus = shape.hidden, shape.prefix is not None
         self.prefix_embeding_layer = Prefix(shape.prefix) if shape.prefix is not None else None
         heads, projections = list[nn.Module](), list[nn.Module]()

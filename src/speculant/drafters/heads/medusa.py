@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.levels import ParallelState
+from speculant.drafters.heads.published_trees import published_tree
 from speculant.drafters.heads.residual import repeated
+from speculant.drafters.heads.static_tree import RankPath
 
 LAST = -1
 
@@ -51,6 +53,7 @@ class MedusaHead(nn.ModuleList, Head):
 
     taps = (LAST,)
     depth: int
+    paths: tuple[RankPath, ...]
     ids: Tensor | None
 
     def __init__(self, shape: MedusaShape, *, ids: Tensor | None = None) -> None:
@@ -61,7 +64,7 @@ class MedusaHead(nn.ModuleList, Head):
             ids: Int64[V'], the target's token of each logit; None if they are the target's own.
         """
         super().__init__()
-        self.shape, self.depth = shape, shape.heads
+        self.shape, self.depth, self.paths = shape, shape.heads, published_tree(depth=shape.heads)
         self.register_buffer("ids", ids, persistent=False)
         one = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         for _ in range(shape.heads):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.tree_search import RankPath
+from speculant.drafters.heads.static_tree import RankPath, rank_paths
 
 _PATHS: Mapping[str, str] = MappingProxyType(
     {
@@ -59,12 +59,17 @@ _PATHS: Mapping[str, str] = MappingProxyType(
 PUBLISHED_TREES = tuple(_PATHS)
 
 
-def published_tree(name: str = "medusa") -> tuple[RankPath, ...]:
-    """Return the paths of a published tree; the stages are those of training, Medusa-1 and Medusa-2.
+def published_tree(name: str = "medusa", *, depth: int | None = None) -> tuple[RankPath, ...]:
+    """Return the paths of a published tree.
+
+    Args:
+        name: "medusa" for the one that both repositories use by default; the stages of others are those of training,
+            Medusa-1 and Medusa-2.
+        depth: of the deepest paths that are wanted; None for all.
 
     Raises:
         UsageError: there is none of that name.
     """
     if name not in _PATHS:
         raise UsageError(f"there is no published tree {name!r}; there are {', '.join(_PATHS)}.")
-    return tuple(tuple(map(int, word)) for word in _PATHS[name].split())
+    return tuple(path for path in rank_paths(_PATHS[name]) if depth is None or len(path) <= depth)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UsageError
-
-RankPath = tuple[int, ...]
+from speculant.drafters.heads.static_tree import RankPath
 
 
 def search_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[RankPath, ...]:

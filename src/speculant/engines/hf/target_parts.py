@@ -60,8 +60,8 @@ class HFTargetParts:
         return found if self._cap is None else torch.tanh(found / self._cap) * self._cap
 
     def projection(self) -> Tensor:
-        found: Tensor = self._output.weight
-        return found[: self.vocabulary]
+        found: Tensor = self._output.weight[: self.vocabulary]
+        return found if self._factor == 1.0 else found * self._factor
 
     def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         cache = DynamicCache()

@@ -74,7 +74,7 @@ HEADS = (
         drafter="speculant.drafters.heads.drafter:HeadDrafter",
         source="Ankner et al. 2024, arXiv 2402.05109",
         samples="either",
-        heads=("hydra",),
+        heads=("hydra", "hydra++"),
         requires=_HEAD,
     ),
     Method(

@@ -15,12 +15,13 @@ from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
 from speculant.drafters.heads.mlp import MLPHead, MLPShape
 from speculant.drafters.heads.residual import ResBlock
+from speculant.training.builders.shapes import target_shape
 
 _HEADS = 4
 _SPREAD = 0.02  # of weights that read drafted tokens, at first
 
 
-def new_medusa(target: TargetParts, *, heads: int = _HEADS, blocks: int = 1, own: bool = False) -> MedusaHead:
+def new_medusa(target: TargetParts, heads: int = _HEADS, *, blocks: int = 1, own: bool = False) -> MedusaHead:
     """Return Medusa heads for a target.
 
     Args:
@@ -44,7 +45,7 @@ def new_medusa(target: TargetParts, *, heads: int = _HEADS, blocks: int = 1, own
 
 
 def new_hydra(
-    target: TargetParts, *, heads: int = _HEADS, blocks: int = 1, prefix: LayerShape | None = None
+    target: TargetParts, heads: int = _HEADS, *, blocks: int = 1, prefix: LayerShape | None = None
 ) -> HydraHead:
     """Return Hydra heads for a target.
 
@@ -75,7 +76,12 @@ def new_hydra(
     return head
 
 
-def new_mlp(target: TargetParts, *, steps: int = _HEADS, inner: int = 0, tied: bool = False) -> MLPHead:
+def new_hydra_plus(target: TargetParts, heads: int = _HEADS) -> HydraHead:
+    """Return Hydra++ heads with a decoder layer like the target's, and four blocks each as the authors' have."""
+    return new_hydra(target, heads, blocks=4, prefix=target_shape(target))
+
+
+def new_mlp(target: TargetParts, steps: int = _HEADS, *, inner: int = 0, tied: bool = False) -> MLPHead:
     """Return an MLP speculator for a target, with a state of D numbers unless `inner` says otherwise."""
     return MLPHead(
         MLPShape(
@@ -89,7 +95,7 @@ def new_mlp(target: TargetParts, *, steps: int = _HEADS, inner: int = 0, tied: b
     )
 
 
-def new_blockwise(target: TargetParts, *, heads: int = _HEADS, inner: int = 0) -> BlockwiseHead:
+def new_blockwise(target: TargetParts, heads: int = _HEADS, *, inner: int = 0) -> BlockwiseHead:
     """Return blockwise heads for a target, each with D inner states unless `inner` says otherwise."""
     return BlockwiseHead(target.hidden_size, inner or target.hidden_size, heads)
 

@@ -29,6 +29,7 @@ from speculant.core.errors import ModelNotFoundError, UnsupportedError
 from speculant.drafters.heads.checkpoints import blockwise, hydra, medusa, mlp
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
+from speculant.drafters.heads.published_trees import published_tree
 
 SAVES: dict[str, Callable[..., None]] = {
     "medusa": medusa.save,
@@ -42,9 +43,10 @@ NAMES = tuple(heads())
 
 def saved(name: str, folder: Path) -> tuple[nn.Module, str, Path]:
     """Save one of the heads; return it, its kind and the file of its weights."""
-    head, kind = heads()[name], name.split("-")[0].removesuffix("++")
-    SAVES[kind](head, folder, tiny_target())
-    return head, kind, folder / FILES.get(kind, "model.safetensors")
+    head, kind = heads()[name], name.split("-")[0]
+    method = kind.removesuffix("++")
+    SAVES[method](head, folder, tiny_target())
+    return head, kind, folder / FILES.get(method, "model.safetensors")
 
 
 def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], file: str = "model.safetensors") -> Path:
@@ -70,7 +72,7 @@ def test_saved_heads_load_as_they_were(name: str, tmp_path: Path) -> None:
     """Guards the round trip of every kind and variant, the kind and method it is found as, and how many weights."""
     head, kind, _ = saved(name, tmp_path)
     loaded = load_head(tmp_path, tiny_target())
-    assert (loaded.kind, loaded.method) == (kind, kind)
+    assert (loaded.kind, loaded.method) == (kind, kind.removesuffix("++"))
     assert_equal_heads(loaded.head, head)
     assert isinstance(loaded.head, nn.Module)
     if name != "medusa-shared":
@@ -269,6 +271,24 @@ def test_mlp_speculator_with_another_config_is_refused(tmp_path: Path) -> None:
         load_head(write(tmp_path, tensors, config | {"inner_dim": 16}), tiny_target())
     with pytest.raises(UnsupportedError, match=r"lacks .*speculator\.emb\.3\.weight"):
         load_head(write(tmp_path, tensors, config | {"n_predict": 4}), tiny_target())
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+def test_static_trees_are_kept_with_the_head(name: str, tmp_path: Path) -> None:
+    """Guards a searched tree through saving and loading, paths deeper than the head, and what is no tree."""
+    head, _, _ = saved(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert len(config[f"{name}_choices"]) == len(published_tree(depth=3))
+    head.paths = ((0,), (0, 0), (1,))  # type: ignore[assignment]
+    SAVES[name](head, tmp_path, tiny_target())
+    assert load_head(tmp_path, tiny_target()).head.paths == head.paths
+    deep = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
+    (tmp_path / "config.json").write_text(json.dumps(config | {f"{name}_choices": deep}))
+    assert load_head(tmp_path, tiny_target()).head.paths == ((0,), (0, 0), (0, 0, 0))
+    for wrong in (3, [[0, 1]], [["a"]]):
+        (tmp_path / "config.json").write_text(json.dumps(config | {f"{name}_choices": wrong}))
+        with pytest.raises(UnsupportedError, match=f"{name}_choices"):
+            load_head(tmp_path, tiny_target())
 
 
 def test_blockwise_config_is_checked(tmp_path: Path) -> None:

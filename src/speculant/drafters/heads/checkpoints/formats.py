@@ -53,6 +53,7 @@ FORMATS = (
     Format("blockwise", "blockwise", "blockwise", blockwise.matches, blockwise.load),
     Format("Medusa", "medusa", "medusa", medusa.matches, medusa.load),
     Format("Hydra", "hydra", "hydra", hydra.matches, hydra.load),
+    Format("Hydra++", "hydra++", "hydra", hydra.matches_plus, hydra.load),
     Format("MLP speculator", "mlp", "mlp", mlp.matches, mlp.load),
     Format("DFlash, DSpark", "dflash", "dflash", dflash.matches, dflash.load),
     Format("GLIDE", "glide", "glide", glide.matches, glide.load),

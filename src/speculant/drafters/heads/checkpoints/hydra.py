@@ -20,6 +20,7 @@ from speculant.drafters.heads.checkpoints.fitting import (
     layer_shape,
     shape_config,
 )
+from speculant.drafters.heads.checkpoints.paths import read_paths, write_paths
 from speculant.drafters.heads.checkpoints.repeats import are_equal, save_weights
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.hydra import LAST, HydraHead, HydraShape
@@ -31,8 +32,13 @@ _COPIES = (f"{_PREFIX}embed_tokens.weight", f"{_PREFIX}layers.0.self_attn.rotary
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
-    return "hydra_head_arch" in checkpoint.config or any(_BLOCK.fullmatch(name) for name in checkpoint.tensors)
+    """Whether a checkpoint is Hydra's, or of an architecture of its authors that is not supported."""
+    return _is_hydra(checkpoint) and not matches_plus(checkpoint)
+
+
+def matches_plus(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is Hydra++'s."""
+    return _is_hydra(checkpoint) and any(name.startswith(_PREFIX) for name in checkpoint.tensors)
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> HydraHead:
@@ -74,6 +80,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> HydraHead:
     )
     head = HydraHead(shape)
     load_weights(head, checkpoint, tensors, ignored=_COPIES)
+    head.paths = read_paths(checkpoint, "hydra_choices", head.paths, heads)
     return head
 
 
@@ -90,9 +97,14 @@ def save(head: HydraHead, folder: Path, target: TargetParts) -> None:
         "hidden_state_offset": 0 if shape.layer == LAST else target.layers - 1 - shape.layer,
         "hidden_size": shape.hidden,
         "vocab_size": target.vocabulary,
+        "hydra_choices": write_paths(head.paths),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     save_weights(head, folder / "hydra_lm_head.safetensors")
+
+
+def _is_hydra(checkpoint: Checkpoint) -> bool:
+    return "hydra_head_arch" in checkpoint.config or any(_BLOCK.fullmatch(name) for name in checkpoint.tensors)
 
 
 def _prefix_shape(checkpoint: Checkpoint, target: TargetParts) -> LayerShape:

@@ -22,6 +22,7 @@ from torch import Tensor
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
 from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, check_vocabulary
+from speculant.drafters.heads.checkpoints.paths import read_paths, write_paths
 from speculant.drafters.heads.checkpoints.repeats import are_equal, save_weights
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
@@ -64,6 +65,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
         )
     )
     load_weights(found, checkpoint, tensors)
+    found.paths = read_paths(checkpoint, "medusa_choices", found.paths, heads)
     return found
 
 
@@ -84,6 +86,7 @@ def save(head: MedusaHead, folder: Path, target: TargetParts) -> None:
         "medusa_num_layers": shape.blocks,
         "hidden_size": shape.hidden,
         "vocab_size": target.vocabulary,
+        "medusa_choices": write_paths(head.paths),
     }
     config |= {"version": "2"} if shape.projection == "target" else {}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
@@ -138,6 +141,7 @@ def _load_vllm(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
     public = set(names.values())
     known = {name: tensors[names[name]] for name in names if names[name] in tensors}
     load_weights(found, checkpoint, known | {n: t for n, t in tensors.items() if n not in public}, names=names)
+    found.paths = read_paths(checkpoint, "medusa_choices", found.paths, heads)
     return found
 
 

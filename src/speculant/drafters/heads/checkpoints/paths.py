@@ -1,0 +1,35 @@
+"""Static trees in configs of heads: a list of rank paths, as Medusa's program and TensorRT-LLM take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
+from speculant.drafters.heads.static_tree import RankPath, StaticTree
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
+
+
+def read_paths(checkpoint: Checkpoint, name: str, default: Sequence[RankPath], depth: int) -> tuple[RankPath, ...]:
+    """Return the tree that a config names, as far as a head is deep, or else the default.
+
+    Raises:
+        UnsupportedError: it is no tree.
+    """
+    given = checkpoint.config.get(name)
+    if given is None:
+        return tuple(default)
+    try:
+        paths = tuple(tuple(int(rank) for rank in path) for path in given)
+        StaticTree(paths, LevelAcceptance())  # which checks it
+    except (TypeError, ValueError, UsageError) as error:
+        raise UnsupportedError(
+            f"config.json of the head {checkpoint.source} has {name} that are no draft tree: {error} Remove them to "
+            "use the published tree."
+        ) from error
+    return tuple(path for path in paths if len(path) <= depth)
+
+
+def write_paths(paths: Sequence[RankPath]) -> list[list[int]]:
+    """Return a tree as configs hold it."""
+    return [list(path) for path in paths]
