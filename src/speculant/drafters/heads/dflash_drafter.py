@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from speculant.core.drafter import Session, Start
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash import DFlashState
-from speculant.drafters.heads.drafter import HeadChain, HeadDrafter, HeadSession, HeadSettings, LoadedHead
+from speculant.drafters.heads.drafter import HeadChain, HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.text import HeadText
+from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import Candidate, Level
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
@@ -42,7 +43,7 @@ class DFlashDrafter(HeadDrafter):
         shape = self._shape()
         if chosen.confidence and chosen.tree == "chain":
             shape = ConfidentChain(self._acceptance, chosen.depth, text, chosen.confidence, choosing=not self._sampled)
-        return HeadSession(self, text, start, shape)
+        return LevelSession(text, start, shape)
 
 
 class ConfidentChain(HeadChain):

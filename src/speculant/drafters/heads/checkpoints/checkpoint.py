@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
 
 PATTERNS = ("*.json", "*.safetensors", "*.bin", "*.pt")
+_OTHER_STATES = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")  # what trainers leave beside weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +61,7 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
     folder = find_folder(source)
     config = read_config(folder)
     files = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    files = [file for file in files if not file.stem.startswith(_OTHER_STATES)]
     if not files:
         raise ModelNotFoundError(
             f"{source} holds no weights of a head (*.safetensors, *.bin or *.pt). Name the folder or hub id of a head."
@@ -86,14 +89,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     config_file = folder / "config.json"
     try:
-        found = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
-    except ValueError as error:
+        config = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
+    except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"{config_file} is not JSON: {error}. Fetch the checkpoint again.") from error
-    return dict(found)
+    if not isinstance(config, dict):
+        raise ModelNotFoundError(f"{config_file} holds no object of settings. Fetch the checkpoint again.")
+    return config
 
 
 def load_weights(
-    module: nn.Module, checkpoint: Checkpoint, tensors: Mapping[str, Tensor], *, ignored: Iterable[str] = ()
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    *,
+    ignored: Iterable[str] = (),
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Give a module its weights, all of them and no others.
 
@@ -102,13 +112,14 @@ def load_weights(
         checkpoint: for messages.
         tensors: by the module's names.
         ignored: names that may be there without being used, such as copies of the target's embeddings.
+        names: the checkpoint's, by the module's, where they differ; for messages.
 
     Raises:
         UnsupportedError: a weight is missing, is left over or has another shape; it is named.
     """
-    wanted = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    wanted = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     wanted = {name: wanted[name] for name in module.state_dict()}
-    missing = sorted(wanted.keys() - tensors.keys())
+    missing = sorted(names.get(name, name) for name in wanted.keys() - tensors.keys())
     extra = sorted(tensors.keys() - wanted.keys() - set(ignored))
     if missing or extra:
         parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
@@ -118,13 +129,25 @@ def load_weights(
         )
     for name, parameter in wanted.items():
         if parameter.shape != tensors[name].shape:
+            public, found = names.get(name, name), list(tensors[name].shape)
             raise UnsupportedError(
-                f"the head {checkpoint.source} has {name} of shape {list(tensors[name].shape)} where its config gives "
+                f"the head {checkpoint.source} has {public} of shape {found} where its config gives "
                 f"{list(parameter.shape)}; it belongs to another model, or its config is wrong."
             )
-    dtype = next(tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point())
-    module.to(dtype)
+    dtypes = [tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point()]
+    if not dtypes:
+        raise UnsupportedError(
+            f"the weights of the head {checkpoint.source} are integers: heads of quantised weights are not supported. "
+            "Name one in float32, bfloat16 or float16."
+        )
+    module.to(dtypes[0])
     module.load_state_dict({name: tensors[name] for name in wanted}, assign=False)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, as a sentence; its class where there is none."""
+    text = str(error).strip().splitlines()[0].strip() if str(error).strip() else type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
@@ -134,10 +157,12 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
             return load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds one {type(found).__name__}, no tensors by name.")
     except Exception as error:  # damaged files and pickles with code fail in many ways; each ends here with its reason
         raise ModelNotFoundError(
-            f"{file} cannot be read as weights: {error}. Only tensors are read, no code is run; fetch the file again, "
-            "or convert it to safetensors."
+            f"{file} cannot be read as weights: {first_line(error)} Only tensors are read, no code is run; fetch the "
+            "file again, or convert it to safetensors."
         ) from error
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
 
@@ -151,8 +176,7 @@ def _fetch(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=list(PATTERNS)))
     except Exception as error:  # hubs fail in many ways; each ends here with its reason
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
-            f"there is no folder {source}, and no head of that name could be fetched from the hub: {first} "
+            f"there is no folder {source}, and no head of that name could be fetched from the hub: {first_line(error)} "
             "Check the spelling and the network, or name a folder."
         ) from error
