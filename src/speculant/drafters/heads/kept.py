@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.core.engine import TargetCache
+from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
 
 KEPT = 4  # states
 
@@ -32,12 +33,15 @@ class KeptStates:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def open(self, known: Sequence[int]) -> HeadState:
+    def open(self, known: Sequence[int], cache: TargetCache | None = None) -> HeadState:
         """Return a state with the rows of all tokens but the last, if they are kept; else one that lacks them.
 
         Args:
             known: the text up to the first token whose hidden states are given next, that token included.
+            cache: the target's of the request, for heads that read the text.
         """
+        if isinstance(self.head, TextHead):
+            return self.head.open_text(known, self.target, cache)
         first = len(known) - 1
         with self._lock:
             for place, (tokens, state) in enumerate(self._kept):
@@ -57,6 +61,8 @@ class KeptStates:
             state: of the text. One that does not have as many rows was interrupted, and is dropped.
         """
         state.drop()
+        if isinstance(self.head, TextHead):
+            return  # the target's cache, which it reads, ends with the request
         if state.length == len(tokens) - 1:
             with self._lock:
                 self._kept.append((tokens, state))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from speculant.core.drafter import Start, Verified
 from speculant.core.tree import ROOT
-from speculant.drafters.heads.head import HeadState, TextHead
+from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.models.level_session import LevelText
 from speculant.drafters.models.warping import warped
@@ -30,8 +30,8 @@ class HeadText(LevelText):
             states: where the text's state comes from and where it is kept when the request ends.
             start: of the request.
         """
-        self._states, self._sampling = states, start.sampling
-        self._head, self._target, self._lent = states.head, states.target, start.target
+        self._states, self._sampling, self._cache = states, start.sampling, start.target
+        self._head, self._target = states.head, states.target
         self.tokens: list[int] = start.prompt.tolist()
         self.state: HeadState | None = None
         self._rows: list[int] = []  # by the number of a row of the draft, the state's
@@ -81,17 +81,14 @@ class HeadText(LevelText):
     def observe(self, verified: Verified) -> None:
         """Append the rows of committed tokens, with the target's own states."""
         hidden, following = verified.hidden, verified.tokens.tolist()
-        if isinstance(self._head, TextHead):
-            if self.state is None:
-                self.state = self._head.open_text(self.tokens[:1], self._target, self._lent)
-                following = self.tokens[1:] + following
-            hidden = torch.empty(len(following), 0, 0)
-        elif self.state is None:  # of the prompt, as far as it was not cached before
-            cached = len(self.tokens) - len(hidden)
-            self.state = self._states.open(self.tokens[: cached + 1])
+        if self.state is None:  # of the prompt, as far as it was not cached before
+            cached = 0 if hidden is None else len(self.tokens) - len(hidden)
+            self.state = self._states.open(self.tokens[: cached + 1], self._cache)
             following = self.tokens[cached + 1 :] + following
-        else:
+        elif hidden is not None:
             hidden = hidden[[0, *(verified.path + 1).tolist()]]
+        if hidden is None:  # the head reads the text
+            hidden = torch.empty(len(following), 0, 0)
         with torch.inference_mode():
             self.state.drop()
             self.state.extend(hidden, torch.tensor(following, device=hidden.device))
@@ -101,7 +98,7 @@ class HeadText(LevelText):
     def release(self) -> None:
         """Keep the state for a text that goes on from this one."""
         state, self.state = self.state, None
-        if state is not None and not isinstance(self._head, TextHead):
+        if state is not None:
             self._states.keep(self.tokens, state)
 
     def _distributions(self, logits: Tensor) -> Tensor:

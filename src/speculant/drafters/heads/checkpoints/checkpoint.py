@@ -89,12 +89,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     config_file = folder / "config.json"
     try:
-        config = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
+        found = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"{config_file} is not JSON: {error}. Fetch the checkpoint again.") from error
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise ModelNotFoundError(f"{config_file} holds no object of settings. Fetch the checkpoint again.")
-    return config
+    return found
 
 
 def load_weights(

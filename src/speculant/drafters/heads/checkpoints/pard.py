@@ -23,7 +23,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return is_pard(checkpoint.config)
 
 
-def load(checkpoint: Checkpoint, target: TargetParts) -> Head:
+def load(checkpoint: Checkpoint, _target: TargetParts) -> Head:
     """Refuse it: the weights alone draft nothing.
 
     Raises:
