@@ -139,7 +139,9 @@ def check_greedy(model: Any, head: Any, *, settings: dict[str, Any] | None = Non
     prompt = [5, 7, 9, 11, 13, 8, 4, 6]
 
     def plain(text: list[int], count: int) -> list[int]:
-        found: list[int] = model.generate(torch.tensor([text]), max_new_tokens=count, do_sample=False)[0].tolist()
+        ids = torch.tensor([text])
+        mask = torch.ones_like(ids)  # else the model takes its padding token for padding
+        found: list[int] = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)[0].tolist()
         return found[len(text) :]
 
     speculator = Speculator.from_transformers(model, head=head, settings=settings, nodes=nodes, fast=False)

@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from speculant.api.loading import bundled_heads, is_bundled
-from speculant.api.pard import is_pard, open_pard
+from speculant.api.pard import open_pard
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, find_folder, read_config
 from speculant.drafters.heads.checkpoints.formats import load_head
+from speculant.drafters.heads.checkpoints.pard import is_pard
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.registry import Method
@@ -36,11 +37,9 @@ def open_head(head: Any, model: Any) -> LoadedHead:
         return head
     if not isinstance(head, str | Path | Checkpoint) or not head:
         raise UsageError(f"head is a folder, a hub id or what `open_head` returned, not {head!r:.60}.")
-    if isinstance(head, str | Path):
-        folder = find_folder(head)
-        if is_pard(read_config(folder)):
-            return open_pard(folder, model)
-        head = folder
+    source = head.source if isinstance(head, Checkpoint) else find_folder(head)
+    if is_pard(head.config if isinstance(head, Checkpoint) else read_config(Path(source))):
+        return open_pard(find_folder(source), model)
     loaded = load_head(head, parts)
     if isinstance(loaded.head, nn.Module):
         loaded.head.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,6 @@ from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.pard import PardHead
 from speculant.engines.hf.target_parts import HFTargetParts
-
-
-def is_pard(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is a PARD model, by its config."""
-    return config.get("pard_token") is not None
 
 
 def open_pard(folder: Path, model: Any) -> LoadedHead:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.block_heads import check_histories, random_weights, rms, rope, states, target_of
+from tests.block_heads import check_greedy, check_histories, random_weights, rms, rope, states, target_of
 from tests.models import VOCABULARY
 from torch import Tensor
 
@@ -119,18 +119,7 @@ def test_cached_is_uncached(name: str) -> None:
 def test_greedy_text_is_the_target_s(name: str, tree: str) -> None:
     """Guards losslessness with any head: chains and trees, a second turn, several at once."""
     model, parts = target_of()
-    head = LoadedHead(made(BLOCKS[name]), parts, "dflash", "dflash")
-    speculator = Speculator.from_transformers(model, head=head, settings={"tree": tree}, nodes=6, fast=False)
-    want = model.generate(torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False)[0, len(PROMPT) :].tolist()
-    result = speculator.generate(PROMPT, max_new_tokens=24, temperature=0)
-    assert list(result.ids) == want
-    assert result.stats.drafted > 0
-    longer = [*PROMPT, *result.ids, 3, 4]
-    again = speculator.generate(longer, max_new_tokens=8, temperature=0, cache=result.cache)
-    plain = model.generate(torch.tensor([longer]), max_new_tokens=8, do_sample=False)[0, len(longer) :].tolist()
-    assert list(again.ids) == plain
-    both = speculator.generate_batch([PROMPT, PROMPT[:5]], max_new_tokens=12, temperature=0)
-    assert list(both[0].ids) == want[:12]
+    check_greedy(model, LoadedHead(made(BLOCKS[name]), parts, "dflash", "dflash"), settings={"tree": tree})
 
 
 def test_sampled_chains_go_with_rules_that_compare_probabilities() -> None:

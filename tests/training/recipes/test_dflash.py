@@ -8,7 +8,8 @@ from tests.block_heads import overfit, random_weights, target_of, train_batch
 from tests.drafters.heads.test_dflash import BLOCKS, SHAPE, made
 
 from speculant.core.errors import UsageError
-from speculant.training.recipes.dflash import DFlashRecipe, new_dflash
+from speculant.training.builders.dflash import new_dflash
+from speculant.training.recipes.dflash import DFlashRecipe
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.block_heads import check_training, lent_cache, overfit, target_of, train_batch
@@ -9,7 +11,9 @@ from tests.drafters.heads.test_glide import made as made_glide
 from tests.drafters.heads.test_lookahead_embeddings import made as made_lookahead
 from tests.drafters.heads.test_specdec import made as made_specdec
 
+from speculant.api.heads import open_head
 from speculant.core.errors import UnsupportedError
+from speculant.training.kinds import find_kind
 from speculant.training.recipes.glide import GlideRecipe
 from speculant.training.recipes.lookahead import LookaheadRecipe
 from speculant.training.recipes.specdec import SpecDecRecipe
@@ -43,7 +47,7 @@ def test_overfits(name: str) -> None:
     model.requires_grad_(False)
     recipe = recipe_of(name, parts)
     losses = overfit(recipe, train_batch(model, parts, (), recipe.depth), parts, steps=40, rate=2e-2)
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < (0.95 if name == "pass" else 0.8) * losses[0]  # PaSS has few weights, and its first depth none
     assert all(weight.grad is not None for weight in recipe.head.parameters())
 
 
@@ -52,3 +56,17 @@ def test_targets_without_one_mask_are_refused() -> None:
     _, parts = target_of("gemma3")
     with pytest.raises(UnsupportedError, match="mask"):
         parts.run(torch.zeros(1, 2, 32), torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 1, 2, 2).bool())
+
+
+@pytest.mark.parametrize("name", ["dflash", "glide", "pass", "specdec"])
+def test_new_heads_are_trained_and_saved(name: str, tmp_path: Path) -> None:
+    """Guards the row of each kind: a new head runs in its recipe at the default depth, and its folder loads."""
+    model, parts = target_of()
+    model.requires_grad_(False)
+    kind = find_kind(name)
+    head = kind.new_head(parts)
+    recipe = kind.new_recipe(head, kind.depth)
+    outputs = list(recipe.run(train_batch(model, parts, head.taps, kind.depth), parts))
+    assert len(outputs) == kind.depth
+    kind.save_head(head, tmp_path, parts)
+    assert open_head(tmp_path, model).kind == name

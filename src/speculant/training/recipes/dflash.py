@@ -8,15 +8,14 @@ and the confidence head learns 1 - TV(p, q), the probability that the token is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.dflash import BlockShape, DFlashHead
+from speculant.drafters.heads.dflash import DFlashHead
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.layers import LayerShape
 from speculant.training.recipe import DepthOutput, Recipe, TrainBatch
 from speculant.training.recipes.block import anchor_target, anchor_tokens, depth_output
 
@@ -24,7 +23,7 @@ from speculant.training.recipes.block import anchor_target, anchor_tokens, depth
 class DFlashRecipe(Recipe):
     """See `training.recipe.Recipe`."""
 
-    def __init__(self, head: DFlashHead, *, depth: int | None = None) -> None:
+    def __init__(self, head: DFlashHead, depth: int | None = None) -> None:
         """Take the head.
 
         Args:
@@ -63,50 +62,6 @@ class DFlashRecipe(Recipe):
         positions = rows[:, None] + 1 + torch.arange(head.block.size, device=rows.device)
         seen = (places <= rows[:, None])[:, None]
         return head.denoise(anchor_tokens(batch, 1), positions, places, join, target, seen)
-
-
-def new_dflash(
-    target: TargetParts,
-    *,
-    shape: LayerShape,
-    mask: int,
-    layers: int = 1,
-    size: int = 5,
-    taps: Sequence[int] = (),
-    markov: int = 0,
-    confidence: bool = False,
-) -> DFlashHead:
-    """Return a head to be trained, in z-lab's convention, or in DeepSpec's where it has what only that holds.
-
-    Args:
-        target: of the head.
-        shape: of its layers, with normalised queries and keys; D is the target's.
-        mask: a token that stands for unknown ones; any that texts seldom hold.
-        layers: how many.
-        size: slots of a block.
-        taps: layers of the target, from 0, that it reads; () for three, evenly over all but the last.
-        markov: rank of a Markov head; 0 for none.
-        confidence: whether a head predicts acceptance.
-    """
-    last = target.layers - 2  # the last layer's output has a norm in one convention and none in the other
-    found = tuple(taps) or tuple(sorted({min(1, last), last // 2, last}))
-    special = bool(markov) or confidence
-    block = BlockShape(
-        layers=layers,
-        size=size,
-        mask=mask,
-        anchored=special,
-        markov=markov,
-        confidence=confidence,
-        vocabulary=target.vocabulary,
-    )
-    head = DFlashHead(shape, block, found)
-    with torch.no_grad():  # the context begins as the last tap, so that a short training need not find it
-        head.fc.weight.mul_(0.1)
-        head.fc.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
-        if markov:
-            head.markov_head.markov_w2.weight.zero_()
-    return head
 
 
 def _acceptance(logits: Tensor, wanted: Tensor, ids: Tensor | None) -> Tensor:

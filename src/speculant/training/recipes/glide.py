@@ -20,7 +20,7 @@ from speculant.training.recipes.block import depth_output
 class GlideRecipe(Recipe):
     """See `training.recipe.Recipe`."""
 
-    def __init__(self, head: GlideHead, *, depth: int | None = None) -> None:
+    def __init__(self, head: GlideHead, depth: int | None = None) -> None:
         """Take the head; `depth` None is the head's block."""
         self.head, self.depth = head, depth or head.cross.block
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import TargetParts, TargetPasses
 from speculant.drafters.heads.lookahead_embeddings import LookaheadHead
 from speculant.training.recipe import DepthOutput, Recipe, TrainBatch
@@ -19,8 +20,11 @@ from speculant.training.recipes.block import anchor_target, depth_output
 class LookaheadRecipe(Recipe):
     """See `training.recipe.Recipe`. The first depth is the target's own, without a gradient."""
 
-    def __init__(self, head: LookaheadHead) -> None:
-        self.head, self.depth = head, head.depth
+    def __init__(self, head: LookaheadHead, depth: int | None = None) -> None:
+        """Take the head; `depth` None trains all its embeddings."""
+        if depth is not None and not 2 <= depth <= head.depth:
+            raise UsageError(f"depth is from 2 to {head.depth}, one more than the embeddings, not {depth}.")
+        self.head, self.depth = head, depth or head.depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         assert isinstance(target, TargetPasses)
@@ -38,7 +42,8 @@ class LookaheadRecipe(Recipe):
     def _text(self, ids: Tensor, rows: Tensor, target: TargetPasses) -> Tensor:
         """Return the logits [a, L, V] of the look-ahead rows behind the anchors of one text."""
         assert isinstance(self.head, LookaheadHead)
-        further, count, length = self.head.look_ahead, self.depth - 1, len(ids)
+        count, length = self.depth - 1, len(ids)
+        further = self.head.look_ahead[:count]
         embeddings = target.embed(ids).detach()
         given = torch.cat([embeddings, further.to(embeddings).repeat(len(rows), 1)])
         positions = (rows[:, None] + 2 + torch.arange(count, device=ids.device)).flatten()

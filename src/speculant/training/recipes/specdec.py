@@ -20,7 +20,7 @@ from speculant.training.recipes.block import depth_output
 class SpecDecRecipe(Recipe):
     """See `training.recipe.Recipe`."""
 
-    def __init__(self, head: SpecDecHead, *, depth: int | None = None) -> None:
+    def __init__(self, head: SpecDecHead, depth: int | None = None) -> None:
         """Take the head; `depth` None trains all that its block drafts."""
         if depth is not None and not 1 <= depth <= head.depth:
             raise UsageError(f"depth is from 1 to {head.depth}, what a block of the head drafts, not {depth}.")

@@ -17,6 +17,7 @@ from speculant.drafters.heads.checkpoints import (
     lookahead,
     medusa,
     mlp,
+    pard,
     specdec,
     speculators,
 )
@@ -59,6 +60,7 @@ FORMATS = (
     Format("GLIDE", "glide", "glide", glide.matches, glide.load),
     Format("PaSS", "pass", "pass", lookahead.matches, lookahead.load),
     Format("SpecDec", "specdec", "specdec", specdec.matches, specdec.load),
+    Format("PARD", "pard", "pard", pard.matches, pard.load),
 )
 
 
