@@ -109,7 +109,9 @@ def test_q_is_warped_as_the_target_is() -> None:
     kept = states()
     [q] = begun(kept, PROMPT, 7).begin()
     text = HeadText(kept, Start(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=0.5, top_k=4)))
-    text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([7], np.int32), hidden=hidden_of(PROMPT)))
+    text.observe(
+        Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([7], np.int32), hidden=hidden_of(PROMPT))
+    )
     [warped] = text.begin()
     best = q.topk(4).indices
     torch.testing.assert_close(warped[best], (q[best] ** 2) / (q[best] ** 2).sum())
