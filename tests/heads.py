@@ -90,7 +90,9 @@ class OracleState(HeadState):
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         paths = [[*(self.paths[row] if row >= 0 else []), token] for token, row in zip(tokens, above, strict=True)]
         self.paths += paths
-        return self.head.logits([self.text + path for path in paths])
+        if len({len(path) for path in paths}) == 1:
+            return self.head.logits([self.text + path for path in paths])
+        return torch.cat([self.head.logits([self.text + path]) for path in paths])
 
     def drop(self) -> None:
         self.paths = []

@@ -30,9 +30,9 @@ def test_generate_uses_the_heads_own_method(tiny_folder: Path, folder: Path, cap
     """Guards the default method, the comparison with plain decoding, and settings of the head."""
     argv = ["generate", "The dog", "--model", str(tiny_folder), "--head", str(folder), "--json", "-", *SHORT]
     assert main([*argv, "--set", "depth=2"]) == 0
-    assert json.loads(capsys.readouterr().out)["stats"]["method"] == "eagle2"
+    assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
     assert main([*argv, "--method", "mix-head", "--compare"]) == 0
-    assert json.loads(capsys.readouterr().out)["stats"]["method"] == "mix-head"
+    assert json.loads(capsys.readouterr().out)["method"] == "mix-head"
 
 
 def test_check_describes_a_head(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
