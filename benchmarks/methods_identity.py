@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from speculant.api.draft_caches import open_draft_caches
+from speculant.api.heads import open_head
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.margins import margins
 from speculant.bench.systems.system import PLAIN
@@ -43,6 +44,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--methods", metavar="NAME,...", help="default: all of the registry")
+    parser.add_argument(
+        "--head", metavar="DIR", action="append", default=[], help="of the target; default: bundled ones"
+    )
     parser.add_argument("--again", action="store_true", help="compare methods again that are in the file")
     args = parser.parse_args()
     names = args.methods.split(",") if args.methods else list(METHODS)
@@ -58,7 +62,7 @@ def main() -> None:
         if pair.draft_model is None:
             pair = load_pair(target, dtype="float32", draft_model=None, noise=NOISE)
         prompts = story_prompts(pair.tokenizer, count=args.requests, tokens=args.prompt_tokens)
-        identity = Identity(pair, prompts, args.tokens)
+        identity = Identity(pair, prompts, args.tokens, args.head)
         for name in names:
             if name in known and "skipped" not in known[name] and not args.again:
                 continue
@@ -73,7 +77,8 @@ def main() -> None:
 class Identity:
     """Compares methods with `model.generate` on one target."""
 
-    def __init__(self, pair: Pair, prompts: Sequence[Int32], tokens: int) -> None:
+    def __init__(self, pair: Pair, prompts: Sequence[Int32], tokens: int, heads: Sequence[str] = ()) -> None:
+        self._heads = [open_head(folder, pair.model) for folder in heads]
         self._pair, self._prompts, self._tokens = pair, prompts, tokens
         self._fast = Speculator.from_transformers(pair.model, method=PLAIN).fast
         self._judge = Speculator.from_transformers(pair.model, method=PLAIN, fast=False)
@@ -104,8 +109,10 @@ class Identity:
 
     def _speculator(self, name: str, nodes: int) -> Speculator:
         caches = self._caches if METHODS[name].takes_draft_model else None
+        kinds = METHODS[name].heads
+        head = next((each for each in self._heads if each.kind in kinds or "*" in kinds), None)
         return Speculator.from_transformers(
-            self._pair.model, method=name, nodes=nodes, draft_model=caches, fast=self._fast
+            self._pair.model, method=name, nodes=nodes, draft_model=caches, head=head, fast=self._fast
         )
 
     def _alone(self, name: str, nodes: int) -> tuple[list[list[int]], float]:

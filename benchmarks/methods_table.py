@@ -183,22 +183,34 @@ class MethodsBench:
         print(f"=== {name}", flush=True)
         try:
             METHODS[name].check_draft_model(given=METHODS[name].takes_draft_model and self._caches is not None)
-            figures = self._figures(name, plan)
+            figures = self.figures(name, plan.nodes, plan.settings)
         except SpeculantError as error:
             print(f"skipped: {error}")
             return {"skipped": str(error)}
         print({key: figures[key] for key in ("mat", "request_speedup_quartiles", "identical", "compared")}, flush=True)
         return figures
 
-    def _figures(self, name: str, plan: Plan) -> dict[str, Any]:
+    def figures(self, name: str, nodes: int | str, settings: Any, *, head: Any = None) -> dict[str, Any]:
+        """Return a method's figures.
+
+        Args:
+            name: of the method.
+            nodes: most nodes per draft, or "auto".
+            settings: of its drafter; None for the defaults.
+            head: for methods that draft with one; None for the bundled one.
+
+        Raises:
+            SpeculantError: it cannot run.
+        """
         systems = build_systems(
             [PLAIN, name],
             self._pair.model,
             draft_model=self._caches,
-            nodes=plan.nodes,
+            head=head,
+            nodes=nodes,
             memory_limit=MEMORY_LIMIT,
             fast=self._fast,
-            settings={} if plan.settings is None else {name: plan.settings},
+            settings={} if settings is None else {name: settings},
         )
         task = Task("stories", [Story(prompt, self._tokens) for prompt in self._prompts])
         runner = Runner(tasks=[task], systems=systems, plain=self._judge, samplings=[Sampling()], trials=1)

@@ -52,19 +52,21 @@ class OracleHead(Head):
     ids: Tensor | None = None
 
     def __init__(self, model: Any, *, begin: int, noise: float = 0.0, depth: int | None = None) -> None:
-        """Take the target and the first token of all texts."""
+        """Take the target, the first token of all texts, and the noise in standard deviations of the logits."""
         self.model, self.begin, self.noise, self.depth = model, begin, noise, depth
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         assert first == 0
         return OracleState(self)
 
-    def logits(self, text: Sequence[int]) -> Tensor:
-        """Return logits [V] after a text."""
+    def logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Return logits [n, V] after n texts of one length."""
         with torch.inference_mode():
-            found: Tensor = self.model(torch.tensor([text])).logits[0, -1]
-        source = torch.Generator().manual_seed(sum(place * token for place, token in enumerate(text)))
-        return found + self.noise * torch.randn(found.shape, generator=source)
+            found: Tensor = self.model(torch.tensor(texts)).logits[:, -1]
+        for row, text in zip(found, texts, strict=True):
+            source = torch.Generator().manual_seed(sum(place * token for place, token in enumerate(text)))
+            row += self.noise * row.std() * torch.randn(row.shape, generator=source)
+        return found
 
 
 class OracleState(HeadState):
@@ -83,12 +85,14 @@ class OracleState(HeadState):
         self.text += following.tolist()
 
     def start(self) -> Tensor:
-        return self.head.logits(self.text)[None]
+        return self.head.logits([self.text])
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         paths = [[*(self.paths[row] if row >= 0 else []), token] for token, row in zip(tokens, above, strict=True)]
         self.paths += paths
-        return torch.stack([self.head.logits(self.text + path) for path in paths])
+        if len({len(path) for path in paths}) == 1:
+            return self.head.logits([self.text + path for path in paths])
+        return torch.cat([self.head.logits([self.text + path]) for path in paths])
 
     def drop(self) -> None:
         self.paths = []

@@ -16,7 +16,9 @@ from speculant.registry import METHODS
 from tables import ids
 
 VOCABULARY = 60
-KEPT = tuple(name for name, each in METHODS.items() if each.memory is not None and not each.takes_draft_model)
+KEPT = tuple(
+    name for name, each in METHODS.items() if each.memory is not None and not (each.takes_draft_model or each.heads)
+)
 
 
 def drafter(method: str, **options: Any) -> Drafter:

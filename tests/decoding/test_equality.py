@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from heads import HEADED, head_for
 from models import PHI3, VOCABULARY, tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
@@ -32,7 +33,11 @@ ARCHITECTURES = [
 ]
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 # Methods that draft through text need tokenizers, which these models have not.
-LOSSLESS = [name for name, each in METHODS.items() if each.exactness == "lossless" and not each.drafts_text]
+LOSSLESS = [
+    name
+    for name, each in METHODS.items()
+    if each.exactness == "lossless" and not each.drafts_text and (not each.heads or name in HEADED)
+]
 
 
 class GuessingDrafter(Drafter):
@@ -224,7 +229,11 @@ def test_scores_and_logits_are_those_of_generate() -> None:
 def speculator_of(method: str, model: Any) -> Speculator:
     """Return a speculator of a method, with a draft model where it takes one: the target itself."""
     return Speculator.from_transformers(
-        model, method=method, nodes=8, draft_model=model if METHODS[method].takes_draft_model else None
+        model,
+        method=method,
+        nodes=8,
+        draft_model=model if METHODS[method].takes_draft_model else None,
+        head=head_for(method, model) if METHODS[method].heads else None,
     )
 
 

@@ -16,9 +16,7 @@ from speculant.registry import METHODS
 from trees import paths_of
 
 VOCABULARY = 80
-NAMES = tuple(
-    name for name, method in METHODS.items() if not (method.takes_draft_model or method.takes_layers or method.heads)
-)
+NAMES = tuple(name for name, each in METHODS.items() if not (each.takes_draft_model or each.takes_layers or each.heads))
 BUDGETS = tuple(
     Budget(nodes=nodes, depth=depth, trees=trees, queries=queries)
     for nodes in (0, 1, 5, 64)

@@ -1,4 +1,4 @@
-"""`speculant check`: proves token by token that drafts do not change a model's output; describes draft models, heads."""
+"""`speculant check`: proves token by token that drafts do not change the output; describes draft models and heads."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def begun(kept: KeptStates, prompt: list[int], root: int, *, cached: int = 0) ->
     """Return a text whose prompt was observed, but for the first `cached` tokens."""
     text = HeadText(kept, Start(prompt=np.array(prompt, np.int32)))
     hidden = hidden_of(prompt)[cached:]
-    text.observe(Verified(DraftTree.empty(), EMPTY_PATH, np.array([root], np.int32), hidden=hidden))
+    text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([root], np.int32), hidden=hidden))
     return text
 
 
@@ -46,7 +46,7 @@ def committed(text: HeadText, draft: DraftTree, path: list[int], bonus: int) -> 
     tokens = [*draft.tokens[path].tolist(), bonus]
     rows = [text.tokens + draft.tokens[draft.path(node)].tolist() for node in range(-1, len(draft))]
     hidden = torch.stack([hidden_of(row)[-1] for row in rows])
-    text.observe(Verified(draft, np.array(path, np.int32), np.array(tokens, np.int32), hidden=hidden))
+    text.observe(Verified(tree=draft, path=np.array(path, np.int32), tokens=np.array(tokens, np.int32), hidden=hidden))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -109,7 +109,9 @@ def test_q_is_warped_as_the_target_is() -> None:
     kept = states()
     [q] = begun(kept, PROMPT, 7).begin()
     text = HeadText(kept, Start(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=0.5, top_k=4)))
-    text.observe(Verified(DraftTree.empty(), EMPTY_PATH, np.array([7], np.int32), hidden=hidden_of(PROMPT)))
+    text.observe(
+        Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([7], np.int32), hidden=hidden_of(PROMPT))
+    )
     [warped] = text.begin()
     best = q.topk(4).indices
     torch.testing.assert_close(warped[best], (q[best] ** 2) / (q[best] ** 2).sum())
@@ -156,7 +158,8 @@ def test_states_of_interrupted_texts_are_dropped() -> None:
     kept = states()
     text = begun(kept, PROMPT, 7)
     assert text.state is not None
-    text.state.extend(hidden_of([7])[-1:], torch.tensor([9]))
+    with torch.inference_mode():
+        text.state.extend(hidden_of([7])[-1:], torch.tensor([9]))
     text.release()
     assert not len(kept)
 

@@ -111,7 +111,7 @@ class HeadState(Protocol):
         """Append rows of n drafted tokens; return the logits [n, V'] after them.
 
         Args:
-            tokens: n of them.
+            tokens: n of them, which need not be of one depth.
             above: the row of the draft that each follows, counted from its first and appended by earlier calls; -1 for
                 the root.
         """

@@ -1,0 +1,173 @@
+"""Trained heads beside `mix`, a draft model and their unions: MAT and speed-up of every drafting system, one table.
+
+Each system takes turns with plain decoding on held-out stories, greedy, in one process. Systems are chains and trees of
+some nodes of every head, and of `mix`, `draft-model`, `opt-tree` and `mix-head` with each head. Results are added to a
+file as each system is finished, so an interrupted run goes on with the same command.
+
+    python benchmarks/heads_table.py --target bundled -o benchmarks/results/heads-bundled.json
+    python benchmarks/heads_table.py --target inflated --requests 10 -o benchmarks/results/heads-inflated.json
+    python benchmarks/heads_table.py --markdown benchmarks/results/heads-bundled.json
+
+Without `--head` the bundled heads are measured; `--head NAME=DIR` gives a head another name than its folder's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from methods_table import MethodsBench
+from speculant.api.heads import open_head
+from speculant.api.loading import bundled_heads
+from speculant.cli.env import environment
+from speculant.cli.threads import set_threads
+from speculant.core.errors import SpeculantError
+from speculant.drafters.heads.drafter import LoadedHead
+from targets import TARGETS, load_pair, story_prompts
+
+CHAIN, UNION, TREE = 4, 16, 64  # nodes of a draft
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--out", type=Path, help="results, which are added to")
+    parser.add_argument("--target", choices=[name for name in TARGETS if name != "stories260k"], default="bundled")
+    parser.add_argument("--head", metavar="[NAME=]DIR", action="append", help="default: the bundled ones")
+    parser.add_argument("--threads", type=int, help="default: by the model's size, or OMP_NUM_THREADS")
+    parser.add_argument("--requests", type=int, default=50)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens per request")
+    parser.add_argument("--systems", metavar="NAME,...", help="only those whose names contain one of these")
+    parser.add_argument("--again", action="store_true", help="measure systems again that are in the file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print the table of these results")
+    args = parser.parse_args()
+    if args.markdown:
+        print(table([json.loads(path.read_text("utf-8")) for path in args.markdown]))
+        return
+    if args.out is None:
+        parser.error("name a file for the results by -o")
+    folders = named_folders(args.head)
+    pair = load_pair(args.target, dtype="float32", draft_model=None)
+    set_threads(pair.model, args.threads)
+    prompts = story_prompts(pair.tokenizer, count=args.requests, tokens=args.prompt_tokens)
+    bench = MethodsBench(args.target, pair, prompts, args.tokens)
+    results = read(args.out, bench.conditions())
+    heads = {name: open_head(folder, pair.model) for name, folder in folders.items()}
+    results["heads"] |= {name: facts(head) for name, head in heads.items()}
+    wanted = (args.systems or "").split(",")
+    for system in systems(heads):
+        if (system.name in results["systems"] and not args.again) or not any(part in system.name for part in wanted):
+            continue
+        print(f"=== {system.name}", flush=True)
+        results["systems"][system.name] = found = measure(bench, system)
+        args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        print({key: found.get(key) for key in ("mat", "speedup", "identical", "compared", "skipped")}, flush=True)
+    print(table([results]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingSystem:
+    """A method with its head, nodes and settings.
+
+    Attributes:
+        name: in results.
+        method: of the registry.
+        nodes: most nodes per draft.
+        head: its name, or None.
+        settings: of the drafter.
+        loaded: the head, or None.
+    """
+
+    name: str
+    method: str
+    nodes: int
+    head: str | None = None
+    settings: Mapping[str, Any] | None = None
+    loaded: LoadedHead | None = None
+
+
+def systems(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
+    """Return what is measured, in the order of the table."""
+    found = [
+        DraftingSystem(name=f"mix, {UNION} nodes", method="mix", nodes=UNION),
+        DraftingSystem(name=f"mix, {TREE} nodes", method="mix", nodes=TREE),
+        DraftingSystem(name=f"draft-model, chain of {CHAIN}", method="draft-model", nodes=CHAIN),
+        DraftingSystem(name=f"opt-tree, {TREE} nodes", method="opt-tree", nodes=TREE),
+    ]
+    for name, head in heads.items():
+        own: dict[str, Any] = {"head": name, "loaded": head, "method": head.method}
+        found += [
+            DraftingSystem(name=f"{name}, chain of {CHAIN}", nodes=CHAIN, settings={"tree": "chain"}, **own),
+            DraftingSystem(name=f"{name}, {UNION} nodes", nodes=UNION, settings={"tree": "dynamic"}, **own),
+            DraftingSystem(name=f"{name}, {TREE} nodes", nodes=TREE, settings={"tree": "dynamic"}, **own),
+        ]
+        own["method"] = "mix-head"
+        found += [DraftingSystem(name=f"mix and {name}, {nodes} nodes", nodes=nodes, **own) for nodes in (UNION, TREE)]
+    return found
+
+
+def named_folders(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the folders of heads by their names: those of options "[NAME=]DIR", or the bundled ones."""
+    if given is None:
+        return {folder.name: str(folder) for folder in bundled_heads()}
+    found: dict[str, str] = {}
+    for each in given:
+        name, mark, folder = each.partition("=")
+        name, folder = (name, folder) if mark else (Path(each).resolve().name, each)
+        if name in found:
+            raise SystemExit(f"two heads are called {name}; name one by --head NAME=DIR")
+        found[name] = folder
+    return found
+
+
+def facts(head: LoadedHead) -> dict[str, Any]:
+    """Return what is recorded of a head."""
+    modules: Any = head.head
+    return {"kind": head.kind, "parameters": sum(weight.numel() for weight in modules.parameters())}
+
+
+def measure(bench: MethodsBench, system: DraftingSystem) -> dict[str, Any]:
+    """Return a system's figures, or why it cannot run."""
+    asked = {"method": system.method, "nodes": system.nodes, "head": system.head, "settings": system.settings}
+    try:
+        figures = bench.figures(system.method, system.nodes, system.settings, head=system.loaded)
+    except SpeculantError as error:
+        return asked | {"skipped": str(error)}
+    return asked | figures
+
+
+def read(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
+    """Return the results so far, of the same conditions."""
+    if not path.exists():
+        return {"conditions": conditions, "environment": environment(), "heads": {}, "systems": {}}
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    if changed := [key for key in conditions if found["conditions"].get(key) != conditions[key]]:
+        raise SystemExit(f"{path} was measured under other conditions ({', '.join(changed)}); name another -o")
+    return found
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table with a row for each system and columns for each target."""
+    targets = [each["conditions"]["target"] for each in results]
+    titles = [title for target in targets for title in (f"{target}: MAT", "speed-up", "drafting", "identical")]
+    lines = [["system", *titles], ["---", *["---:"] * len(titles)]]
+    for name in dict.fromkeys(name for each in results for name in each["systems"]):
+        cells = [name]
+        for each in results:
+            row = each["systems"].get(name, {})
+            cells += ["-"] * 4 if "mat" not in row else [
+                f"{row['mat']:.2f}",
+                f"{row['request_speedup_quartiles'][1]:.2f}",
+                "-" if row["time_share"]["draft"] is None else f"{row['time_share']['draft']:.0%}",
+                f"{row['identical']}/{row['compared']}",
+            ]  # fmt: skip
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

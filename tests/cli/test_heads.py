@@ -1,0 +1,95 @@
+"""--head in the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heads import random_head
+from models import tiny_model
+from speculant.cli.main import main
+from speculant.drafters.heads.checkpoints import eagle
+
+CaptureFixture = pytest.CaptureFixture[str]
+SHORT = ["--max-new-tokens", "8", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a random head of the small model."""
+    found = tmp_path_factory.mktemp("head")
+    head: Any = random_head(tiny_model("llama", vocab_size=4096, max_position_embeddings=48))
+    eagle.save(head.head, found, head.target)
+    return found
+
+
+def test_generate_uses_the_heads_own_method(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
+    """Guards the default method, the comparison with plain decoding, and settings of the head."""
+    argv = ["generate", "The dog", "--model", str(tiny_folder), "--head", str(folder), "--json", "-", *SHORT]
+    assert main([*argv, "--set", "depth=2"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
+    assert main([*argv, "--method", "mix-head", "--compare"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "mix-head"
+
+
+def test_check_describes_a_head(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
+    """Guards the report: format, kind, size, taps and vocabulary; a head that does not fit ends with 1 and why."""
+    assert main(["check", str(tiny_folder), "--head", str(folder), *SHORT]) == 0
+    out = capsys.readouterr().out
+    assert "format      EAGLE-1/2, HASS\n" in out
+    assert "kind        eagle\n" in out
+    assert "taps        outputs of layers the last, of 0 to 2\n" in out
+    assert "vocabulary  4096 of 4096 target tokens\n" in out
+    assert "fits        yes\n" in out
+    assert "acceptance" in out
+    assert main(["check", "--head", str(folder), "--json", *SHORT]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"]
+    assert "size 32, the target's have 256" in found["obstacle"]
+
+
+def test_check_proves_a_head(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
+    """Guards the proof of tokens, which names the method."""
+    assert main(["check", str(tiny_folder), "--head", str(folder), "--method", "eagle", *SHORT]) == 0
+    assert capsys.readouterr().out.startswith("eagle: 24 tokens: 24 the plain model's argmax")
+
+
+def test_bench_adds_the_heads_method(tiny_folder: Path, folder: Path, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Guards bench: without --methods the head's own is measured beside mix, and results name the head."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "The dog"}\n')
+    argv = ["bench", str(tiny_folder), "--tasks", str(tmp_path / "p.jsonl"), "--head", str(folder), "--trials", "1"]
+    assert main([*argv, "--out", str(tmp_path / "out"), "--nodes", "4", *SHORT]) == 0
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [row["method"] for row in found["methods"]] == ["none", "mix", "eagle2"]
+    assert found["settings"]["head"] == folder.name
+    capsys.readouterr()
+    assert main([*argv, "--methods", "mix", "--out", str(tmp_path / "other"), *SHORT]) == 2
+    assert "--head would be ignored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--method", "mix"], "takes no head"),
+        (["--head", "./nothing"], "there is no head at"),
+        (["--memory", "m.speculant"], "keeps no memory"),
+        (["--set", "dept=2"], "Did you mean 'depth'"),
+    ],
+)
+def test_mistakes_are_found_before_the_model_is_loaded(
+    folder: Path, options: list[str], reason: str, capsys: CaptureFixture
+) -> None:
+    """Guards long waits: the model named here does not exist, and is not looked for."""
+    assert main(["generate", "The dog", "--model", "./no-model", "--head", str(folder), *options]) != 0
+    err = capsys.readouterr().err
+    assert reason in err
+    assert "no-model" not in err
+
+
+def test_a_method_that_needs_a_head_says_so(tiny_folder: Path, capsys: CaptureFixture) -> None:
+    """Guards against a long wait for a refusal."""
+    assert main(["generate", "The dog", "--model", str(tiny_folder), "--method", "eagle"]) == 2
+    assert "needs a trained head: pass head=, or --head" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""A memory and a head in one tree: the best nodes of both are in it, and the text is the target's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from heads import oracle, random_head
+from models import tiny_model
+from passes import plain_text
+from speculant import Speculator
+from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.tree import DraftTree
+from speculant.drafters.heads.drafter import HeadDrafter
+from speculant.drafters.heads.union import MixHeadDrafter, SuffixHeadDrafter, UnionHeadDrafter, UnionHeadSettings
+from speculant.drafters.mix.drafter import MixDrafter
+from trees import paths_of
+
+TEXT = [5, 9, 14, 3, 8, 20, 33] * 5
+KINDS = (MixHeadDrafter, SuffixHeadDrafter)
+
+
+def first_round(root: int) -> Verified:
+    """Return what follows the prompt's pass."""
+    hidden = torch.randn(len(TEXT), 1, 32, generator=torch.Generator().manual_seed(1))
+    top = np.tile(np.arange(8, dtype=np.int32), (1, 1))
+    return Verified(
+        tree=DraftTree.empty(),
+        path=EMPTY_PATH,
+        tokens=np.array([root], np.int32),
+        top_ids=top,
+        top_logits=-np.arange(8, dtype=np.float32)[None],
+        hidden=hidden,
+    )
+
+
+def test_the_best_nodes_of_both_are_in_the_draft() -> None:
+    """Guards the union: the first path of `mix`, and the head's own best tokens beside it."""
+    head, start = random_head(tiny_model("llama")), Start(prompt=np.array(TEXT, np.int32))
+    drafters = [
+        MixDrafter(vocabulary=61),
+        HeadDrafter(head),
+        MixHeadDrafter(head, vocabulary=61, settings=UnionHeadSettings(top_k=4)),
+    ]
+    drafts = []
+    for drafter in drafters:
+        session = drafter.open(start)
+        session.observe(first_round(5))
+        drafts.append(session.propose(Budget(nodes=16, depth=6)))
+    mix, alone, union = (set(paths_of(tree)) for tree in drafts)
+    assert (9, 14, 3) in mix & union
+    best = {path for path in list(paths_of(drafts[1]))[:3] if len(path) == 1}
+    assert best <= union
+    assert alone - mix
+    assert len(union) == 16
+
+
+def test_copies_go_deeper_than_the_head() -> None:
+    """Guards heads of few tokens: what the memory knows beyond them stays in the draft."""
+    model = tiny_model("llama")
+    drafter = MixHeadDrafter(oracle(model, begin=TEXT[0], depth=2), vocabulary=61)
+    session = drafter.open(Start(prompt=np.array(TEXT, np.int32)))
+    session.observe(first_round(5))
+    for trees in (True, False):
+        draft = session.propose(Budget(nodes=16, depth=8, trees=trees))
+        assert len(draft) <= 16
+        if trees:
+            assert draft.depths().max() > 2
+        assert trees or draft.parents.tolist() == list(range(-1, len(draft) - 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_memory_is_saved(kind: type[UnionHeadDrafter], tmp_path: Path) -> None:
+    """Guards memory files: they are those of the memory's own method."""
+    model = tiny_model("llama")
+    name = "mix-head" if kind is MixHeadDrafter else "suffix-head"
+    head = random_head(model)
+    speculator = Speculator.from_transformers(model, method=name, head=head, nodes=12)
+    assert isinstance(speculator.drafter, kind)
+    first = speculator.generate(TEXT, max_new_tokens=30, temperature=0)
+    speculator.save(tmp_path / "memory")
+    again = Speculator.from_transformers(model, method=name, head=head, nodes=12, memory=tmp_path / "memory")
+    Speculator.from_transformers(model, method=name.removesuffix("-head"), memory=tmp_path / "memory")
+    second = again.generate(TEXT, max_new_tokens=30, temperature=0)
+    assert second.ids == first.ids == plain_text(model, torch.tensor([TEXT]), 30)[: len(first.ids)]
+    assert second.stats.mat >= first.stats.mat
+
+
+def test_the_union_is_ahead_of_a_useless_part() -> None:
+    """Guards the mixture: with a good head the union accepts about what the head does, whatever `mix` proposes."""
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = None
+    prompt = [5, 9, 14, 3, 8]
+    mats = {
+        method: Speculator.from_transformers(model, method=method, head=head, nodes=16)
+        .generate(prompt, max_new_tokens=40, temperature=0)
+        .stats.mat
+        for method, head in (("mix", None), ("mix-head", oracle(model, begin=5)))
+    }
+    assert mats["mix-head"] > 2 > 0.5 * mats["mix"]
