@@ -9,6 +9,7 @@ import typer
 
 from speculant.cli.commands import Command, Group
 from speculant.cli.options import AttentionOption, DeviceOption, DtypeOption, Loading, ModelOption, ThreadsOption
+from speculant.cli.train_data import register_data
 from speculant.cli.values import byte_count, nonnegative, positive, share, whole
 from speculant.training.kinds import KINDS, find_kind
 
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
     group = typer.Typer(cls=Group, help=HELP, epilog=EXAMPLES, rich_markup_mode=None)
     group.callback()(lambda: None)
+    register_data(group)
     for kind in KINDS:
         group.command(
             kind.name,
@@ -327,7 +329,7 @@ def train(
     threads: ThreadsOption = None,
 ) -> int:
     """Load, train, write."""
-    from speculant.cli.loading import load, model_title
+    from speculant.cli.loading import load, model_name, model_title
     from speculant.cli.terminal import say
     from speculant.cli.train_progress import shown
     from speculant.training.output import check_output, finished
@@ -372,7 +374,7 @@ def train(
     from speculant.training.fingerprint import identify
     from speculant.training.reading import read_data
 
-    identity = identify(target, tokenizer, name=model_title(model))
+    identity = identify(target, tokenizer, name=model_title(model), source=model_name(model))
     texts_read = read_data(data, tokenizer, identity)
     for note in texts_read.notes:
         say(f"warning: {note}")

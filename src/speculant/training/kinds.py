@@ -23,11 +23,11 @@ class Kind:
 
     Attributes:
         name: as `Format.kind` names it.
-        build: the function that returns a new head for a target.
-        recipe: the class of the recipe, called with the head and the depth that is trained.
+        build: the function that returns a new head, called with the target and the depth that is to be trained, for
+            heads that have parts for each.
+        recipe: the class of the recipe, called with the head and a depth, of at most the head's own.
         save: the function that writes head, folder and target in the public layout.
         depth: depths trained by default.
-        deepest: what they may be at most; None for any number.
         measured: depths at which acceptance is measured, if the head can draft as deep.
         loss: the divergence that is trained on by default.
         feature_weight: of the recipe's own loss, such as the distance of hidden states.
@@ -41,7 +41,6 @@ class Kind:
     recipe: str
     save: str
     depth: int
-    deepest: int | None = None
     measured: int = 4
     loss: str = "kl"
     feature_weight: float = 0.0
@@ -49,9 +48,9 @@ class Kind:
     lr: float = 1e-3
     source: str
 
-    def new_head(self, target: TargetParts) -> nn.Module:
+    def new_head(self, target: TargetParts, depth: int) -> nn.Module:
         """Return a head with new weights."""
-        built: nn.Module = load_object(self.build)(target)
+        built: nn.Module = load_object(self.build)(target, depth)
         return built
 
     def new_recipe(self, head: Any, depth: int) -> Recipe:
