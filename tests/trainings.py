@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from models import tiny_model
 from speculant.engines.hf.target_parts import HFTargetParts
@@ -73,3 +74,11 @@ def tiny_training(
         tiny_settings(**changes),
         Files(out=out, **files or {}),
     )
+
+
+def sharp_model(**changes: Any) -> Any:
+    """Return a tiny target whose distributions are far from flat, so that there is something to learn."""
+    model = tiny_model("llama", **changes)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8)
+    return model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from speculant.training.batches import TRAINING, Groups, anchor_range, split, usable
@@ -32,7 +34,7 @@ def test_groups_hold_texts_of_like_length() -> None:
     texts = tiny_texts(40)
     groups = Groups(texts, size=5, anchors=5, depth=1, seed=0)
     ends = [(texts.lengths[groups[i]].min(), texts.lengths[groups[i]].max()) for i in range(len(groups))]
-    assert all(before[1] <= after[0] for before, after in zip(ends, ends[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ends))
 
 
 def test_anchors_leave_room_below_and_stay_behind_the_prompt() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -44,6 +45,7 @@ class Files:
         cache_folder: where; None for the folder of the training's state, which is removed at its end.
         resume: whether to go on with what `out` holds.
         init: a head to begin with; None for a new one.
+        options: of a new head, by name.
         checkpoint_steps, checkpoint_minutes: between checkpoints.
     """
 
@@ -52,6 +54,7 @@ class Files:
     cache_folder: Path | None = None
     resume: bool = False
     init: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 5.0
 
@@ -92,7 +95,7 @@ def train_head(
     if files.resume and not unfinished:
         note(f"{files.out} holds no state of a training; it begins anew.")
     target = HFTargetParts(model)
-    head = build_head(kind, target, model, settings, files.init)
+    head = build_head(kind, target, model, settings, files, data.texts)
     settings = fitting_depths(kind, head, settings)
     training, held_out = fitting_texts(data.texts, target, settings, longest, note)
     workers = join_workers(model.device)
@@ -112,7 +115,7 @@ def train_head(
         "kind": kind.name,
         "target": f"{identity.model} {identity.tokenizer}",
         "data": training.digest(),
-        "init": files.init or "",
+        "init": files.init or dict(files.options),
     }
     trainer = Trainer(
         lambda depth: kind.new_recipe(head, depth),
@@ -179,24 +182,29 @@ def fitting_texts(
     return cut.select(training), cut.select(held_out)
 
 
-def build_head(kind: Kind, target: HFTargetParts, model: Any, settings: TrainSettings, init: str | None) -> Any:
+def build_head(
+    kind: Kind, target: HFTargetParts, model: Any, settings: TrainSettings, files: Files, texts: Texts
+) -> Any:
     """Return the head to train, in float32 on the target's device.
 
     Raises:
-        UsageError: the head to begin with is of another kind.
+        UsageError: the head to begin with is of another kind, or there is no such option.
         SpeculantError: it cannot be loaded, or does not fit the target.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(stream_seed(settings.seed))
-        if init is None:
-            head: Any = kind.new_head(target, settings.depth)
-        else:
-            loaded = load_head(init, target)
-            if loaded.kind != kind.name:
-                raise UsageError(f"the head {init} is of kind {loaded.kind}, not {kind.name}.")
-            head = loaded.head
+    if files.init is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(stream_seed(settings.seed))
+            counts = np.bincount(texts.ids, minlength=target.vocabulary).astype(np.int64)
+            head: Any = kind.new_head(target, settings.depth, counts=counts, options=files.options)
+    else:
+        loaded = load_head(files.init, target)
+        if loaded.kind != kind.name:
+            raise UsageError(f"the head {files.init} is of kind {loaded.kind}, not {kind.name}.")
+        if files.options:
+            raise UsageError("options of new heads (--set) have no effect on a head that is given by --init.")
+        head = loaded.head
     assert isinstance(head, nn.Module)
-    return head.to(device=model.device, dtype=torch.float32).train()
+    return head.to(device=model.device, dtype=torch.float32).requires_grad_(True).train()
 
 
 def fitting_depths(kind: Kind, head: Any, settings: TrainSettings) -> TrainSettings:

@@ -9,7 +9,7 @@ from speculant.drafters.heads.head import TargetParts
 from speculant.training.builders.shapes import spread_weights, target_shape
 
 
-def new_eagle(target: TargetParts, _depth: int) -> EagleHead:
+def new_eagle(target: TargetParts) -> EagleHead:
     """Return a head that at first passes the hidden state on: `fc` is the identity on it, plus noise.
 
     `fc` has no bias, as in the authors' heads for Llama 3: not every engine has a place for one.
