@@ -61,7 +61,7 @@ def test_a_head_learns_what_its_target_writes(tmp_path: Path) -> None:
     assert record is not None
     history = record["history"]
     assert history[-1]["losses"][0] < history[1]["losses"][0] / 2
-    assert record["best"]["overlap"][0] > 2 * history[0]["overlap"][0]
+    assert record["best"]["overlap"][0] > 1.3 * history[0]["overlap"][0]
     assert record["best"]["greedy"] == max(entry["greedy"] for entry in history)
 
 
@@ -105,6 +105,26 @@ def test_ctrl_c_saves_and_resuming_gives_the_same_head(
         "model.safetensors",
         "training.json",
     ]
+
+
+def test_a_process_that_ends_between_checkpoints_loses_only_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards --resume where nothing could be saved: it goes on from the last checkpoint, and measures again."""
+    tiny_training(tmp_path / "whole")
+    train = Trainer._step
+
+    def lost(self: Trainer, done: float) -> None:
+        if self.state.step == 5:
+            raise SystemError("the power failed")
+        train(self, done)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", lost)
+        with pytest.raises(SystemError):
+            tiny_training(tmp_path / "parts", files={"checkpoint_steps": 3})
+    tiny_training(tmp_path / "parts", files={"resume": True})
+    assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_cache_changes_nothing_where_a_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,8 @@ def _run(
             **options,
         ).logits
         ids[active, place] = _choose(logits[:, -1].float(), temperatures[active], generator)
-        ends[active[torch.isin(ids[active, place], ending)]] = place + 1
+        ended = active[torch.isin(ids[active, place], ending)]
+        ends[ended] = ends[ended].clamp(max=place + 1)  # rows go on until they are removed, and may end again
         start = place
         if place % COMPACT_EVERY == 0:
             left = (ends[active] > place + 1).nonzero().squeeze(1)

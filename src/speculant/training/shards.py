@@ -47,7 +47,7 @@ def read_shard(path: Path, vocabulary: int) -> Texts:
         FileError: it is damaged, or holds ids that the target does not have.
     """
     try:
-        with np.load(path, allow_pickle=False) as shard:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as shard:
             ids, lengths = shard["ids"].astype(np.int64), shard["lengths"].astype(np.int64)
             prompts = shard["prompts"] if "prompts" in shard else np.zeros(len(lengths), np.int32)
     except Exception as error:  # damaged archives fail in many ways; each ends here with its reason
