@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from speculant.cli.terminal import duration, say
 
 if TYPE_CHECKING:
+    from speculant.training.progress import Progress
     from speculant.training.settings import TrainSettings
-    from speculant.training.trainer import Progress
 
 EVERY = 30.0  # seconds between lines where nothing is measured
 

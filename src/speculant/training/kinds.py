@@ -53,10 +53,10 @@ class Kind:
     source: str
 
     def options(self) -> dict[str, Any]:
-        """Return the options of new heads, with their defaults."""
+        """Return the options of new heads, with their defaults: numbers, switches and words."""
         taken = inspect.signature(load_object(self.build)).parameters.values()
-        own = ("counts", self.parts)
-        return {each.name: each.default for each in taken if each.kind is each.KEYWORD_ONLY and each.name not in own}
+        plain = [each for each in taken if isinstance(each.default, bool | int | float | str)]
+        return {each.name: each.default for each in plain if each.name != self.parts}
 
     def new_head(
         self, target: TargetParts, depth: int, *, counts: Int64, options: Mapping[str, Any] | None = None

@@ -24,10 +24,11 @@ from speculant.training.features import Features
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.kinds import Kind
 from speculant.training.output import check_output, finished, remove_state, write_head
+from speculant.training.progress import Progress, TrainState
 from speculant.training.reading import TrainData
 from speculant.training.settings import TrainSettings
 from speculant.training.texts import Texts
-from speculant.training.trainer import Progress, Trainer, TrainState
+from speculant.training.trainer import Trainer
 from speculant.training.workers import Workers, join_workers
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.drafters.heads.head import TargetParts
@@ -25,60 +24,11 @@ from speculant.training.features import Features
 from speculant.training.interrupts import deferred
 from speculant.training.losses import parse_loss
 from speculant.training.optimizers import build_optimizers
+from speculant.training.progress import Progress, TrainState
 from speculant.training.recipe import Recipe
 from speculant.training.schedule import rate_factor
 from speculant.training.settings import MEMORY_ONLY, TrainSettings
 from speculant.training.workers import Workers
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a training is.
-
-    Attributes:
-        step: steps done.
-        done: the share of the training.
-        losses: by depth, means since the last measurement.
-        seconds: spent so far, by all runs.
-        seconds_left: estimated; None after too few steps to tell.
-        tokens_per_second: tokens of texts read.
-        acceptance: what was just measured, if anything was.
-        best: whether that is the best so far.
-    """
-
-    step: int
-    done: float
-    losses: tuple[float, ...]
-    seconds: float
-    seconds_left: float | None
-    tokens_per_second: float
-    acceptance: Acceptance | None = None
-    best: bool = False
-
-
-@dataclass(slots=True)
-class TrainState:
-    """What a checkpoint holds beside weights and optimizers.
-
-    Attributes:
-        step: steps done.
-        seconds: spent.
-        tokens: of texts that were read.
-        stale: measurements since the best one.
-        history: of the measurements.
-        best: the best head's weights.
-        best_step: when it was.
-        best_score: its tokens of a greedy round.
-    """
-
-    step: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    stale: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Tensor] = field(default_factory=dict)
-    best_step: int = 0
-    best_score: float = 0.0
 
 
 class Trainer:
