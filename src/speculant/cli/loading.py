@@ -141,6 +141,11 @@ def model_title(name: str | None) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
+def model_name(name: str | None) -> str:
+    """Return what a command calls a model on any machine: a hub id, a folder without the path to it, or "bundled"."""
+    return BUNDLED if name is None or model_source(name) is None else model_title(name)
+
+
 def check_device(device: str | None, *, option: str = "--device") -> None:
     """Check that PyTorch knows a device and that this machine has it.
 

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from speculant.cli.commands import Command, Group
 from speculant.cli.options import AttentionOption, DeviceOption, DtypeOption, Loading, ModelOption, ThreadsOption
-from speculant.cli.values import byte_count, nonnegative, positive, share, whole
-from speculant.training.kinds import KINDS, find_kind
+from speculant.cli.train_data import register_data
+from speculant.cli.train_options import (
+    AccumulateOption,
+    AnchorsOption,
+    CacheDirOption,
+    CacheOption,
+    CheckpointMinutesOption,
+    CheckpointStepsOption,
+    ClipOption,
+    DataOption,
+    DecayOption,
+    DepthFromOption,
+    DepthOption,
+    EvaluateStepsOption,
+    FeatureWeightOption,
+    HeldOutOption,
+    InitOption,
+    LengthOption,
+    LossOption,
+    LrOption,
+    MinutesOption,
+    OfHeadOption,
+    OptimizerOption,
+    OutOption,
+    PatienceOption,
+    PrecisionOption,
+    ResumeOption,
+    ScheduleOption,
+    StepsOption,
+    TextsOption,
+    TrainSeedOption,
+    WarmupOption,
+    WeightDecayOption,
+)
+from speculant.cli.values import shortened
+from speculant.core.errors import UsageError
+from speculant.training.kinds import KINDS, Kind, find_kind
 
 HELP = """\
 Train heads that draft for a model. First let the model write texts, with `data`; then train a head on them."""
@@ -45,6 +81,7 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
     group = typer.Typer(cls=Group, help=HELP, epilog=EXAMPLES, rich_markup_mode=None)
     group.callback()(lambda: None)
+    register_data(group)
     for kind in KINDS:
         group.command(
             kind.name,
@@ -58,278 +95,48 @@ def register(app: typer.Typer) -> None:
 
 def train(
     context: typer.Context,
-    data: Annotated[
-        list[str],
-        typer.Option(
-            "--data",
-            metavar="PATH...",
-            help="folders of `train data`, .txt or .jsonl files ({text} or {messages})",
-            rich_help_panel="Files",
-        ),
-    ],
-    out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="the folder that gets the head", rich_help_panel="Files")
-    ],
+    data: DataOption,
+    out: OutOption,
     model: ModelOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the training in DIR", rich_help_panel="Files")
-    ] = False,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            "--init",
-            metavar="PATH|ID",
-            help="begin with this head; default: new weights",
-            rich_help_panel="Files",
-        ),
-    ] = None,
-    cache: Annotated[
-        int,
-        typer.Option(
-            "--cache",
-            metavar="BYTES",
-            parser=byte_count,
-            help="disk that the target's hidden states may take, as in 2GB; default: 0, computed every time",
-            rich_help_panel="Files",
-        ),
-    ] = 0,
-    cache_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--cache-dir",
-            metavar="DIR",
-            help="where they are kept for other trainings; default: in --out until the end",
-            rich_help_panel="Files",
-        ),
-    ] = None,
-    checkpoint_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--checkpoint-steps",
-            metavar="N",
-            parser=whole(1),
-            help="steps between checkpoints; default: by the clock",
-            rich_help_panel="Files",
-        ),
-    ] = None,
-    checkpoint_minutes: Annotated[
-        float,
-        typer.Option(
-            "--checkpoint-minutes",
-            metavar="M",
-            parser=positive,
-            help="minutes between checkpoints; default: 5",
-            rich_help_panel="Files",
-        ),
-    ] = 5.0,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps",
-            metavar="N",
-            parser=whole(1),
-            help="steps to train; default: 5 passes over the data, without --minutes",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--minutes",
-            metavar="M",
-            parser=positive,
-            help="minutes to train, at most; results are repeatable by --steps alone",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            "--lr",
-            metavar="RATE",
-            parser=positive,
-            help="learning rate; default: the kind's, about 0.001",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            "--loss",
-            metavar="LOSS",
-            help="ce, kl, rkl, jsd, tvd, top, or a weighted sum as in kl+0.1ce; default: the kind's",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    feature_weight: Annotated[
-        float | None,
-        typer.Option(
-            "--feature-weight",
-            metavar="W",
-            parser=nonnegative,
-            help="of the distance of hidden states, for kinds that predict them",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            "--depth",
-            metavar="N",
-            parser=whole(1, 64),
-            help="drafted tokens that are trained; default: the kind's",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    depth_from: Annotated[
-        float,
-        typer.Option(
-            "--depth-from",
-            metavar="SHARE",
-            parser=nonnegative,
-            help="train the first token alone until this share of the training; default: 0",
-            rich_help_panel="Training",
-        ),
-    ] = 0.0,
-    decay: Annotated[
-        float | None,
-        typer.Option(
-            "--decay",
-            metavar="D",
-            parser=share,
-            help="weights of the losses by depth: D^(depth - 1); default: the kind's, 0.8",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="NAME", help="adamw (default) or muon", rich_help_panel="Training")
-    ] = "adamw",
-    schedule: Annotated[
-        str,
-        typer.Option(
-            "--schedule",
-            metavar="NAME",
-            help="of the learning rate: linear (default), cosine or constant",
-            rich_help_panel="Training",
-        ),
-    ] = "linear",
-    warmup: Annotated[
-        int,
-        typer.Option(
-            "--warmup",
-            metavar="N",
-            parser=whole(0),
-            help="steps over which the rate rises; default: 50",
-            rich_help_panel="Training",
-        ),
-    ] = 50,
-    weight_decay: Annotated[
-        float,
-        typer.Option(
-            "--weight-decay",
-            metavar="W",
-            parser=nonnegative,
-            help="of matrices; default: 0",
-            rich_help_panel="Training",
-        ),
-    ] = 0.0,
-    clip: Annotated[
-        float,
-        typer.Option(
-            "--clip",
-            metavar="NORM",
-            parser=nonnegative,
-            help="of gradients; 0 for none; default: 1",
-            rich_help_panel="Training",
-        ),
-    ] = 1.0,
-    texts: Annotated[
-        int,
-        typer.Option(
-            "--texts", metavar="N", parser=whole(1), help="of a batch; default: 8", rich_help_panel="Training"
-        ),
-    ] = 8,
-    anchors: Annotated[
-        int,
-        typer.Option(
-            "--anchors",
-            metavar="N",
-            parser=whole(1),
-            help="positions of a text that are trained, at most; default: 32",
-            rich_help_panel="Training",
-        ),
-    ] = 32,
-    accumulate: Annotated[
-        int,
-        typer.Option(
-            "--accumulate",
-            metavar="N",
-            parser=whole(1),
-            help="batches of a step; default: 1",
-            rich_help_panel="Training",
-        ),
-    ] = 1,
-    length: Annotated[
-        int | None,
-        typer.Option(
-            "--length",
-            metavar="N",
-            parser=whole(8),
-            help="tokens of a text that are used; default: the model's positions",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            metavar="NAME",
-            help="of the head's arithmetic: float32 (default) or bfloat16; weights stay float32",
-            rich_help_panel="Training",
-        ),
-    ] = "float32",
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", parser=whole(0), help="default: 0", rich_help_panel="Training")
-    ] = 0,
-    evaluate_steps: Annotated[
-        int,
-        typer.Option(
-            "--evaluate-steps",
-            metavar="N",
-            parser=whole(1),
-            help="steps between measurements of held-out acceptance; default: 200",
-            rich_help_panel="Training",
-        ),
-    ] = 200,
-    held_out: Annotated[
-        int,
-        typer.Option(
-            "--held-out",
-            metavar="N",
-            parser=whole(1),
-            help="texts to measure on, a tenth at most; default: 128",
-            rich_help_panel="Training",
-        ),
-    ] = 128,
-    patience: Annotated[
-        int,
-        typer.Option(
-            "--patience",
-            metavar="N",
-            parser=whole(0),
-            help="end after so many measurements without gain; default: 0, never",
-            rich_help_panel="Training",
-        ),
-    ] = 0,
+    resume: ResumeOption = False,
+    init: InitOption = None,
+    cache: CacheOption = 0,
+    cache_dir: CacheDirOption = None,
+    checkpoint_steps: CheckpointStepsOption = None,
+    checkpoint_minutes: CheckpointMinutesOption = 5.0,
+    steps: StepsOption = None,
+    minutes: MinutesOption = None,
+    lr: LrOption = None,
+    loss: LossOption = None,
+    feature_weight: FeatureWeightOption = None,
+    depth: DepthOption = None,
+    depth_from: DepthFromOption = 0.0,
+    decay: DecayOption = None,
+    optimizer: OptimizerOption = "adamw",
+    schedule: ScheduleOption = "linear",
+    warmup: WarmupOption = 50,
+    weight_decay: WeightDecayOption = 0.0,
+    clip: ClipOption = 1.0,
+    texts: TextsOption = 8,
+    anchors: AnchorsOption = 32,
+    accumulate: AccumulateOption = 1,
+    length: LengthOption = None,
+    precision: PrecisionOption = "float32",
+    set_: OfHeadOption = None,
+    seed: TrainSeedOption = 0,
+    evaluate_steps: EvaluateStepsOption = 200,
+    held_out: HeldOutOption = 128,
+    patience: PatienceOption = 0,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     attention: AttentionOption = None,
     threads: ThreadsOption = None,
 ) -> int:
     """Load, train, write."""
-    from speculant.cli.loading import load, model_title
+    from speculant.cli.loading import load, model_name, model_title
     from speculant.cli.terminal import say
     from speculant.cli.train_progress import shown
+    from speculant.training.checkpoints import state_file
     from speculant.training.output import check_output, finished
 
     kind = find_kind(str(context.info_name))
@@ -372,7 +179,7 @@ def train(
     from speculant.training.fingerprint import identify
     from speculant.training.reading import read_data
 
-    identity = identify(target, tokenizer, name=model_title(model))
+    identity = identify(target, tokenizer, name=model_title(model), source=model_name(model))
     texts_read = read_data(data, tokenizer, identity)
     for note in texts_read.notes:
         say(f"warning: {note}")
@@ -385,6 +192,7 @@ def train(
         init=init,
         checkpoint_steps=checkpoint_steps,
         checkpoint_minutes=checkpoint_minutes,
+        options=head_options(kind, set_ or ()),
     )
     try:
         with shown(settings) as report:
@@ -392,7 +200,11 @@ def train(
                 kind, target, texts_read, identity, settings, files, longest=length, report=report, note=say
             )
     except KeyboardInterrupt:
-        say(f"interrupted; the training is saved in {out}. The same command with --resume goes on.")
+        saved = state_file(place).exists()
+        where = (
+            f"the training is saved in {out}. The same command with --resume goes on" if saved else "nothing is saved"
+        )
+        say(f"interrupted; {where}.")
         raise
     if record is not None:
         best = record["best"]
@@ -401,3 +213,24 @@ def train(
         print(f"acceptance  {' '.join(format(rate, '.3f') for rate in best['agreement'])} by depth, greedy")
         print(f"chain       {best['greedy']:.2f} tokens a round greedy, {best['sampled']:.2f} sampled (estimated)")
     return 0
+
+
+def head_options(kind: Kind, given: Sequence[str]) -> dict[str, Any]:
+    """Return the options of new heads that "name=value" texts set.
+
+    Raises:
+        UsageError: there is no such option, or the value is of another type.
+    """
+    from speculant.cli.settings import Setting, parse
+
+    known, found = kind.options(), dict[str, Any]()
+    for each in given:
+        name, mark, text = each.partition("=")
+        name = name.strip().replace("-", "_")
+        if not mark:
+            raise UsageError(f"--set takes NAME=VALUE, not '{shortened(each)}'.")
+        if name not in known:
+            some = ", ".join(f"{key} ({value})" for key, value in known.items()) or "none"
+            raise UsageError(f"heads of kind {kind.name} have no option '{shortened(name)}'; there are: {some}.")
+        found[name] = parse(Setting(name, type(known[name]), known[name], ""), text.strip())
+    return found

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from speculant.cli.terminal import duration, say
 
 if TYPE_CHECKING:
+    from speculant.training.progress import Progress
     from speculant.training.settings import TrainSettings
-    from speculant.training.trainer import Progress
 
 EVERY = 30.0  # seconds between lines where nothing is measured
 
@@ -47,7 +47,7 @@ def shown(
         task = bar.add_task("", total=1.0)
 
         def draw(now: Progress) -> None:
-            left = f", {duration(now.seconds_left)} left" if now.seconds_left == now.seconds_left else ""
+            left = f", {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
             losses = " ".join(f"{loss:.3f}" for loss in now.losses)
             bar.update(
                 task, completed=now.done, description=f"loss {losses}, {now.tokens_per_second:,.0f} tokens/s{left}"
@@ -66,6 +66,6 @@ def line(now: Progress, settings: TrainSettings) -> str:
         agreed = " ".join(f"{rate:.3f}" for rate in now.acceptance.agreement)
         parts.append(f"agreement {agreed} (chain {now.acceptance.greedy:.2f}){' *' if now.best else ''}")
     parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
-    if now.seconds_left == now.seconds_left and now.done < 1:
+    if now.seconds_left is not None and now.done < 1:
         parts.append(f"{duration(now.seconds_left)} left")
     return "  ".join(parts)

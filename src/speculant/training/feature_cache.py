@@ -24,25 +24,27 @@ class FeatureCache:
     computed or is read again, so training gives the same result with a cache that is empty, full or half full.
     """
 
-    def __init__(self, folder: Path, *, rows: Sequence[int], width: int, limit: int, about: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, *, rows: Sequence[int], shape: tuple[int, int], limit: int, about: dict[str, Any]
+    ) -> None:
         """Open a cache, or begin one.
 
         Args:
             folder: of the cache alone.
             rows: tokens of each group.
-            width: values of a token.
+            shape: L' and D of a token's states.
             limit: bytes that it may take.
             about: what the states are of; those of something else are replaced.
 
         Raises:
             FileError: it cannot be written.
         """
-        ends = np.cumsum(np.asarray(rows, np.int64))
+        ends, width = np.cumsum(np.asarray(rows, np.int64)), shape[0] * shape[1]
         self._held = int(np.searchsorted(ends * width * 2, limit, side="right"))
-        self._starts, self._width = np.concatenate([[0], ends]), width
+        self._starts, self._shape, self._width = np.concatenate([[0], ends]), shape, width
         self._folder = folder
         self._filled = np.zeros(self._held, bool)
-        about = about | {"groups": self._held, "tokens": int(self._starts[self._held]), "width": width}
+        about = about | {"groups": self._held, "tokens": int(self._starts[self._held]), "shape": list(shape)}
         if self._held:
             self._open(about)
 
@@ -83,7 +85,7 @@ class FeatureCache:
         """Return the states [tokens, L', D] of a group, in float16."""
         start, end = self._starts[group : group + 2]
         found = torch.from_numpy(np.array(self._states[start:end]))
-        return found.view(len(found), -1, self._hidden)
+        return found.view(len(found), *self._shape)
 
     def flush(self) -> None:
         """Let what was written survive a crash of the machine: states first, then the note that they are there."""
@@ -95,7 +97,6 @@ class FeatureCache:
         aside.replace(self._folder / FILLED)
 
     def _open(self, about: dict[str, Any]) -> None:
-        self._hidden = int(about["hidden"])
         note, states = self._folder / ABOUT, self._folder / STATES
         shape = (int(self._starts[self._held]), self._width)
         try:

@@ -21,11 +21,15 @@ LAST = -1
 
 
 class Features:
-    """Batches of groups of texts, with the target's states."""
+    """Batches of groups of texts, with the target's states.
 
-    def __init__(
-        self, model: Any, target: HFTargetParts, groups: Groups, taps: tuple[int, ...], cache: FeatureCache | None
-    ) -> None:
+    Attributes:
+        groups: of texts.
+        layers: the decoder layers whose output is stored, ascending.
+        cache: where states are kept; None to compute them every time.
+    """
+
+    def __init__(self, model: Any, target: HFTargetParts, groups: Groups, taps: tuple[int, ...]) -> None:
         """Prepare; nothing is computed yet.
 
         Args:
@@ -33,7 +37,6 @@ class Features:
             target: its parts.
             groups: of texts.
             taps: the decoder layers whose output the head reads, as `Head.taps`.
-            cache: where states are kept; None to compute them every time.
 
         Raises:
             UnsupportedError: the target's decoder layers cannot be found.
@@ -41,13 +44,19 @@ class Features:
         place = find_layers(model)
         if place is None:
             raise UnsupportedError(f"the decoder layers of {type(model).__name__} cannot be found, which heads need.")
-        self._model, self._target, self.groups, self.cache = model, target, groups, cache
+        self._model, self._target, self.groups = model, target, groups
+        self.cache: FeatureCache | None = None
         self._place: LayerList = place
         self.layers = stored_layers(taps, len(place))
         self._order = [self.layers.index(tap % len(place)) for tap in taps]
         self._device = model.device
         forward = inspect.signature(model.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """L' and D of what is stored."""
+        return len(self.layers), self._target.hidden_size
 
     def batch(self, group: int, anchors: Int64) -> TrainBatch:
         """Return a group with the target's states and these anchors."""

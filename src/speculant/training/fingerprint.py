@@ -18,13 +18,15 @@ class TargetIdentity:
     """Fingerprints of a target.
 
     Attributes:
-        name: what its author or user calls it.
+        name: what people call it.
+        source: what commands call it.
         model: a hash of its weights' names, shapes and of some values.
         tokenizer: a hash of its vocabulary.
         vocabulary: V.
     """
 
     name: str
+    source: str
     model: str
     tokenizer: str
     vocabulary: int
@@ -34,13 +36,14 @@ class TargetIdentity:
         return asdict(self)
 
 
-def identify(model: Any, tokenizer: Any, *, name: str) -> TargetIdentity:
+def identify(model: Any, tokenizer: Any, *, name: str, source: str) -> TargetIdentity:
     """Return the fingerprints of a target; they do not depend on its device, and hardly on its dtype.
 
     Args:
         model: a transformers model.
         tokenizer: its tokenizer, or None.
         name: for people.
+        source: for commands.
     """
     digest = hashlib.blake2b(digest_size=12)
     for key, weight in sorted(model.named_parameters()):
@@ -49,4 +52,4 @@ def identify(model: Any, tokenizer: Any, *, name: str) -> TargetIdentity:
         digest.update(f"{key} {tuple(weight.shape)}".encode())
         digest.update(some.view(torch.int16).numpy().tobytes())
     vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
-    return TargetIdentity(name, digest.hexdigest(), tokenizer_fingerprint(tokenizer, vocabulary), vocabulary)
+    return TargetIdentity(name, source, digest.hexdigest(), tokenizer_fingerprint(tokenizer, vocabulary), vocabulary)

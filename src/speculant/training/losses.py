@@ -34,25 +34,25 @@ CHUNK = 1 << 23  # logits handled at once
 _TERM = re.compile(r"(?P<weight>\d*\.?\d+(?:e-?\d+)?)?\*?(?P<name>[a-z]+)(?:\((?P<option>[^()]*)\))?")
 
 
-def cross_entropy(logits: Tensor, target: Tensor, tokens: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, _target: Tensor, tokens: Tensor) -> Tensor:
     """Return -log q of the text's tokens, [A]; 0 where the head's vocabulary lacks them (-1)."""
     found = logits.log_softmax(-1).gather(1, tokens.clamp(min=0)[:, None])[:, 0]
     return torch.where(tokens >= 0, -found, 0.0)
 
 
-def forward_kl(logits: Tensor, target: Tensor, tokens: Tensor) -> Tensor:
+def forward_kl(logits: Tensor, target: Tensor, _tokens: Tensor) -> Tensor:
     """Return KL(p | q), [A]."""
     p = target.log_softmax(-1)
     return (p.exp() * (_finite(p) - logits.log_softmax(-1))).sum(-1)
 
 
-def reverse_kl(logits: Tensor, target: Tensor, tokens: Tensor) -> Tensor:
+def reverse_kl(logits: Tensor, target: Tensor, _tokens: Tensor) -> Tensor:
     """Return KL(q | p), [A]."""
     q = logits.log_softmax(-1)
     return (q.exp() * (q - _finite(target.log_softmax(-1)))).sum(-1)
 
 
-def jensen_shannon(logits: Tensor, target: Tensor, tokens: Tensor, *, share: float = 0.5) -> Tensor:
+def jensen_shannon(logits: Tensor, target: Tensor, _tokens: Tensor, *, share: float = 0.5) -> Tensor:
     """Return the generalised Jensen-Shannon divergence, [A]; `share` is p's in the mixture."""
     p, q = target.log_softmax(-1), logits.log_softmax(-1)
     mixture = (share * p.exp() + (1 - share) * q.exp()).clamp(min=torch.finfo(torch.float32).tiny).log()
@@ -60,12 +60,12 @@ def jensen_shannon(logits: Tensor, target: Tensor, tokens: Tensor, *, share: flo
     return share * of_p + (1 - share) * (q.exp() * (q - mixture)).sum(-1)
 
 
-def total_variation(logits: Tensor, target: Tensor, tokens: Tensor) -> Tensor:
+def total_variation(logits: Tensor, target: Tensor, _tokens: Tensor) -> Tensor:
     """Return half the sum of |p - q|, [A]."""
     return (target.softmax(-1) - logits.softmax(-1)).abs().sum(-1) / 2
 
 
-def top_tokens(logits: Tensor, target: Tensor, tokens: Tensor, *, count: int = 10) -> Tensor:
+def top_tokens(logits: Tensor, target: Tensor, _tokens: Tensor, *, count: int = 10) -> Tensor:
     """Return -sum p log q over the target's most probable tokens, [A]."""
     p, chosen = target.softmax(-1).topk(min(count, target.shape[-1]), dim=-1)
     return -(p * logits.log_softmax(-1).gather(1, chosen)).sum(-1)

@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
     """Return a matrix [m, n] with its singular values pushed near 1 (quintic Newton-Schulz iteration)."""
     transposed = matrix.size(0) > matrix.size(1)
-    x = matrix.mT if transposed else matrix
+    x: Tensor = matrix.mT if transposed else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT

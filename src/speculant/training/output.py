@@ -59,8 +59,8 @@ def write_head(out: Path, head: nn.Module, kind: Kind, target: TargetParts, reco
         FileError: they cannot be written.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out, prefix=f"{FOLDER}-") as name:
+        (out / FOLDER).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out / FOLDER) as name:
             aside = Path(name)
             kind.save_head(head, aside, target)
             (aside / CARD).write_text(model_card(kind, record), "utf-8")
@@ -97,7 +97,7 @@ Drafts tokens for {target["name"]} from its hidden states. The target's output s
 Method: {kind.source}.
 
 ```
-speculant generate "..." --model {target["name"]} --head THIS_FOLDER
+speculant generate "..." --model {target["source"]} --head THIS_FOLDER
 ```
 
 ## Training

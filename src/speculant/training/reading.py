@@ -12,9 +12,9 @@ import numpy as np
 
 from speculant.core.errors import FileError, UsageError
 from speculant.training.fingerprint import TargetIdentity
+from speculant.training.shards import MANIFEST, read_manifest, read_shard, shard_files
 from speculant.training.texts import Texts, from_parts, joined
 
-MANIFEST = "data.json"
 SUFFIXES = (".txt", ".jsonl")
 
 
@@ -69,34 +69,9 @@ def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentit
     return TrainData(whole, tuple(sources), tuple(notes))
 
 
-def read_shard(path: Path, vocabulary: int) -> Texts:
-    """Return the texts of a shard: arrays `ids` of all texts in a row, `lengths`, and perhaps `prompts`.
-
-    Raises:
-        FileError: it is damaged, or holds ids that the target does not have.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as shard:
-            ids, lengths = shard["ids"].astype(np.int64), shard["lengths"].astype(np.int64)
-            prompts = shard["prompts"] if "prompts" in shard else np.zeros(len(lengths), np.int32)
-    except Exception as error:  # damaged archives fail in many ways; each ends here with its reason
-        raise FileError(
-            f"{path} cannot be read: {type(error).__name__}: {error}. It may be truncated: delete it, and let "
-            "`speculant train data` write it again."
-        ) from error
-    if lengths.sum() != len(ids) or len(prompts) != len(lengths) or (len(lengths) and lengths.min() < 0):
-        raise FileError(f"{path} is damaged: its lengths do not add up to its tokens. Delete it and write it again.")
-    if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
-        raise FileError(
-            f"{path} has token ids from {ids.min()} to {ids.max()}, and the target's vocabulary has {vocabulary}: it "
-            "was made for another model."
-        )
-    return from_parts(np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else [], prompts)
-
-
 def _read_folder(path: Path, target: TargetIdentity, notes: list[str]) -> tuple[Texts, bool]:
     """Return the texts of a folder, and whether the target wrote them as far as is known."""
-    shards = sorted(each for each in path.glob("*.npz") if ".tmp" not in each.name)
+    shards = shard_files(path)
     if not shards:
         raise FileError(f"{path} holds no shards of texts (*.npz). Name a folder that `speculant train data` made.")
     written, manifest = True, read_manifest(path)
@@ -116,24 +91,6 @@ def _read_folder(path: Path, target: TargetIdentity, notes: list[str]) -> tuple[
                 "The same command goes on; training uses what is there."
             )
     return joined([read_shard(shard, target.vocabulary) for shard in shards]), written
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return what a folder says of its texts; None if it has no manifest.
-
-    Raises:
-        FileError: it is damaged.
-    """
-    path = folder / MANIFEST
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if not isinstance(found["target"], dict) or not isinstance(found["shards"], int):
-            raise ValueError("it does not name a target and a number of shards")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path} cannot be read: {error}. Write the data anew with `speculant train data`.") from error
-    return found
 
 
 def _read_file(path: Path, tokenizer: Any) -> Texts:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,13 +24,16 @@ from speculant.training.features import Features
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.kinds import Kind
 from speculant.training.output import check_output, finished, remove_state, write_head
+from speculant.training.progress import Progress, TrainState
 from speculant.training.reading import TrainData
 from speculant.training.settings import TrainSettings
 from speculant.training.texts import Texts
-from speculant.training.trainer import Progress, Trainer, TrainState
-from speculant.training.workers import join_workers
+from speculant.training.trainer import Trainer
+from speculant.training.workers import Workers, join_workers
 
+logger = logging.getLogger(__name__)
 HELD_OUT_SHARE = 0.1  # of the texts, at most
+EPOCHS = 5  # where neither steps nor minutes are given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,7 @@ class Files:
         cache_folder: where; None for the folder of the training's state, which is removed at its end.
         resume: whether to go on with what `out` holds.
         init: a head to begin with; None for a new one.
+        options: of a new head, by name.
         checkpoint_steps, checkpoint_minutes: between checkpoints.
     """
 
@@ -48,6 +55,7 @@ class Files:
     cache_folder: Path | None = None
     resume: bool = False
     init: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 5.0
 
@@ -61,8 +69,8 @@ def train_head(
     files: Files,
     *,
     longest: int | None = None,
-    report: Callable[[Progress], object] = lambda progress: None,
-    note: Callable[[str], object] = lambda text: None,
+    report: Callable[[Progress], object] | None = None,
+    note: Callable[[str], object] = logger.info,
 ) -> dict[str, Any] | None:
     """Train a head and write it; return its figures, None if another process writes them or it was finished before.
 
@@ -81,30 +89,35 @@ def train_head(
         SpeculantError: it cannot be trained so; see `Trainer.run`.
         KeyboardInterrupt: it was interrupted; its state is saved.
     """
-    if kind.deepest is not None and settings.depth > kind.deepest:
-        raise UsageError(f"heads of kind {kind.name} draft {kind.deepest} tokens at most; lower --depth.")
-    settings = replace(settings, measured=max(settings.depth, min(kind.measured, kind.deepest or kind.measured)))
     if files.resume and finished(files.out):
         note(f"the head in {files.out} is finished; there is nothing to go on with.")
         return None
     unfinished = check_output(files.out, resume=files.resume)
     if files.resume and not unfinished:
         note(f"{files.out} holds no state of a training; it begins anew.")
-    model.requires_grad_(False)
     target = HFTargetParts(model)
-    texts = fitting(data.texts, target, settings, longest, note)
-    head = build_head(kind, target, model, settings, files.init)
-    training, held_out = texts
+    head = build_head(kind, target, model, settings, files, data.texts)
+    settings = fitting_depths(kind, head, settings)
+    training, held_out = fitting_texts(data.texts, target, settings, longest, note)
+    workers = join_workers(model.device)
     features = [
-        Features(model, target, groups, head.taps, None)
+        Features(model, target, groups, head.taps)
         for groups in (
-            Groups(part, size=settings.texts, anchors=settings.anchors, depth=deepest, seed=settings.seed)
-            for part, deepest in ((held_out, settings.measured), (training, settings.depth))
+            Groups(part, size=settings.texts, anchors=settings.anchors, depth=depth, seed=settings.seed)
+            for part, depth in ((held_out, settings.measured), (training, settings.depth))
         )
     ]
-    attach_caches(features, files, target, identity, note)
-    about = {"kind": kind.name, "target": identity.record(), "data": data.texts.digest(), "init": files.init or ""}
-    workers = join_workers(model.device)
+    if files.cache:
+        attach_caches(features, files, identity, workers, note)
+    if settings.steps is None and settings.minutes is None:
+        of_step = settings.texts * settings.accumulate * workers.count
+        settings = replace(settings, steps=-(-len(training) * EPOCHS // of_step))
+    about = {
+        "kind": kind.name,
+        "target": f"{identity.model} {identity.tokenizer}",
+        "data": training.digest(),
+        "init": files.init or dict(files.options),
+    }
     trainer = Trainer(
         lambda depth: kind.new_recipe(head, depth),
         target,
@@ -116,11 +129,12 @@ def train_head(
         workers=workers,
         checkpoint_steps=files.checkpoint_steps,
         checkpoint_minutes=files.checkpoint_minutes,
-        report=report if workers.first else lambda progress: None,
+        report=report if workers.first else None,
     )
     if unfinished:
         note(f"going on from step {trainer.resume()}.")
-    state = trainer.run()
+    with frozen(model):
+        state = trainer.run()
     workers.wait()
     if not workers.first:
         return None
@@ -130,7 +144,20 @@ def train_head(
     return record
 
 
-def fitting(
+@contextmanager
+def frozen(model: Any) -> Iterator[None]:
+    """Compute no gradients of a model's weights in here."""
+    changed = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in changed:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in changed:
+            weight.requires_grad_(True)
+
+
+def fitting_texts(
     texts: Texts, target: HFTargetParts, settings: TrainSettings, longest: int | None, note: Callable[[str], object]
 ) -> tuple[Texts, Texts]:
     """Return the texts to train on and those held out: cut to the target's positions, without those too short.
@@ -156,52 +183,68 @@ def fitting(
     return cut.select(training), cut.select(held_out)
 
 
-def build_head(kind: Kind, target: HFTargetParts, model: Any, settings: TrainSettings, init: str | None) -> Any:
+def build_head(
+    kind: Kind, target: HFTargetParts, model: Any, settings: TrainSettings, files: Files, texts: Texts
+) -> Any:
     """Return the head to train, in float32 on the target's device.
 
     Raises:
-        UsageError: the head to begin with is of another kind.
+        UsageError: the head to begin with is of another kind, or there is no such option.
         SpeculantError: it cannot be loaded, or does not fit the target.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(stream_seed(settings.seed))
-        if init is None:
-            head: Any = kind.new_head(target)
-        else:
-            loaded = load_head(init, target)
-            if loaded.kind != kind.name:
-                raise UsageError(f"the head {init} is of kind {loaded.kind}, not {kind.name}.")
-            head = loaded.head
+    if files.init is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(stream_seed(settings.seed))
+            counts = np.bincount(texts.ids, minlength=target.vocabulary).astype(np.int64)
+            head: Any = kind.new_head(target, settings.depth, counts=counts, options=files.options)
+    else:
+        loaded = load_head(files.init, target)
+        if loaded.kind != kind.name:
+            raise UsageError(f"the head {files.init} is of kind {loaded.kind}, not {kind.name}.")
+        if files.options:
+            raise UsageError("options of new heads (--set) have no effect on a head that is given by --init.")
+        head = loaded.head
     assert isinstance(head, nn.Module)
-    return head.to(device=model.device, dtype=torch.float32).train()
+    return head.to(device=model.device, dtype=torch.float32).requires_grad_(True).train()
+
+
+def fitting_depths(kind: Kind, head: Any, settings: TrainSettings) -> TrainSettings:
+    """Return settings with the depths that are measured.
+
+    Raises:
+        UsageError: the head cannot draft as deep as it should be trained.
+    """
+    if head.depth is not None and settings.depth > head.depth:
+        raise UsageError(f"this head of kind {kind.name} drafts {head.depth} tokens at most; lower --depth.")
+    deepest = kind.measured if head.depth is None else min(kind.measured, head.depth)
+    return replace(settings, measured=max(settings.depth, deepest))
 
 
 def attach_caches(
     features: list[Features],
     files: Files,
-    target: HFTargetParts,
     identity: TargetIdentity,
+    workers: Workers,
     note: Callable[[str], object],
 ) -> None:
-    """Give features caches on disk, within the limit, the first ones first."""
-    left = files.cache
+    """Give features caches on disk, within the limit, the first ones first; processes have caches of their own."""
+    left = files.cache // workers.count
     folder = files.cache_folder or files.out / FOLDER / "cache"
+    if workers.count > 1:
+        folder = folder / f"worker-{workers.rank}"
     for name, each in zip(("held-out", "training"), features, strict=True):
-        if not left:
-            return
-        rows = [int(each.groups.texts.lengths[each.groups[group]].sum()) for group in range(len(each.groups))]
-        about = {
-            "target": identity.model,
-            "texts": each.groups.texts.digest(),
-            "layers": list(each.layers),
-            "hidden": target.hidden_size,
-            "size": len(each.groups[0]),
-        }
-        width = len(each.layers) * target.hidden_size
-        each.cache = FeatureCache(folder / name, rows=rows, width=width, limit=left, about=about)
+        lengths = each.groups.texts.lengths
+        about = {"target": identity.model, "texts": each.groups.texts.digest(), "size": len(each.groups[0])}
+        each.cache = FeatureCache(
+            folder / name,
+            rows=[int(lengths[each.groups[group]].sum()) for group in range(len(each.groups))],
+            shape=each.shape,
+            limit=left,
+            about=about | {"layers": list(each.layers)},
+        )
         left -= each.cache.bytes
-    cached, groups = sum(len(each.cache or []) for each in features), sum(len(each.groups) for each in features)
-    note(f"hidden states of {cached} of {groups} batches fit into {files.cache / 1e9:.1f} GB on disk.")
+    cached, groups = sum(len(each.cache or ()) for each in features), sum(len(each.groups) for each in features)
+    note(f"hidden states of {cached} of {groups} batches fit into {files.cache / 1e9:g} GB on disk.")
 
 
 def _record(

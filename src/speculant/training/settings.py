@@ -19,7 +19,7 @@ class TrainSettings:
     """What determines a training's result, together with head, target and data.
 
     Attributes:
-        steps: of the optimizer; None where minutes end it.
+        steps: of the optimizer; None where minutes end it. Without either, some passes over the data.
         minutes: after which it ends; the learning rate then follows the clock, and results are not repeatable.
         loss: see `training.losses`.
         feature_weight: of the recipe's own loss.
@@ -70,8 +70,6 @@ class TrainSettings:
         ):
             if value not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
-        if self.steps is None and self.minutes is None:
-            raise UsageError("a training needs a number of steps, or of minutes.")
         least = {"depth": 1, "texts": 1, "anchors": 1, "accumulate": 1, "evaluate_every": 1, "held_out": 1, "seed": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:

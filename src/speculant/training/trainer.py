@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.drafters.heads.head import TargetParts
@@ -25,60 +24,11 @@ from speculant.training.features import Features
 from speculant.training.interrupts import deferred
 from speculant.training.losses import parse_loss
 from speculant.training.optimizers import build_optimizers
+from speculant.training.progress import Progress, TrainState
 from speculant.training.recipe import Recipe
 from speculant.training.schedule import rate_factor
 from speculant.training.settings import MEMORY_ONLY, TrainSettings
 from speculant.training.workers import Workers
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a training is.
-
-    Attributes:
-        step: steps done.
-        done: the share of the training.
-        losses: by depth, means since the last measurement.
-        seconds: spent so far, by all runs.
-        seconds_left: estimated.
-        tokens_per_second: tokens of texts read.
-        acceptance: what was just measured, if anything was.
-        best: whether that is the best so far.
-    """
-
-    step: int
-    done: float
-    losses: tuple[float, ...]
-    seconds: float
-    seconds_left: float
-    tokens_per_second: float
-    acceptance: Acceptance | None = None
-    best: bool = False
-
-
-@dataclass(slots=True)
-class TrainState:
-    """What a checkpoint holds beside weights and optimizers.
-
-    Attributes:
-        step: steps done.
-        seconds: spent.
-        tokens: of texts that were read.
-        stale: measurements since the best one.
-        history: of the measurements.
-        best: the best head's weights.
-        best_step: when it was.
-        best_score: its tokens of a greedy round.
-    """
-
-    step: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    stale: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Tensor] = field(default_factory=dict)
-    best_step: int = 0
-    best_score: float = 0.0
 
 
 class Trainer:
@@ -97,7 +47,7 @@ class Trainer:
         workers: Workers | None = None,
         checkpoint_steps: int | None = None,
         checkpoint_minutes: float = 5.0,
-        report: Callable[[Progress], object] = lambda progress: None,
+        report: Callable[[Progress], object] | None = None,
     ) -> None:
         """Prepare.
 
@@ -115,10 +65,11 @@ class Trainer:
             report: is given the progress now and then.
         """
         self.settings, self.state = settings, TrainState()
-        self._recipes = {depth: recipes(depth) for depth in {1, settings.depth, settings.measured}}
+        depths = {settings.depth, settings.measured} | ({1} if settings.depth_from else set())
+        self._recipes = {depth: recipes(depth) for depth in sorted(depths)}
         self.head: nn.Module = self._recipes[settings.depth].head
         self._target, self._features, self._held_out = target, features, held_out
-        self._path, self._about, self._report = path, about, report
+        self._path, self._about, self._report = path, about, report or _ignore
         self._workers = workers or Workers()
         self._checkpoint_steps, self._checkpoint_minutes = checkpoint_steps, checkpoint_minutes
         self._loss = parse_loss(settings.loss)
@@ -129,6 +80,8 @@ class Trainer:
         self._sums = torch.zeros(settings.depth + 1, device=self._device)  # of losses by depth; last: batches
         self._started = self._saved = time.monotonic()
         self._begun = TrainState()  # what earlier runs have done
+        self._stopped = False
+        self._whole = True  # whether weights and optimizers are of the same step
 
     def run(self) -> TrainState:
         """Train to the end; return the state, with the best weights in the head.
@@ -143,15 +96,19 @@ class Trainer:
             with deferred() as interrupt:
                 while not self._advance(bool(interrupt)):
                     pass
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
                 raise
+            if self._whole:
+                self.save()
             raise OutOfMemoryError(
                 f"the device ran out of memory at step {self.state.step + 1}, with {self.settings.texts} texts of up "
                 f"to {int(self._features.groups.texts.lengths.max())} tokens and {self.settings.anchors} anchors "
-                "each. Use fewer --texts or --anchors, with --accumulate for as many in a step, shorter texts by "
-                "--length, or --precision bfloat16. The last checkpoint is kept: add --resume to go on from it."
+                "each. The training is saved: go on with --resume and fewer --texts or --anchors, and --accumulate "
+                "for as many in a step. A new one may use --precision bfloat16, or shorter texts by --length."
             ) from error
+        if self._stopped:  # by a signal to the first process
+            raise KeyboardInterrupt
         self.head.load_state_dict(self.state.best)
         return self.state
 
@@ -204,15 +161,16 @@ class Trainer:
         done, stop, due = self._workers.agreed(
             self._done(), float(interrupted), float(self._save_due()), device=self._device
         )
-        known = {entry["step"] for entry in state.history}
-        if not stop and state.step not in known and (done >= 1 or state.step % settings.evaluate_every == 0):
+        known = bool(state.history) and state.history[-1]["step"] == state.step
+        if not stop and not known and (done >= 1 or state.step % settings.evaluate_every == 0):
             self._measure(done)
         ended = done >= 1 or bool(settings.patience and state.stale >= settings.patience)
         if stop or ended or due:
             self.save()
         if not stop and not ended:
             self._step(done)
-        return bool(stop) or ended
+        self._stopped = bool(stop)
+        return self._stopped or ended
 
     def _done(self) -> float:
         """Return the share of the training that is done."""
@@ -251,12 +209,13 @@ class Trainer:
         if settings.clip:
             nn.utils.clip_grad_norm_(trained, settings.clip)
         factor = rate_factor(settings.schedule, step=state.step, warmup=settings.warmup, progress=done)
+        self._whole = False
         for optimizer in self._optimizers:
-            for group_ in optimizer.param_groups:
-                group_["lr"] = settings.lr * factor
+            for weights in optimizer.param_groups:
+                weights["lr"] = settings.lr * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        state.step += 1
+        state.step, self._whole = state.step + 1, True
         if state.step % 10 == 0:
             self._report(self._progress(done))
 
@@ -269,10 +228,11 @@ class Trainer:
                 "checkpoint is kept."
             )
         acceptance = measure_acceptance(self._recipes[self.settings.measured], self._held_out, self._target)
-        best = not state.history or acceptance.greedy > state.best_score
+        (score,) = self._workers.agreed(acceptance.greedy, device=self._device)
+        best = not state.history or score > state.best_score
         if best:
             state.best = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
-            state.best_step, state.best_score, state.stale = state.step, acceptance.greedy, 0
+            state.best_step, state.best_score, state.stale = state.step, score, 0
         else:
             state.stale += 1
         state.history.append({"step": state.step, "losses": progress.losses, **acceptance.record()})
@@ -290,8 +250,8 @@ class Trainer:
         spent = max(1e-9, time.monotonic() - self._started)
         if losses is None:
             losses = tuple((self._sums[:-1] / self._sums[-1].clamp(min=1)).tolist())
-        share = done - self._begun_share()
-        left = spent * (1 - done) / share if share > 0 else float("nan")
+        share = max(1e-9, done - self._begun_share())
+        left = spent * (1 - done) / share if state.step > self._begun.step + 5 else None
         rate = (state.tokens - self._begun.tokens) / spent
         return Progress(state.step, done, losses, state.seconds, left, rate, acceptance, best)
 
@@ -319,3 +279,7 @@ class Trainer:
                 f"the training in {self._path.parent.parent} has {' and '.join(parts)}. Go on with the same command, "
                 "or name another folder by --out."
             )
+
+
+def _ignore(_progress: Progress) -> None:
+    """Take a progress that nobody asked for."""

@@ -1,0 +1,188 @@
+"""`speculant train data`: let a model write the texts that its heads are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from speculant.cli.commands import Command
+from speculant.cli.options import AttentionOption, DeviceOption, DtypeOption, Loading, ModelOption, ThreadsOption
+from speculant.cli.values import share, shortened, temperature, whole
+from speculant.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from speculant.cli.prompts import Prompt
+
+HELP = """\
+Let a model write texts for its heads to be trained on.
+
+DIR gets shards of token ids, each whole or absent: called again, an interrupted run goes on with the first missing
+shard and gives the same texts. A larger --texts adds to them."""
+
+EXAMPLES = """
+speculant train data --model your/model --prompts chats.jsonl --out texts
+speculant train data --model your/model --prompts books.txt --opening 6-24 --texts 5000 --out texts
+"""
+MIX = "mix"
+
+
+class DataCommand(Command):
+    """The command, whose --prompts takes all files up to the next option."""
+
+    lists = ("--prompts",)
+
+
+def register_data(group: typer.Typer) -> None:
+    """Add the command to its group."""
+    group.command(
+        "data", cls=DataCommand, help=HELP, short_help="let a model write texts to train on", epilog=EXAMPLES
+    )(data)
+
+
+def data(
+    prompts: Annotated[
+        list[str], typer.Option("--prompts", metavar="FILE...", help="prompts, as of `generate --prompts`")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="the folder that gets the texts")],
+    model: ModelOption = None,
+    texts: Annotated[
+        int | None,
+        typer.Option("--texts", metavar="N", parser=whole(1), help="how many; default: one for every prompt"),
+    ] = None,
+    new_tokens: Annotated[
+        int,
+        typer.Option("--new-tokens", metavar="N", parser=whole(1), help="of a text, at most; default: 256"),
+    ] = 256,
+    temperatures: Annotated[
+        str,
+        typer.Option(
+            "--temperature",
+            metavar="T|mix",
+            help="0 for greedily, shares as in 0:0.5,1:0.5, or mix (default): half at 0, a quarter each at 0.8 and 1",
+        ),
+    ] = MIX,
+    opening: Annotated[
+        str | None,
+        typer.Option(
+            "--opening",
+            metavar="N-M",
+            help="continue only the first N to M tokens of a prompt, drawn anew each time it comes",
+        ),
+    ] = None,
+    rows: Annotated[
+        int,
+        typer.Option("--rows", metavar="N", parser=whole(1), help="texts written at once; default: 64"),
+    ] = 64,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="default: 0")] = 0,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = None,
+    threads: ThreadsOption = None,
+) -> int:
+    """Read the prompts, write the shards."""
+    shares, lengths = parse_temperatures(temperatures), parse_opening(opening)
+    from speculant.cli.loading import load, model_name, model_title
+    from speculant.cli.prompts import read_prompts
+    from speculant.cli.terminal import progress, say
+
+    given = [prompt for path in prompts for prompt in read_prompts(path)]
+    from speculant.training.workers import join_workers, launched_device
+
+    loading = Loading(
+        model=model, dtype=dtype, device=device or launched_device(), attention=attention, threads=threads
+    )
+    target, tokenizer, used = load(loading)
+    from speculant.training.fingerprint import identify
+    from speculant.training.writing import WritingSettings, write_texts
+
+    ids = encoded(given, tokenizer, target, say)
+    settings = WritingSettings(
+        texts=texts or len(ids),
+        rows=rows,
+        new_tokens=new_tokens,
+        temperatures=shares,
+        opening=lengths,
+        seed=seed,
+    )
+    identity = identify(target, tokenizer, name=model_title(model), source=model_name(model))
+    say(f"{settings.shards} shards of {rows} texts; threads: {used}.")
+    with progress("writing", settings.shards, "shards") as advance:
+        try:
+            written = write_texts(
+                target,
+                ids,
+                Path(out),
+                settings,
+                identity,
+                workers=join_workers(target.device),
+                advance=lambda _tokens: advance(1),
+            )
+        except KeyboardInterrupt:
+            say(f"interrupted; the shards in {out} are whole. The same command goes on.")
+            raise
+    print(f"texts       {written.shards * rows} in {out}, {written.tokens} tokens")
+    if written.found:
+        print(f"found       {written.found} shards of an earlier run")
+    return 0
+
+
+def encoded(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:
+    """Return prompts as token ids; chats in the model's template, of several turns the first one.
+
+    Raises:
+        UsageError: the model has no tokenizer, or no template for chats.
+    """
+    if tokenizer is None:
+        raise UsageError("the model has no tokenizer to read prompts with. Name a model with tokenizer.json.")
+    found: list[list[int]] = []
+    for prompt in prompts:
+        first = prompt[0] if isinstance(prompt, tuple) else prompt
+        if isinstance(first, str):
+            found.append(list(tokenizer(first)["input_ids"]))
+        elif tokenizer.chat_template:
+            text = tokenizer.apply_chat_template(first, tokenize=False, add_generation_prompt=True)
+            found.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        else:
+            raise UsageError("the prompts are chats, and the model's tokenizer has no chat template.")
+    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    fitting = [ids for ids in found if ids and (most is None or len(ids) < most)]
+    if len(fitting) < len(found):
+        say(f"warning: {len(found) - len(fitting)} prompts are empty or longer than the model; they are left out.")
+    return fitting
+
+
+def parse_temperatures(text: str) -> tuple[tuple[float, float], ...]:
+    """Return shares and temperatures of an option.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    from speculant.training.writing import MIX as SHARES
+
+    if text == MIX:
+        return SHARES
+    try:
+        parts = [part.split(":") for part in text.split(",")]
+        if len(parts) == 1 and len(parts[0]) == 1:
+            return ((1.0, temperature(text)),)
+        return tuple((share(weight), temperature(value)) for value, weight in parts)
+    except (ValueError, typer.BadParameter):
+        raise UsageError(
+            f"--temperature must be mix, a temperature, or shares as in 0:0.5,1:0.5, not '{shortened(text)}'."
+        ) from None
+
+
+def parse_opening(text: str | None) -> tuple[int, int] | None:
+    """Return the least and the largest length of an option.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if text is None:
+        return None
+    least, _, most = text.partition("-")
+    if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
+        raise UsageError(f"--opening must be two numbers of tokens as in 6-24, not '{shortened(text)}'.")
+    return int(least), int(most or least)

@@ -1,0 +1,91 @@
+"""Folders of texts that a target wrote: shards of token ids, and a manifest that says of which target they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.core.errors import FileError
+from speculant.training.texts import Texts, from_parts
+
+MANIFEST = "data.json"
+_ASIDE = ".tmp"
+
+
+def shard_file(folder: Path, number: int) -> Path:
+    """Return where a shard is kept."""
+    return folder / f"texts-{number:05d}.npz"
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Return the shards of a folder that are whole."""
+    return sorted(each for each in folder.glob("*.npz") if not each.stem.endswith(_ASIDE))
+
+
+def write_shard(path: Path, texts: Texts) -> None:
+    """Write a shard aside, and rename it.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    aside = path.with_suffix(f"{_ASIDE}.npz")
+    try:
+        np.savez(aside, ids=texts.ids, lengths=texts.lengths, prompts=texts.prompts)
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error}. Make room; the same command then goes on.") from error
+
+
+def read_shard(path: Path, vocabulary: int) -> Texts:
+    """Return the texts of a shard: arrays `ids` of all texts in a row, `lengths`, and perhaps `prompts`.
+
+    Raises:
+        FileError: it is damaged, or holds ids that the target does not have.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as shard:
+            ids, lengths = shard["ids"].astype(np.int64), shard["lengths"].astype(np.int64)
+            prompts = shard["prompts"] if "prompts" in shard else np.zeros(len(lengths), np.int32)
+    except Exception as error:  # damaged archives fail in many ways; each ends here with its reason
+        raise FileError(
+            f"{path} cannot be read: {type(error).__name__}: {error}. It may be truncated: delete it, and let "
+            "`speculant train data` write it again."
+        ) from error
+    if lengths.sum() != len(ids) or len(prompts) != len(lengths) or (len(lengths) and lengths.min() < 0):
+        raise FileError(f"{path} is damaged: its lengths do not add up to its tokens. Delete it and write it again.")
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+        raise FileError(
+            f"{path} has token ids from {ids.min()} to {ids.max()}, and the target's vocabulary has {vocabulary}: it "
+            "was made for another model."
+        )
+    return from_parts(np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else [], prompts)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return what a folder says of its texts; None if it has no manifest.
+
+    Raises:
+        FileError: it is damaged.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if not isinstance(found["target"], dict) or not isinstance(found["shards"], int):
+            raise ValueError("it does not name a target and a number of shards")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path} cannot be read: {error}. Write the data anew with `speculant train data`.") from error
+    return found
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write what a folder says of its texts; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f"{MANIFEST}{_ASIDE}"
+    aside.write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    aside.replace(folder / MANIFEST)

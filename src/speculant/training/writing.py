@@ -1,0 +1,185 @@
+"""Let a target write the texts that its heads learn from.
+
+A drafter should know what the target writes, not what people write (Kim and Rush 2016, arXiv 1606.07947: sequence-level
+knowledge distillation). Texts come in shards with prompts of like length. Each shard is a function of prompts, settings
+and its number alone: an interrupted run goes on with the first missing shard, and more shards can be added later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.core.errors import FileError, UsageError
+from speculant.training.continuing import Prompt, continued
+from speculant.training.fingerprint import TargetIdentity
+from speculant.training.shards import read_manifest, shard_file, write_manifest, write_shard
+from speculant.training.workers import Workers
+
+POOL = 16  # shards whose prompts are drawn together, then sorted by length
+MIX = ((0.5, 0.0), (0.25, 0.8), (0.25, 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingSettings:
+    """What is written.
+
+    Attributes:
+        texts: how many, rounded up to whole shards; not part of what a shard depends on.
+        rows: texts of a shard, which are written together.
+        new_tokens: of a text, at most.
+        temperatures: shares and temperatures that texts are written with.
+        opening: of prompts, only the first tokens, from so many to so many of them; None for whole prompts.
+        seed: of the choice of prompts and of sampling.
+    """
+
+    texts: int
+    rows: int = 64
+    new_tokens: int = 256
+    temperatures: tuple[tuple[float, float], ...] = MIX
+    opening: tuple[int, int] | None = None
+    seed: int = 0
+
+    @property
+    def shards(self) -> int:
+        """How many shards hold the texts."""
+        return -(-self.texts // self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a run wrote.
+
+    Attributes:
+        shards: written by it.
+        found: those that an earlier run had written.
+        tokens: written by it, prompts included.
+    """
+
+    shards: int
+    found: int
+    tokens: int
+
+
+def write_texts(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    out: Path,
+    settings: WritingSettings,
+    target: TargetIdentity,
+    *,
+    workers: Workers | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> Written:
+    """Write the shards that are missing.
+
+    Args:
+        model: the target, a transformers model.
+        prompts: token ids, none of them empty.
+        out: the folder of the shards.
+        settings: what is written.
+        target: the model's fingerprints.
+        workers: the processes that write together.
+        advance: is given the number of tokens of each shard that was written.
+
+    Raises:
+        UsageError: the folder holds something else, or there are no prompts.
+        FileError: it cannot be written.
+        OutOfMemoryError: a batch does not fit.
+    """
+    workers = workers or Workers()
+    if not prompts:
+        raise UsageError("there are no prompts to continue. Name a file of prompts.")
+    if workers.first:
+        _begin(out, prompts, settings, target)
+    workers.wait()
+    drawing = Drawing(prompts, settings)
+    written, found, tokens = 0, 0, 0
+    for number in range(workers.rank, settings.shards, workers.count):
+        path = shard_file(out, number)
+        if path.exists():
+            found += 1
+            continue
+        texts = continued(model, drawing.shard(number), new_tokens=settings.new_tokens, seed=[settings.seed, number])
+        write_shard(path, texts)
+        written, tokens = written + 1, tokens + texts.tokens
+        if advance is not None:
+            advance(texts.tokens)
+    workers.wait()
+    return Written(written, found, tokens)
+
+
+class Drawing:
+    """Which prompts each shard continues, and at which temperature."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], settings: WritingSettings) -> None:
+        self._prompts, self._settings = prompts, settings
+        self._again, self._order = -1, np.zeros(0, np.int64)
+
+    def shard(self, number: int) -> list[Prompt]:
+        """Return the prompts of a shard, which are of like length."""
+        settings = self._settings
+        pool, place = divmod(number, POOL)
+        first = pool * POOL * settings.rows
+        drawn = [self._prompt(text) for text in range(first, first + POOL * settings.rows)]
+        drawn.sort(key=lambda prompt: len(prompt.ids))
+        order = np.random.default_rng([settings.seed, 1, pool]).permutation(POOL)
+        start = int(order[place]) * settings.rows
+        return drawn[start : start + settings.rows]
+
+    def _prompt(self, text: int) -> Prompt:
+        """Return the prompt of a text: each comes once in a pass over all of them."""
+        settings, count = self._settings, len(self._prompts)
+        again, place = divmod(text, count)
+        if again != self._again:
+            generator = np.random.default_rng([settings.seed, 0, again])
+            self._again, self._order = again, generator.permutation(count)
+        ids = list(self._prompts[self._order[place]])
+        generator = np.random.default_rng([settings.seed, 2, text])
+        shares = np.array([share for share, _ in settings.temperatures])
+        temperatures = np.array([temperature for _, temperature in settings.temperatures])
+        if settings.opening is not None:
+            least, most = settings.opening
+            ids = ids[: int(generator.integers(least, most + 1))]
+        elif again and temperatures.any():  # written greedily once more, it would be the same text
+            shares = shares * (temperatures > 0)
+        return Prompt(ids, float(generator.choice(temperatures, p=shares / shares.sum())))
+
+
+def _begin(out: Path, prompts: Sequence[Sequence[int]], settings: WritingSettings, target: TargetIdentity) -> None:
+    """Write the manifest of a new folder, or check that of one that was begun."""
+    digest = hashlib.blake2b(digest_size=12)
+    for prompt in prompts:
+        digest.update(np.asarray([len(prompt), *prompt], np.int32).tobytes())
+    given = asdict(settings)
+    texts = given.pop("texts")
+    manifest = {
+        "target": target.record(),
+        "prompts": digest.hexdigest(),
+        "settings": json.loads(json.dumps(given)),
+        "shards": settings.shards,
+        "texts": texts,
+    }
+    try:
+        if out.exists() and any(out.iterdir()):
+            found = read_manifest(out)
+            if found is None:
+                raise UsageError(f"{out} holds other files. Name a new folder by --out.")
+            changed = [name for name in ("prompts", "settings") if found.get(name) != manifest[name]]
+            if found["target"].get("model") != target.model or found["target"].get("tokenizer") != target.tokenizer:
+                changed = ["target", *changed]
+            if changed:
+                raise UsageError(
+                    f"{out} holds texts of other {' and '.join(changed)}; mixed, they could not be written again. "
+                    "Go on with the same command, or name another folder by --out."
+                )
+            manifest["shards"] = max(settings.shards, found["shards"])
+        write_manifest(out, manifest)
+    except OSError as error:
+        raise FileError(f"cannot write to {out}: {error}. Name a folder that is writable.") from error
