@@ -167,7 +167,7 @@ def test_a_memory_of_another_model_is_refused(tmp_path: Path) -> None:
     made.close()
     narrow = tiny_model("llama", hidden_size=16)
     other = Speculator.from_transformers(tiny_model("llama"), draft_model=narrow, method="draft-model", online=True)
-    with pytest.raises(ForeignMemoryError, match="lm_head.weight is"):
+    with pytest.raises(ForeignMemoryError, match=r"lm_head\.weight is"):
         other.load(tmp_path / "learned")
     other.close()
 

@@ -70,7 +70,7 @@ def test_states_stand_beside_the_same_positions() -> None:
 
 
 def test_what_counts_as_rejected() -> None:
-    """Guards each way a round can end: below the root, at a leaf, or where the target wrote the drafted token itself."""
+    """Guards each way a round can end: below the root, at a leaf, or in text that the target wrote itself."""
     tree = make_tree([5, 6], [-1, 0])
     assert rejected(verified(tree, [], [9]))
     assert rejected(verified(tree, [0], [5, 9]))
