@@ -10,6 +10,7 @@ from speculant.core.drafter import Drafter, Session, Start
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
@@ -23,7 +24,8 @@ class HeadSettings:
     """Settings of methods with a head.
 
     Attributes:
-        tree: "dynamic" for the most probable paths by the head's own probabilities, "chain" for one token a level.
+        tree: "dynamic" for the most probable paths by the head's own probabilities, "static" for the ranks of the tree
+            that is published for such heads, "chain" for one token a level.
         depth: levels that a draft grows at most.
         top_k: of a dynamic tree, nodes that a level expands, and candidates of each.
         least: of a dynamic tree, the joint probability below which no node is expanded.
@@ -117,7 +119,11 @@ class HeadDrafter(Drafter):
             return HeadChain(self._acceptance, s.depth, choosing=not self._sampled)
         if s.tree == "dynamic":
             return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least)
-        raise UsageError(f"tree must be dynamic or chain, not {s.tree!r}.")
+        if s.tree != "static":
+            raise UsageError(f"tree must be dynamic, static or chain, not {s.tree!r}.")
+        if not self.head.head.paths:
+            raise UsageError(f"there is no static tree for heads of kind {self.head.kind}; use tree=dynamic or chain.")
+        return StaticTree(self.head.head.paths, self._acceptance)
 
 
 class ChainHeadDrafter(HeadDrafter):

@@ -39,6 +39,9 @@ class TargetParts(Protocol):
     def project(self, hidden: Tensor) -> Tensor:
         """Return the target's logits [..., V] of normalised hidden states [..., D]."""
 
+    def projection(self) -> Tensor:
+        """Return the weights [V, D] of the target's output projection, for heads that begin with a copy."""
+
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         """Return the rotary frequencies Float32[head_dim / 2] that a config describes, and the scale of cos and sin.
 
@@ -93,11 +96,13 @@ class Head(Protocol):
             checkpoints name boundaries (0: the embeddings) or layers, which loaders turn into these.
         depth: the deepest token that it can draft; None for any.
         ids: Int64[V'], the target's token of each of its logits; None if they are the target's own.
+        paths: the static tree that is published for such heads, as rank paths (`static_tree`); () for none.
     """
 
     taps: tuple[int, ...]
     depth: int | None
     ids: Tensor | None
+    paths: tuple[tuple[int, ...], ...] = ()
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         """Return the state of a text whose tokens before the position `first` have no rows."""

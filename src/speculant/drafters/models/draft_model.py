@@ -81,7 +81,7 @@ class BestFirstSettings:
         least: joint probability below which no node is expanded.
     """
 
-    depth: int = 10
+    depth: int = 5
     top_k: int = 8
     least: float = 0.0
 

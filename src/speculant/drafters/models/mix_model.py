@@ -49,7 +49,7 @@ class MixModelSettings:
     """
 
     proposed: int = 16
-    depth: int = 10
+    depth: int = 4
     top_k: int = 4
     least: float = 0.1
 

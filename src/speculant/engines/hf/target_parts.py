@@ -50,6 +50,10 @@ class HFTargetParts:
         found: Tensor = self._output(hidden.to(self._output.weight.dtype))
         return found
 
+    def projection(self) -> Tensor:
+        found: Tensor = self._output.weight
+        return found[: self.vocabulary]
+
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         theta, kind = float(rope["rope_theta"]), str(rope.get("rope_type", "default"))
         if kind == "default":

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -74,7 +75,12 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
 
 
 def load_weights(
-    module: nn.Module, checkpoint: Checkpoint, tensors: Mapping[str, Tensor], *, ignored: Iterable[str] = ()
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    *,
+    ignored: Iterable[str] = (),
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Give a module its weights, all of them and no others.
 
@@ -83,13 +89,14 @@ def load_weights(
         checkpoint: for messages.
         tensors: by the module's names.
         ignored: names that may be there without being used, such as copies of the target's embeddings.
+        names: the checkpoint's, by the module's, where they differ; for messages.
 
     Raises:
         UnsupportedError: a weight is missing, is left over or has another shape; it is named.
     """
-    wanted = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    wanted = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     wanted = {name: wanted[name] for name in module.state_dict()}
-    missing = sorted(wanted.keys() - tensors.keys())
+    missing = sorted(names.get(name, name) for name in wanted.keys() - tensors.keys())
     extra = sorted(tensors.keys() - wanted.keys() - set(ignored))
     if missing or extra:
         parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
@@ -99,8 +106,9 @@ def load_weights(
         )
     for name, parameter in wanted.items():
         if parameter.shape != tensors[name].shape:
+            public, found = names.get(name, name), list(tensors[name].shape)
             raise UnsupportedError(
-                f"the head {checkpoint.source} has {name} of shape {list(tensors[name].shape)} where its config gives "
+                f"the head {checkpoint.source} has {public} of shape {found} where its config gives "
                 f"{list(parameter.shape)}; it belongs to another model, or its config is wrong."
             )
     dtype = next(tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point())

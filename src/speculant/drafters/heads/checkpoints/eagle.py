@@ -1,7 +1,8 @@
 """Checkpoints of EAGLE-1, EAGLE-2 and HASS, as their authors publish them (SafeAILab/EAGLE, HArmonizedSS/HASS).
 
-`config.json` is a Llama config of one layer; "bias": false says that `fc` has no bias. `embed_tokens.weight` is a copy
-of the target's. A first norm of the layer, which the authors' heads lack, tells heads of another training.
+`config.json` is a Llama config of one layer; "bias": false means that `fc` has no bias, "qkv_bias" that queries, keys
+and values have (Qwen2); heads have no size of their own, so it is D / heads. `embed_tokens.weight` is a copy of the
+target's. A norm before the layer's attention, which the authors' heads lack, marks heads of another training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from safetensors.torch import save_file
 
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
-from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, layer_shape, shape_config
+from speculant.drafters.heads.checkpoints.fitting import (
+    check_hidden_size,
+    check_vocabulary,
+    layer_shape,
+    shape_config,
+)
 from speculant.drafters.heads.eagle import EagleHead
 from speculant.drafters.heads.head import TargetParts
 
@@ -21,10 +27,15 @@ _COPIES = ("embed_tokens.weight", "lm_head.weight")  # of the target's weights
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these: `fc` takes an embedding and one hidden state."""
-    fc = checkpoint.tensors.get("fc.weight")
+    """Whether a checkpoint is one of these: `fc` takes an embedding and one hidden state, one layer follows."""
+    fc, first = checkpoint.tensors.get("fc.weight"), checkpoint.tensors.get("layers.0.self_attn.q_proj.weight")
     return (
-        fc is not None and fc.shape[1] == 2 * fc.shape[0] and "layers.0.self_attn.q_proj.weight" in checkpoint.tensors
+        "speculators_model_type" not in checkpoint.config
+        and fc is not None
+        and first is not None
+        and fc.shape[1] == 2 * fc.shape[0]
+        and first.shape[1] == fc.shape[0]
+        and "hidden_norm.weight" not in checkpoint.tensors
     )
 
 
@@ -32,12 +43,16 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> EagleHead:
     """Return the head; raises as `load_head`."""
     if "layers.0.input_layernorm.weight" in checkpoint.tensors:
         raise UnsupportedError(
-            f"the head {checkpoint.source} looks like EAGLE-1, but its layer has an input norm, which EAGLE's has not: "
-            "it was trained by another program, whose formula is not known."
+            f"the head {checkpoint.source} looks like EAGLE-1, but its layer has an input norm, which EAGLE's lacks: "
+            "it was trained by another program with another formula, which is not supported. Train a head with "
+            "`speculant train eagle`, or name one by EAGLE's authors."
         )
     check_hidden_size(checkpoint, target, checkpoint.tensors["fc.weight"].shape[0])
-    head = EagleHead(layer_shape(checkpoint, target), bias="fc.bias" in checkpoint.tensors)
-    load_weights(head, checkpoint, checkpoint.tensors, ignored=_COPIES)
+    check_vocabulary(checkpoint, target, int(checkpoint.config.get("vocab_size") or target.vocabulary))
+    shape = layer_shape(checkpoint, target, bias=bool(checkpoint.config.get("qkv_bias", False)))
+    head = EagleHead(shape, bias=bool(checkpoint.config.get("bias", True)))
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.endswith("inv_freq")}
+    load_weights(head, checkpoint, tensors, ignored=_COPIES)
     return head
 
 

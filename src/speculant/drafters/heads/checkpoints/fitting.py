@@ -66,7 +66,7 @@ def layer_shape(
         raise UnsupportedError(f"config.json of the head {checkpoint.source} has no 'num_attention_heads'.")
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     rope = {"rope_type": rope.get("rope_type", rope.get("type", "default")), **rope}
-    rope.setdefault("rope_theta", float(given.get("rope_theta", 10000.0)))
+    rope.setdefault("rope_theta", float(given.get("rope_theta") or 10000.0))
     head_dim, positions = int(given.get("head_dim") or hidden // heads), int(given.get("max_position_embeddings", 2048))
     frequencies, scale = target.frequencies(rope, head_dim, positions)
     fields: dict[str, Any] = {
@@ -88,6 +88,7 @@ def layer_shape(
 
 def shape_config(shape: LayerShape, target: TargetParts) -> dict[str, Any]:
     """Return the config of a head's decoder layers, as `layer_shape` reads it."""
+    rope = shape.rope or {"rope_type": "default", "rope_theta": shape.theta}
     return {
         "model_type": "llama",
         "hidden_size": shape.hidden,
@@ -98,7 +99,8 @@ def shape_config(shape: LayerShape, target: TargetParts) -> dict[str, Any]:
         "rms_norm_eps": shape.eps,
         "qkv_bias": shape.bias,
         "rope_theta": shape.theta,
-        "rope_parameters": shape.rope or {"rope_type": "default", "rope_theta": shape.theta},
+        "rope_parameters": rope,
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,  # for transformers before 5
         "max_position_embeddings": shape.positions,
         "vocab_size": target.vocabulary,
         "hidden_act": "silu",

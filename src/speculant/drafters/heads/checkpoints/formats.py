@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import eagle
+from speculant.drafters.heads.checkpoints import blockwise, eagle, eagle3, hydra, medusa, mlp, speculators
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
@@ -32,7 +32,17 @@ class Format:
     load: Callable[[Checkpoint, TargetParts], Head]
 
 
-FORMATS = (Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),)
+FORMATS = (
+    Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),
+    Format("EAGLE-3 (authors, SpecForge, DeepSpec)", "eagle3", "eagle3", eagle3.matches, eagle3.load),
+    Format("P-EAGLE (SpecForge)", "p-eagle", "p-eagle", eagle3.matches_parallel, eagle3.load),
+    Format("EAGLE-3 (speculators)", "eagle3", "eagle3", speculators.matches_eagle3, speculators.load),
+    Format("P-EAGLE (speculators)", "p-eagle", "p-eagle", speculators.matches_p_eagle, speculators.load),
+    Format("blockwise", "blockwise", "blockwise", blockwise.matches, blockwise.load),
+    Format("Medusa", "medusa", "medusa", medusa.matches, medusa.load),
+    Format("Hydra", "hydra", "hydra", hydra.matches, hydra.load),
+    Format("MLP speculator", "mlp", "mlp", mlp.matches, mlp.load),
+)
 
 
 def find_format(checkpoint: Checkpoint) -> Format:

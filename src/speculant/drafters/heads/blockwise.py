@@ -1,0 +1,64 @@
+"""Blockwise parallel decoding (Stern et al., NeurIPS 2018, arXiv 1811.03115).
+
+One feed-forward layer reads the target's newest state f, after the final norm, and returns k states:
+f + (B relu(A f + a) + b)_i, with A of D to k d and B of k d to k D, section 6. The target's own output projection turns
+each into logits. The authors' p_1, which predicts the next token, is the target itself here, as in their setting with a
+frozen base model, since the output must stay the target's: k are the tokens after the root. The target's pass that
+verifies one block also yields the states that the next is drafted from, their merged step of section 4.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.levels import ParallelState
+
+LAST = -1
+
+
+class BlockwiseHead(nn.Module, Head):
+    """The feed-forward layer of all k heads."""
+
+    taps = (LAST,)
+    depth: int
+    ids = None
+
+    def __init__(self, hidden: int, inner: int, heads: int) -> None:
+        """Build a layer that begins as the identity: B and b are 0.
+
+        Args:
+            hidden: D.
+            inner: d, of each head.
+            heads: k.
+        """
+        super().__init__()
+        self.hidden, self.inner, self.depth = hidden, inner, heads
+        self.up = nn.Linear(hidden, heads * inner)
+        self.down = nn.Linear(heads * inner, heads * hidden)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def open(self, first: int, target: TargetParts) -> HeadState:
+        return BlockwiseState(self, target, first)
+
+    def states(self, features: Tensor) -> Tensor:
+        """Return the states [..., k, D] of all heads, given the target's states [..., D] after the final norm."""
+        x = features.to(self.up.weight.dtype)
+        change = self.down(nn.functional.relu(self.up(x)))
+        return torch.add(x.unsqueeze(-2), change.unflatten(-1, (self.depth, self.hidden)))
+
+
+class BlockwiseState(ParallelState):
+    """One text. Its context holds the states of all heads."""
+
+    def __init__(self, head: BlockwiseHead, target: TargetParts, first: int) -> None:
+        super().__init__(first)
+        self._head, self._target = head, target
+
+    def read_context(self, hidden: Tensor, following: Tensor) -> Tensor:
+        return self._head.states(self._target.norm(hidden[-1, -1]))
+
+    def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
+        return self._target.project(contexts[..., depth, :])

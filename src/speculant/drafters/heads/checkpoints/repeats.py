@@ -1,0 +1,25 @@
+"""Weights that checkpoints hold several times, because the module that wrote them is used several times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+def are_equal(tensors: Mapping[str, Tensor], prefixes: Iterable[str], parts: Iterable[str]) -> bool:
+    """Whether modules hold the same weights: `parts` are names below each of the prefixes; missing ones are equal."""
+    prefixes = list(prefixes)
+    for part in parts:
+        found = [tensors[prefix + part] for prefix in prefixes if prefix + part in tensors]
+        if any(each.shape != found[0].shape or not each.equal(found[0]) for each in found[1:]):
+            return False
+    return True
+
+
+def save_weights(module: nn.Module, file: Path) -> None:
+    """Write a module's weights under all their names: safetensors holds no two names of one tensor."""
+    tensors = module.state_dict()
+    save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, file)

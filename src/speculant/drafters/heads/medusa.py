@@ -1,0 +1,101 @@
+"""Medusa (Cai et al., ICML 2024, arXiv 2401.10774): heads beside the target's own, one for each depth.
+
+Head i reads f, the newest state of the target after the final norm, from which the root was drawn, and predicts the
+token i + 1 places after the root: n residual blocks, then an output projection of its own, one for all heads, or the
+target's. Heads do not see each other's tokens, so all nodes of a level have the same candidates. Medusa-1 trains the
+heads alone, Medusa-2 the target with them; they draft in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.levels import ParallelState
+from speculant.drafters.heads.residual import repeated
+
+LAST = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaShape:
+    """The sizes of Medusa heads.
+
+    Attributes:
+        hidden: D.
+        vocabulary: V', of what they project to.
+        heads: how many.
+        blocks: residual blocks of each.
+        shared: whether the blocks of a head are one and the same, as in the authors' program.
+        bias: whether blocks have biases.
+        projection: "own" for one each, "one" for one of their own for all, "target" for the target's.
+        scale: what logits are multiplied by, vLLM's `logit_scale`.
+    """
+
+    hidden: int
+    vocabulary: int
+    heads: int
+    blocks: int = 1
+    shared: bool = True
+    bias: bool = True
+    projection: Literal["own", "one", "target"] = "own"
+    scale: float = 1.0
+
+
+class MedusaHead(nn.ModuleList, Head):
+    """The weights, named as in the authors' checkpoints: `{head}.{block}.linear.weight`, `{head}.{blocks}.weight`."""
+
+    taps = (LAST,)
+    depth: int
+    ids: Tensor | None
+
+    def __init__(self, shape: MedusaShape, *, ids: Tensor | None = None) -> None:
+        """Build heads that begin as the identity, with random projections.
+
+        Args:
+            shape: of the heads.
+            ids: Int64[V'], the target's token of each logit; None if they are the target's own.
+        """
+        super().__init__()
+        self.shape, self.depth = shape, shape.heads
+        self.register_buffer("ids", ids, persistent=False)
+        one = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        for _ in range(shape.heads):
+            head = nn.ModuleList(repeated(shape.hidden, shape.blocks, shared=shape.shared, bias=shape.bias))
+            if shape.projection == "one":
+                head.append(one)
+            elif shape.projection == "own":
+                head.append(nn.Linear(shape.hidden, shape.vocabulary, bias=False))
+            self.append(head)
+
+    def open(self, first: int, target: TargetParts) -> HeadState:
+        return MedusaState(self, target, first)
+
+    def project(self, features: Tensor, index: int, target: TargetParts) -> Tensor:
+        """Return the logits [..., V'] of one head, given the target's states [..., D] after the final norm."""
+        head = self[index]
+        assert isinstance(head, nn.ModuleList)
+        blocks, projections = list(head)[: self.shape.blocks], list(head)[self.shape.blocks :]
+        x = features.to(next(self.parameters()).dtype)
+        for block in blocks:
+            x = block(x)
+        logits: Tensor = projections[0](x) if projections else target.project(x)
+        return logits if self.shape.scale == 1 else torch.mul(logits, self.shape.scale)
+
+
+class MedusaState(ParallelState):
+    """One text."""
+
+    def __init__(self, head: MedusaHead, target: TargetParts, first: int) -> None:
+        super().__init__(first)
+        self._head, self._target = head, target
+
+    def read_context(self, hidden: Tensor, following: Tensor) -> Tensor:
+        return self._target.norm(hidden[-1, -1])
+
+    def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
+        return self._head.project(contexts, depth, self._target)

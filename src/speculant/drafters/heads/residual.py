@@ -1,0 +1,36 @@
+"""The residual block of Medusa's and Hydra's heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class ResBlock(nn.Module):
+    """Adds SiLU(A x + b) to x, or to a projection of x where the sizes differ. It begins as that alone: A is 0."""
+
+    def __init__(self, size: int, *, given: int = 0, bias: bool = True) -> None:
+        """Build a block.
+
+        Args:
+            size: D, of what it returns.
+            given: of what it reads; 0 for D. Else a projection, which the authors call `res_connection`, takes x to D.
+            bias: whether A has one.
+        """
+        super().__init__()
+        self.linear = nn.Linear(given or size, size, bias=bias)
+        nn.init.zeros_(self.linear.weight)
+        if bias:
+            nn.init.zeros_(self.linear.bias)
+        self.res_connection = nn.Linear(given, size) if given else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x if self.res_connection is None else self.res_connection(x)
+        return torch.add(kept, nn.functional.silu(self.linear(x)))
+
+
+def repeated(size: int, count: int, *, shared: bool, bias: bool = True) -> list[ResBlock]:
+    """Return `count` blocks D to D: one and the same, as the authors' programs make them, or different ones."""
+    if not shared:
+        return [ResBlock(size, bias=bias) for _ in range(count)]
+    return [ResBlock(size, bias=bias)] * count

@@ -1,0 +1,1 @@
+"""New heads for a target, with weights from which training starts well."""
