@@ -36,6 +36,7 @@ COMMANDS = {  # each registered by the module of that name
     "replay": "measure methods on recorded answers, without a model",
     "tune": "measure what a target pass costs here",
     "tune-layers": "search the layers that layer-skip leaves out",
+    "train": "train a head that drafts for a model",
     "corpus": "build a memory from texts",
     "memory": "inspect, merge and clear memory files",
     "env": "describe this machine and the versions in use",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,30 @@ def share(value: Any) -> float:
     if not 0 < number <= 1:
         raise typer.BadParameter(f"must be above 0 and at most 1, not {shortened(value)}.")
     return number
+
+
+def positive(value: Any) -> float:
+    """Parse a finite number above 0."""
+    number = _number(value)
+    if not math.isfinite(number) or number <= 0:
+        raise typer.BadParameter(f"must be a finite number above 0, not {shortened(value)}.")
+    return number
+
+
+def nonnegative(value: Any) -> float:
+    """Parse a finite number of 0 or more."""
+    number = _number(value)
+    if not math.isfinite(number) or number < 0:
+        raise typer.BadParameter(f"must be a finite number of 0 or more, not {shortened(value)}.")
+    return number
+
+
+def byte_count(value: Any) -> int:
+    """Parse a number of bytes, as in 2GB or 500MB; 0 for none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|B|KB|MB|GB|TB)", str(value).strip().upper())
+    if match is None:
+        raise typer.BadParameter(f"must be a number of bytes as in 2GB or 500MB, not '{shortened(value)}'.")
+    return int(float(match[1]) * {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[match[2]])
 
 
 def temperature(value: Any) -> float:

@@ -1,0 +1,55 @@
+"""The state of an unfinished training, in one file, written aside and renamed: it is whole whatever interrupts it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speculant.core.errors import FileError
+
+FOLDER, STATE = ".training", "state.pt"
+
+
+def state_file(out: Path) -> Path:
+    """Return where the state of a training into a folder is kept."""
+    return out / FOLDER / STATE
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a state of tensors, numbers and text.
+
+    Raises:
+        FileError: it cannot be written; an earlier state is kept.
+    """
+    aside = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except (OSError, RuntimeError) as error:  # torch raises the latter where a disk is full
+        aside.unlink(missing_ok=True)
+        raise FileError(
+            f"the state of the training cannot be written to {path}: {error}. Make room, then go on with --resume."
+        ) from error
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a state; no code in it is run.
+
+    Raises:
+        FileError: it is damaged.
+    """
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found["step"], found["head"], found["about"]
+    except Exception as error:  # damaged files fail in many ways; each ends here with its reason
+        raise FileError(
+            f"{path} is not the state of a training, or is damaged: {error}. Delete {path.parent} to train anew."
+        ) from error
+    return found

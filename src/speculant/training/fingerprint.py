@@ -1,0 +1,52 @@
+"""What identifies a target: the weights that wrote a text, and whose states a head learned."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from speculant.memory.fingerprint import tokenizer_fingerprint
+
+_SAMPLED = 64  # values of each weight
+
+
+@dataclass(frozen=True, slots=True)
+class TargetIdentity:
+    """Fingerprints of a target.
+
+    Attributes:
+        name: what its author or user calls it.
+        model: a hash of its weights' names, shapes and of some values.
+        tokenizer: a hash of its vocabulary.
+        vocabulary: V.
+    """
+
+    name: str
+    model: str
+    tokenizer: str
+    vocabulary: int
+
+    def record(self) -> dict[str, Any]:
+        """Return it for a JSON file."""
+        return asdict(self)
+
+
+def identify(model: Any, tokenizer: Any, *, name: str) -> TargetIdentity:
+    """Return the fingerprints of a target; they do not depend on its device, and hardly on its dtype.
+
+    Args:
+        model: a transformers model.
+        tokenizer: its tokenizer, or None.
+        name: for people.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    for key, weight in sorted(model.named_parameters()):
+        flat = weight.detach().flatten()
+        some = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].to("cpu", torch.bfloat16)  # the same for fp32 copies
+        digest.update(f"{key} {tuple(weight.shape)}".encode())
+        digest.update(some.view(torch.int16).numpy().tobytes())
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    return TargetIdentity(name, digest.hexdigest(), tokenizer_fingerprint(tokenizer, vocabulary), vocabulary)

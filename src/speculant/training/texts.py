@@ -1,0 +1,87 @@
+"""Texts to train on, as token ids in one array."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts:
+    """Texts one behind the other.
+
+    Attributes:
+        ids: Int32[N], of all texts.
+        starts: Int64[n + 1], where each begins; the last is N.
+        prompts: Int32[n], how many first tokens of each the target did not generate; 0 if that is not known.
+    """
+
+    ids: Int32
+    starts: Int64
+    prompts: Int32
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> Int32:
+        """Return the ids of a text."""
+        return self.ids[self.starts[index] : self.starts[index + 1]]
+
+    @property
+    def lengths(self) -> Int64:
+        """Int64[n], tokens of each."""
+        return np.diff(self.starts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all."""
+        return len(self.ids)
+
+    def select(self, chosen: Int64) -> Texts:
+        """Return some of the texts, in the order given."""
+        return from_parts([self[index] for index in chosen], self.prompts[chosen])
+
+    def cut(self, longest: int) -> Texts:
+        """Return the texts without the tokens beyond a length."""
+        if not len(self) or self.lengths.max() <= longest:
+            return self
+        return from_parts([self[index][:longest] for index in range(len(self))], self.prompts)
+
+    def digest(self) -> str:
+        """Return a short hash of ids, borders and prompts."""
+        found = hashlib.blake2b(digest_size=12)
+        for array in (self.ids, self.starts, self.prompts):
+            found.update(np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()
+
+
+def from_parts(parts: Sequence[Int32], prompts: Sequence[int] | Int32 | None = None) -> Texts:
+    """Return texts of their ids.
+
+    Args:
+        parts: the ids of each.
+        prompts: how many first tokens of each the target did not generate; None for 0.
+    """
+    starts = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=starts[1:])
+    ids = np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
+    given = np.zeros(len(parts), np.int32) if prompts is None else np.asarray(prompts, np.int32)
+    return Texts(ids, starts, given)
+
+
+def joined(several: Sequence[Texts]) -> Texts:
+    """Return the texts of several collections as one."""
+    offsets = np.cumsum([0, *(texts.tokens for texts in several)])
+    starts = [texts.starts[:-1] + offset for texts, offset in zip(several, offsets, strict=False)]
+    return Texts(
+        np.concatenate([texts.ids for texts in several]) if several else np.zeros(0, np.int32),
+        np.concatenate([*starts, offsets[-1:]]).astype(np.int64),
+        np.concatenate([texts.prompts for texts in several]) if several else np.zeros(0, np.int32),
+    )

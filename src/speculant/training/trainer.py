@@ -1,0 +1,321 @@
+"""The loop that trains a head: steps, measurements of acceptance, checkpoints.
+
+Whatever a step does is a function of the state before it, of the settings and of the data, so a training that goes on
+from a checkpoint gives the same result as one that was never interrupted (on CPUs bit for bit).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
+from speculant.drafters.heads.head import TargetParts
+from speculant.training.batches import TRAINING, stream_seed
+from speculant.training.checkpoints import load_state, save_state
+from speculant.training.evaluate import Acceptance, measure_acceptance
+from speculant.training.features import Features
+from speculant.training.interrupts import deferred
+from speculant.training.losses import parse_loss
+from speculant.training.optimizers import build_optimizers
+from speculant.training.recipe import Recipe
+from speculant.training.schedule import rate_factor
+from speculant.training.settings import MEMORY_ONLY, TrainSettings
+from speculant.training.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        step: steps done.
+        done: the share of the training.
+        losses: by depth, means since the last measurement.
+        seconds: spent so far, by all runs.
+        seconds_left: estimated.
+        tokens_per_second: tokens of texts read.
+        acceptance: what was just measured, if anything was.
+        best: whether that is the best so far.
+    """
+
+    step: int
+    done: float
+    losses: tuple[float, ...]
+    seconds: float
+    seconds_left: float
+    tokens_per_second: float
+    acceptance: Acceptance | None = None
+    best: bool = False
+
+
+@dataclass(slots=True)
+class TrainState:
+    """What a checkpoint holds beside weights and optimizers.
+
+    Attributes:
+        step: steps done.
+        seconds: spent.
+        tokens: of texts that were read.
+        stale: measurements since the best one.
+        history: of the measurements.
+        best: the best head's weights.
+        best_step: when it was.
+        best_score: its tokens of a greedy round.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    stale: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+    best_step: int = 0
+    best_score: float = 0.0
+
+
+class Trainer:
+    """One training. The head's weights are the last ones during it, and the best ones after it."""
+
+    def __init__(
+        self,
+        recipes: Callable[[int], Recipe],
+        target: TargetParts,
+        features: Features,
+        held_out: Features,
+        settings: TrainSettings,
+        *,
+        path: Path,
+        about: dict[str, Any],
+        workers: Workers | None = None,
+        checkpoint_steps: int | None = None,
+        checkpoint_minutes: float = 5.0,
+        report: Callable[[Progress], object] = lambda progress: None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            recipes: returns the head's recipe for a depth.
+            target: of the head.
+            features: of the texts to train on.
+            held_out: of those that acceptance is measured on.
+            settings: of the training.
+            path: where its state is kept.
+            about: what identifies target, data and head: a state of another training is refused.
+            workers: the processes that train together.
+            checkpoint_steps: steps between checkpoints; None for none but those by the clock.
+            checkpoint_minutes: minutes between checkpoints.
+            report: is given the progress now and then.
+        """
+        self.settings, self.state = settings, TrainState()
+        self._recipes = {depth: recipes(depth) for depth in {1, settings.depth, settings.measured}}
+        self.head: nn.Module = self._recipes[settings.depth].head
+        self._target, self._features, self._held_out = target, features, held_out
+        self._path, self._about, self._report = path, about, report
+        self._workers = workers or Workers()
+        self._checkpoint_steps, self._checkpoint_minutes = checkpoint_steps, checkpoint_minutes
+        self._loss = parse_loss(settings.loss)
+        self._device = next(self.head.parameters()).device
+        self._optimizers = build_optimizers(
+            self.head, settings.optimizer, lr=settings.lr, weight_decay=settings.weight_decay
+        )
+        self._sums = torch.zeros(settings.depth + 1, device=self._device)  # of losses by depth; last: batches
+        self._started = self._saved = time.monotonic()
+        self._begun = TrainState()  # what earlier runs have done
+
+    def run(self) -> TrainState:
+        """Train to the end; return the state, with the best weights in the head.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted; its state is saved.
+            OutOfMemoryError: the device is full; the state before the step is saved.
+            SpeculantError: the loss is no number any more.
+        """
+        self._started = self._saved = time.monotonic()
+        try:
+            with deferred() as interrupt:
+                while not self._advance(bool(interrupt)):
+                    pass
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+                raise
+            raise OutOfMemoryError(
+                f"the device ran out of memory at step {self.state.step + 1}, with {self.settings.texts} texts of up "
+                f"to {int(self._features.groups.texts.lengths.max())} tokens and {self.settings.anchors} anchors "
+                "each. Use fewer --texts or --anchors, with --accumulate for as many in a step, shorter texts by "
+                "--length, or --precision bfloat16. The last checkpoint is kept: add --resume to go on from it."
+            ) from error
+        self.head.load_state_dict(self.state.best)
+        return self.state
+
+    def resume(self) -> int:
+        """Go on from the saved state; return its step.
+
+        Raises:
+            FileError: it is damaged.
+            UsageError: it belongs to another training.
+        """
+        found = load_state(self._path)
+        self._check(json.loads(found["about"]))
+        self.head.load_state_dict(found["head"])
+        for optimizer, state in zip(self._optimizers, found["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self._sums = found["sums"].to(self._device)
+        names = ("step", "seconds", "tokens", "stale", "best", "best_step", "best_score")
+        self.state = TrainState(history=json.loads(found["history"]), **{name: found[name] for name in names})
+        self._begun = TrainState(self.state.step, self.state.seconds, self.state.tokens)
+        return self.state.step
+
+    def save(self) -> None:
+        """Write the state."""
+        self._features.flush()
+        if self._workers.first:
+            state = self.state
+            save_state(
+                self._path,
+                {
+                    "about": json.dumps(self._identity()),
+                    "head": {name: tensor.detach() for name, tensor in self.head.state_dict().items()},
+                    "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+                    "sums": self._sums,
+                    "step": state.step,
+                    "seconds": state.seconds,
+                    "tokens": state.tokens,
+                    "stale": state.stale,
+                    "best": state.best,
+                    "best_step": state.best_step,
+                    "best_score": state.best_score,
+                    "history": json.dumps(state.history),
+                },
+            )
+        self._saved = time.monotonic()
+
+    def _advance(self, interrupted: bool) -> bool:
+        """Measure if it is time to, save if it is time to, else train a step; return whether this was the end."""
+        state, settings = self.state, self.settings
+        state.seconds = self._begun.seconds + time.monotonic() - self._started
+        done, stop, due = self._workers.agreed(
+            self._done(), float(interrupted), float(self._save_due()), device=self._device
+        )
+        known = {entry["step"] for entry in state.history}
+        if not stop and state.step not in known and (done >= 1 or state.step % settings.evaluate_every == 0):
+            self._measure(done)
+        ended = done >= 1 or bool(settings.patience and state.stale >= settings.patience)
+        if stop or ended or due:
+            self.save()
+        if not stop and not ended:
+            self._step(done)
+        return bool(stop) or ended
+
+    def _done(self) -> float:
+        """Return the share of the training that is done."""
+        steps, minutes = self.settings.steps, self.settings.minutes
+        by_steps = self.state.step / steps if steps else 0.0
+        return max(by_steps, self.state.seconds / (60 * minutes) if minutes else 0.0)
+
+    def _save_due(self) -> bool:
+        by_steps = self._checkpoint_steps and self.state.step and self.state.step % self._checkpoint_steps == 0
+        return bool(by_steps) or time.monotonic() - self._saved > 60 * self._checkpoint_minutes
+
+    def _step(self, done: float) -> None:
+        """Train one step."""
+        settings, state, workers = self.settings, self.state, self._workers
+        recipe = self._recipes[settings.depth if done >= settings.depth_from else 1]
+        groups = self._features.groups
+        for part in range(settings.accumulate):
+            number = (state.step * settings.accumulate + part) * workers.count + workers.rank
+            group = groups.at(number)
+            batch = self._features.batch(group, groups.anchors(group, TRAINING, number))
+            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                torch.manual_seed(stream_seed(settings.seed, number))
+                with torch.autocast(self._device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
+                    total = torch.zeros((), device=self._device)
+                    for depth, output in enumerate(recipe.run(batch, self._target)):
+                        loss = self._loss(output.logits, output.target, output.tokens)
+                        if output.extra is not None and settings.feature_weight:
+                            loss = loss + settings.feature_weight * output.extra
+                        total = total + settings.decay**depth * loss
+                        self._sums[depth] += loss.detach()
+                (total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
+            self._sums[-1] += 1
+            state.tokens += int(batch.lengths.sum()) * workers.count
+        trained = [weight for weight in self.head.parameters() if weight.requires_grad]
+        workers.average(trained)
+        if settings.clip:
+            nn.utils.clip_grad_norm_(trained, settings.clip)
+        factor = rate_factor(settings.schedule, step=state.step, warmup=settings.warmup, progress=done)
+        for optimizer in self._optimizers:
+            for group_ in optimizer.param_groups:
+                group_["lr"] = settings.lr * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        if state.step % 10 == 0:
+            self._report(self._progress(done))
+
+    def _measure(self, done: float) -> None:
+        """Measure acceptance, and keep the weights if they are the best so far."""
+        state, progress = self.state, self._progress(done)
+        if not bool(self._sums.isfinite().all()):
+            raise SpeculantError(
+                f"the loss is no number any more at step {state.step}. Lower --lr, or lengthen --warmup; the last "
+                "checkpoint is kept."
+            )
+        acceptance = measure_acceptance(self._recipes[self.settings.measured], self._held_out, self._target)
+        best = not state.history or acceptance.greedy > state.best_score
+        if best:
+            state.best = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
+            state.best_step, state.best_score, state.stale = state.step, acceptance.greedy, 0
+        else:
+            state.stale += 1
+        state.history.append({"step": state.step, "losses": progress.losses, **acceptance.record()})
+        self._sums.zero_()
+        self._report(self._progress(done, progress.losses, acceptance, best))
+
+    def _progress(
+        self,
+        done: float,
+        losses: tuple[float, ...] | None = None,
+        acceptance: Acceptance | None = None,
+        best: bool = False,
+    ) -> Progress:
+        state = self.state
+        spent = max(1e-9, time.monotonic() - self._started)
+        if losses is None:
+            losses = tuple((self._sums[:-1] / self._sums[-1].clamp(min=1)).tolist())
+        share = done - self._begun_share()
+        left = spent * (1 - done) / share if share > 0 else float("nan")
+        rate = (state.tokens - self._begun.tokens) / spent
+        return Progress(state.step, done, losses, state.seconds, left, rate, acceptance, best)
+
+    def _begun_share(self) -> float:
+        steps, minutes = self.settings.steps, self.settings.minutes
+        by_steps = self._begun.step / steps if steps else 0.0
+        return max(by_steps, self._begun.seconds / (60 * minutes) if minutes else 0.0)
+
+    def _identity(self) -> dict[str, Any]:
+        return {**self._about, "settings": self.settings.record()}
+
+    def _check(self, found: dict[str, Any]) -> None:
+        """Refuse the state of another training."""
+        mine = json.loads(json.dumps(self._identity()))
+        wrong = [name for name in self._about if mine[name] != found.get(name)]
+        changed = {
+            name: value
+            for name, value in found["settings"].items()
+            if mine["settings"].get(name) != value and name not in MEMORY_ONLY
+        }
+        if wrong or changed:
+            options = ", ".join(f"{name} was {value}" for name, value in changed.items())
+            parts = [f"another {' and '.join(wrong)}"] * bool(wrong) + [f"other settings ({options})"] * bool(changed)
+            raise UsageError(
+                f"the training in {self._path.parent.parent} has {' and '.join(parts)}. Go on with the same command, "
+                "or name another folder by --out."
+            )
