@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from speculant.api.draft_caches import DraftCaches
 from speculant.core.drafter import Drafter
 from speculant.core.errors import UnsupportedError
@@ -21,6 +23,7 @@ def open_online(
     drafter: Drafter,
     online: Any,
     *,
+    target: Any,
     method: Method,
     drafts: Sequence[DraftCaches],
     head: LoadedHead | None,
@@ -31,6 +34,7 @@ def open_online(
     Args:
         drafter: what the method has built.
         online: True, settings or a dict of them.
+        target: the model, which must not learn.
         method: of the drafter.
         drafts: its draft models.
         head: its head, or None.
@@ -44,6 +48,13 @@ def open_online(
         raise UnsupportedError(
             f"the method '{method.name}' cannot learn online; use 'draft-model', another method that drafts with one "
             "model in the target's tokens and keeps no memory of its own, or a head."
+        )
+    learning: Any = head.head if head is not None else drafts[0].engine.model if drafts else None
+    shared = {weight.data_ptr() for weight in target.parameters()}
+    if isinstance(learning, nn.Module) and any(weight.data_ptr() in shared for weight in learning.parameters()):
+        raise UnsupportedError(
+            "the drafter shares weights with the target, which would change with it; load it a second time, or leave "
+            "out online=."
         )
     if head is not None:
         found: Drafter = load_object(ONLINE)(drafter, online, head=head, tokenizer=tokenizer)

@@ -197,6 +197,9 @@ def test_what_cannot_learn_is_refused() -> None:
     models = [tiny_model("llama"), tiny_model("llama")]
     with pytest.raises(UnsupportedError, match="one draft model"):
         Speculator.from_transformers(tiny_model("llama"), draft_model=models, method="specinfer", online=True)
+    same = tiny_model("llama")
+    with pytest.raises(UnsupportedError, match="shares weights with the target"):
+        Speculator.from_transformers(same, draft_model=same, method="draft-model", online=True)
     with pytest.raises(UsageError, match="no setting 'evry'"):
         speculator({"evry": 2})
     with pytest.raises(UsageError, match="'every'"):
