@@ -177,7 +177,9 @@ class Speculator:
         if len(drafts) > 1:
             check_merged(verifier, lossy=lossy)
         if online:
-            drafter = open_online(drafter, online, method=found, drafts=drafts, head=opened, tokenizer=fingerprint)
+            drafter = open_online(
+                drafter, online, target=model, method=found, drafts=drafts, head=opened, tokenizer=fingerprint
+            )
         notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else ()))
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():
