@@ -29,6 +29,7 @@ from speculant.cli.options import (
     MethodOption,
     ModelOption,
     NodesOption,
+    OnlineFlag,
     Sampling,
     SeedOption,
     SetOption,
@@ -86,6 +87,7 @@ def chat(
     draft_model: DraftModelOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
+    online: OnlineFlag = False,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -121,6 +123,7 @@ def chat(
         draft_model=draft_model,
         draft_dtype=draft_dtype,
         draft_device=draft_device,
+        online=online,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded, title = load_speculator(loading, drafting), model_title(model)

@@ -25,6 +25,7 @@ from speculant.cli.options import (
     MethodOption,
     ModelOption,
     NodesOption,
+    OnlineFlag,
     Sampling,
     SeedOption,
     SetOption,
@@ -104,6 +105,7 @@ def generate(
     draft_model: DraftModelOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
+    online: OnlineFlag = False,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -153,6 +155,7 @@ def generate(
         draft_model=draft_model,
         draft_dtype=draft_dtype,
         draft_device=draft_device,
+        online=online,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded = load_speculator(loading, drafting)

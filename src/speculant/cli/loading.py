@@ -48,7 +48,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         SpeculantError: the method, its settings, its acceptance rule or a model cannot be used.
     """
     method = find_method(drafting.method)  # a misspelled name should not cost the loading of a model
-    if drafting.memory is not None and not method.memory:
+    if drafting.memory is not None and not method.memory and not drafting.online:
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
     check_verifier(drafting.method, drafting.verifier, lossy=drafting.lossy)
     settings = build_settings(method, drafting.settings)
@@ -70,6 +70,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             lossy=drafting.lossy,
             draft_model=draft_model,
             draft_tokenizer=draft_tokenizer,
+            online=drafting.online,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
             fast=loading.fast,
