@@ -9,6 +9,7 @@ from torch import nn
 
 from speculant.api.loading import bundled_heads, is_bundled
 from speculant.core.errors import UsageError
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.engines.hf.target_parts import HFTargetParts
@@ -19,19 +20,22 @@ def open_head(head: Any, model: Any) -> LoadedHead:
     """Return a head on its target, in the target's dtype and on its device.
 
     Args:
-        head: a folder or hub id, or what this function returned for the same target.
+        head: a folder, a hub id, a checkpoint that was read, or what this function returned for the same target.
         model: the target.
 
     Raises:
         ModelNotFoundError: there is no such checkpoint, or it is damaged.
         UnsupportedError: its format is unknown, or it belongs to another target.
-        UsageError: `head` is something else.
+        UsageError: `head` is something else, or was opened for another model.
     """
+    parts = HFTargetParts(model)
     if isinstance(head, LoadedHead):
+        if not isinstance(head.target, HFTargetParts) or not head.target.same_model(parts):
+            raise UsageError("the head was opened for another model; open it for this one: `open_head(path, model)`.")
         return head
-    if not isinstance(head, str | Path):
-        raise UsageError(f"head is a folder, a hub id or what `open_head` returned, not {type(head).__name__}.")
-    loaded = load_head(head, HFTargetParts(model))
+    if not isinstance(head, str | Path | Checkpoint) or not head:
+        raise UsageError(f"head is a folder, a hub id or what `open_head` returned, not {head!r:.60}.")
+    loaded = load_head(head, parts)
     if isinstance(loaded.head, nn.Module):
         loaded.head.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
     return loaded

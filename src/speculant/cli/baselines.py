@@ -101,6 +101,8 @@ class Baselines:
             options |= {"verifier": self._loaded.verifier, "lossy": speculator.verifier.exactness == "lossy"}
         if method != "none" and self._loaded.settings is not None:
             options["settings"] = self._loaded.settings
+        if METHODS[method].heads:
+            options["head"] = self._loaded.head
         return type(speculator).from_transformers(
             speculator.model, speculator.tokenizer, method=method, nodes=nodes, fast=speculator.fast, **options
         )

@@ -116,14 +116,15 @@ def bench(
         ),
     ] = None,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--methods",
             metavar="NAME,...",
-            help="of `speculant methods`, hf:generate, hf:prompt-lookup, hf:assisted, llamacpp; default: none,mix",
+            help="of `speculant methods`, hf:generate, hf:prompt-lookup, hf:assisted, llamacpp; default: none,mix, and "
+            "that of --head",
             rich_help_panel="How",
         ),
-    ] = "none,mix",
+    ] = None,
     draft_model: Annotated[
         str | None,
         typer.Option(
@@ -132,6 +133,16 @@ def bench(
             metavar="PATH|ID",
             parser=nonempty("name a folder or a hub id, or leave the option out"),
             help="a smaller model with the same vocabulary, for the methods that draft with one and hf:assisted",
+            rich_help_panel="How",
+        ),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head",
+            metavar="PATH|ID",
+            parser=nonempty("name a folder or a hub id, or leave the option out"),
+            help="a trained head of the model, for the methods that draft with one; default: the bundled model's",
             rich_help_panel="How",
         ),
     ] = None,
@@ -218,6 +229,7 @@ def bench(
         max_new_tokens=max_new_tokens,
         methods=methods,
         draft_model=draft_model,
+        head=head,
         settings=tuple(settings or ()),
         nodes=nodes,
         memory_limit=memory_limit,

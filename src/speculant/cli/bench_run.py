@@ -11,10 +11,11 @@ from speculant.cli.bench_progress import shown
 from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
-from speculant.cli.loading import check_device, load, model_source, quick_imports, quieten, set_threads_for
-from speculant.cli.options import BUNDLED
+from speculant.cli.head_file import head_title, read_head
+from speculant.cli.loading import check_device, load, model_source, quieten, set_threads_for
+from speculant.cli.options import BUNDLED, DEFAULT_METHOD
 from speculant.cli.settings import build_settings_by_method
-from speculant.cli.terminal import print_table, progress, say, waiting
+from speculant.cli.terminal import print_table, progress, quick_imports, say, waiting
 from speculant.core.errors import FileError, UsageError
 
 if TYPE_CHECKING:
@@ -41,18 +42,23 @@ def run(asked: Bench) -> int:
     from speculant.bench.suite.runner import Runner
     from speculant.bench.suite.tasks import Sampling
     from speculant.bench.systems.llamacpp import LLAMACPP
-    from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model
+    from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model, takes_head
     from speculant.bench.systems.system import PLAIN
 
+    head_file = None if asked.head is None else read_head(asked.head)
     methods = parse_methods(
-        asked.methods,
+        asked.methods or ",".join(["none", DEFAULT_METHOD, *([head_file.format.method] if head_file else [])]),
         forced=bool(asked.forced),
         draft_model=(draft_source := find_draft_model(asked)) is not None,
+        head=None if head_file is None else head_file.format.kind,
+        bundled=asked.config is None and model_source(asked.loading.model) is None,
         sampled=any(temperatures(asked.temperature)),
     )
     drafting = any(map(takes_draft_model, methods))
     if asked.draft_model is not None and not drafting:
         raise UsageError("--draft-model would be ignored: none of --methods drafts with a model.")
+    if asked.head is not None and not any(map(takes_head, methods)):
+        raise UsageError("--head would be ignored: none of --methods drafts with a head.")
     chosen = build_settings_by_method(methods, asked.settings)
     model, tokenizer = target(asked)
     lengths = lengths_of(positions_of(model)) if asked.growth else []
@@ -72,6 +78,7 @@ def run(asked: Bench) -> int:
         "settings": chosen,
         "tokenizer": tokenizer,
         "draft_tokenizer": draft_tokenizer,
+        "head": None if head_file is None else head_file.open(model),
     }
     runner = Runner(
         tasks=tasks,
@@ -82,7 +89,9 @@ def run(asked: Bench) -> int:
         batches=batches(asked.batch),
     )
     drafter = Path(asked.draft_model or BUNDLED).name if drafting else None
-    settings = conditions(asked, runner, draft_model=drafter, settings=chosen)
+    settings = conditions(
+        asked, runner, draft_model=drafter, head=asked.head and head_title(asked.head), settings=chosen
+    )
     file = RowFile(Path(asked.out), settings, restart=asked.restart)
     if file.rows:
         say(f"going on with the run in {asked.out}.")
@@ -119,14 +128,14 @@ def run(asked: Bench) -> int:
 def measured_scaling(
     asked: Bench, model: Any, methods: Sequence[str], chosen: Mapping[str, Any], lengths: int
 ) -> dict[str, Any]:
-    """Measure how cost scales, with the first of our own methods that drafts without a draft model, or `mix`."""
+    """Measure how cost scales, with the first of our own methods that drafts without a model or head, or `mix`."""
     from speculant.api.speculator import Speculator
     from speculant.bench.scaling.measure import measure_scaling
-    from speculant.bench.systems.selection import takes_draft_model
+    from speculant.bench.systems.selection import takes_draft_model, takes_head
     from speculant.registry import METHODS
 
-    own = (name for name in methods if name in METHODS and name != "none" and not takes_draft_model(name))
-    drafting = next(own, "mix")
+    own = [name for name in methods if name in METHODS and name != "none" and not takes_draft_model(name)]
+    drafting = next((name for name in own if not takes_head(name)), DEFAULT_METHOD)
     options: dict[str, Any] = {
         "method": drafting,
         "memory_limit": asked.memory_limit << 20,

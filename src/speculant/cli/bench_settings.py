@@ -23,8 +23,9 @@ class Bench:
     limit: int | None
     growth: bool
     max_new_tokens: int | None
-    methods: str
+    methods: str | None
     draft_model: str | None
+    head: str | None
     settings: Sequence[str]
     nodes: int | str | None
     memory_limit: int

@@ -21,6 +21,7 @@ from speculant.cli.options import (
     DraftModelOption,
     DtypeOption,
     FastOption,
+    HeadOption,
     Loading,
     LossyFlag,
     MaxNewTokensOption,
@@ -80,13 +81,14 @@ def chat(
     top_k: TopKOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
-    method: MethodOption = "mix",
+    method: MethodOption = None,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
+    head: HeadOption = None,
     online: OnlineFlag = False,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
@@ -123,6 +125,7 @@ def chat(
         draft_model=draft_model,
         draft_dtype=draft_dtype,
         draft_device=draft_device,
+        head=head,
         online=online,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
@@ -133,7 +136,7 @@ def chat(
     with ExitStack() as ending:
         if loaded.memory is not None:
             ending.callback(loaded.speculator.save, loaded.memory)
-        talk(Conversation(loaded.speculator, sampling.options()), title=title, method=method)
+        talk(Conversation(loaded.speculator, sampling.options()), title=title, method=loaded.speculator.method)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`speculant check`: proves token by token that drafts do not change a model's output, or describes a draft model."""
+"""`speculant check`: proves token by token that drafts do not change a model's output; describes draft models, heads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from speculant.cli.options import (
     DraftModelOption,
     DtypeOption,
     FastOption,
+    HeadOption,
     Loading,
     LossyFlag,
     MemoryLimitOption,
+    MethodOption,
     ModelArgument,
     ModelOption,
     NodesOption,
-    OptionalMethodOption,
     SetOption,
     ThreadsOption,
     VerifierOption,
@@ -39,12 +40,16 @@ In float32 every token has the highest logit; in bfloat16 passes of different si
 near-ties, and they are counted. Ends with 1 if a token is neither.
 
 With --draft-model and no --method: report whether that draft model fits, its vocabulary, the methods that can use it,
-and how many of its tokens the model accepts. Ends with 1 if none can."""
+and how many of its tokens the model accepts. Ends with 1 if none can.
+
+With --head and no --method: report the head's format, kind, size and what it reads of the model, whether it fits, and
+how many tokens a pass yields with it. Ends with 1 if it does not fit."""
 
 EXAMPLES = """
 speculant check your/model --method mix
 speculant check your/model --dtype bfloat16 --json > proof.json
 speculant check your/model --draft-model your/smaller-model
+speculant check your/model --head your/head
 """
 
 PROMPTS = (
@@ -75,13 +80,14 @@ def check(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, without any text")] = False,
-    method: OptionalMethodOption = None,
+    method: MethodOption = None,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
+    head: HeadOption = None,
     nodes: NodesOption = None,
     memory_limit: MemoryLimitOption = 256,
     dtype: DtypeOption = None,
@@ -91,6 +97,7 @@ def check(
     threads: ThreadsOption = None,
 ) -> int:
     """Decode, force, count."""
+    from speculant.cli.check_head import report_head
     from speculant.cli.check_pair import report_pair
     from speculant.cli.env import environment
     from speculant.cli.loading import load_speculator
@@ -102,10 +109,11 @@ def check(
         raise UsageError("MODEL and --model are the same; name the model once.")
     model = model or named
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
-    pair = draft_model is not None and method is None
-    if pair and not (settings is None and nodes is None and verifier is None and not lossy):
+    if draft_model is not None and head is not None and method is None:
+        raise UsageError("--draft-model and --head are reported one at a time; leave one out, or add --method.")
+    described = (draft_model is not None or head is not None) and method is None
+    if described and not (settings is None and nodes is None and verifier is None and not lossy):
         raise UsageError("--set, --nodes, --verifier and --lossy belong to a method; add --method, or leave them out.")
-    method = method or "mix"
     drafting = Drafting(
         method=method,
         settings=tuple(settings or ()),
@@ -116,9 +124,11 @@ def check(
         draft_model=draft_model,
         draft_dtype=draft_dtype,
         draft_device=draft_device,
+        head=head,
     )
-    if pair:
-        return report_pair(loading, drafting, given, tokens=max_new_tokens, as_json=as_json)
+    if described:
+        report = report_pair if head is None else report_head
+        return report(loading, drafting, given, tokens=max_new_tokens, as_json=as_json)
     speculator = load_speculator(loading, drafting).speculator
     import numpy as np
 
@@ -140,7 +150,7 @@ def check(
         say(f"{number} of {len(given)}: {proofs[-1].line()}")
     whole_proof = MarginSummary([margin for proof in proofs for margin in proof.margins])
     if as_json:
-        found = {"method": method, "environment": environment(speculator.model)} | whole_proof.to_json()
+        found = {"method": speculator.method, "environment": environment(speculator.model)} | whole_proof.to_json()
         found["places"] = [
             {"prompt": i} | each for i, p in enumerate(proofs, start=1) for each in p.to_json()["places"]
         ]
@@ -152,5 +162,5 @@ def check(
                     f"prompt {number}, token {place['position']}: margin {place['margin']:.3g} "
                     f"(rounding explains {place['tolerance']:.3g}): {MARKS[place['near_tie']]}"
                 )
-        print(f"{method}: {whole_proof.line()}")
+        print(f"{speculator.method}: {whole_proof.line()}")
     return 1 if whole_proof.wrong else 0

@@ -28,13 +28,16 @@ def model_name(asked: Bench) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
-def conditions(asked: Bench, runner: Runner, *, draft_model: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+def conditions(
+    asked: Bench, runner: Runner, *, draft_model: str | None, head: str | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return how it is run: what must be the same for a run to go on.
 
     Args:
         asked: the options.
         runner: of the run.
         draft_model: the name of the draft model, without a path; None if there is none.
+        head: the name of the head that was given, without a path, or None.
         settings: of drafters, by method.
     """
     import torch
@@ -49,6 +52,7 @@ def conditions(asked: Bench, runner: Runner, *, draft_model: str | None, setting
         "inflated": asked.inflate,
         "methods": [system.name for system in runner.systems],
         "draft_model": draft_model,
+        **({} if head is None else {"head": head}),
         "method_settings": settings_json(settings),
         "nodes": asked.nodes,
         "memory_limit_mb": asked.memory_limit,
@@ -110,6 +114,8 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
         found.append("Token ids were numbered anew, since the model's vocabulary is smaller than the recorded one.")
     if settings["draft_model"] is not None:
         found.append(f"Draft model: {settings['draft_model']}.")
+    if "head" in settings:
+        found.append(f"Head: {settings['head']}.")
     found += settings_sentences(settings["method_settings"])
     if settings["limit"] is not None:
         found.append(f"The first items of each task, at most {settings['limit']}.")

@@ -17,6 +17,7 @@ from speculant.cli.options import (
     DraftModelOption,
     DtypeOption,
     FastOption,
+    HeadOption,
     Loading,
     LossyFlag,
     MaxNewTokensOption,
@@ -52,6 +53,7 @@ speculant generate - --temperature 0.8 --seed 1 < prompt.txt
 speculant generate "The dog" --memory my.speculant  # learns from run to run
 speculant generate --prompts questions.jsonl --batch 8 > answers.jsonl
 speculant generate "Tom" --method lookup --set copied=20
+speculant generate "Tom" --model your/model --head your/head
 """
 
 
@@ -98,13 +100,14 @@ def generate(
     top_k: TopKOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
-    method: MethodOption = "mix",
+    method: MethodOption = None,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
     draft_model: DraftModelOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
+    head: HeadOption = None,
     online: OnlineFlag = False,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
@@ -155,6 +158,7 @@ def generate(
         draft_model=draft_model,
         draft_dtype=draft_dtype,
         draft_device=draft_device,
+        head=head,
         online=online,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)

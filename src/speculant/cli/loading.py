@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.compiling import compilation_announced
-from speculant.cli.options import BUNDLED, Drafting, Loading
+from speculant.cli.head_file import read_head
+from speculant.cli.options import BUNDLED, DEFAULT_METHOD, Drafting, Loading
 from speculant.cli.settings import build_settings
-from speculant.cli.terminal import say, waiting
+from speculant.cli.terminal import quick_imports, say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
 from speculant.registry import check_verifier, find_method
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
+    from speculant.drafters.heads.drafter import LoadedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,7 @@ class Loaded:
         settings: the drafter's, or None for the defaults.
         threads: how many there are and why.
         verifier: the name of the acceptance rule, or None for the method's own.
+        head: the one that was named, or None.
     """
 
     speculator: Speculator
@@ -39,6 +38,7 @@ class Loaded:
     settings: Any
     threads: str
     verifier: str | None = None
+    head: LoadedHead | None = None
 
 
 def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
@@ -47,17 +47,22 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     Raises:
         SpeculantError: the method, its settings, its acceptance rule or a model cannot be used.
     """
-    method = find_method(drafting.method)  # a misspelled name should not cost the loading of a model
-    if drafting.memory is not None and not method.memory and not drafting.online:
+    found = None if drafting.head is None else read_head(drafting.head)
+    method = find_method(drafting.method or DEFAULT_METHOD if found is None else drafting.method or found.format.method)
+    keeps = method.memory or drafting.online
+    if drafting.memory is not None and not keeps:  # what is misspelled should not cost the loading of a model
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
-    check_verifier(drafting.method, drafting.verifier, lossy=drafting.lossy)
+    check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
     settings = build_settings(method, drafting.settings)
     from speculant.api.loading import is_bundled
 
-    known = method.takes_draft_model and is_bundled(model_source(loading.model))
-    method.check_draft_model(given=known or drafting.draft_model is not None)
+    bundled = is_bundled(model_source(loading.model))
+    method.check_draft_model(given=(method.takes_draft_model and bundled) or drafting.draft_model is not None)
+    if found is not None or not bundled:
+        method.check_head(None if found is None else found.format.kind)
     model, tokenizer, threads = load(loading)
     draft_model, draft_tokenizer = (None, None) if drafting.draft_model is None else load_draft_model(drafting, loading)
+    head = None if found is None else found.open(model)
     from speculant.api.speculator import Speculator
 
     options = {} if settings is None else {"settings": settings}
@@ -65,11 +70,12 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         speculator = Speculator.from_transformers(
             model,
             tokenizer,
-            method=drafting.method,
+            method=method.name,
             verifier=drafting.verifier,
             lossy=drafting.lossy,
             draft_model=draft_model,
             draft_tokenizer=draft_tokenizer,
+            head=head,
             online=drafting.online,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
@@ -77,7 +83,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             **options,
         )
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
-    return Loaded(speculator, memory, settings, threads, drafting.verifier)
+    return Loaded(speculator, memory, settings, threads, drafting.verifier, head)
 
 
 def load(loading: Loading) -> tuple[Any, Any, str]:
@@ -184,17 +190,3 @@ def quieten() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Import large packages without collecting garbage, a tenth of the time; what is imported is never garbage."""
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

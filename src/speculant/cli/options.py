@@ -12,6 +12,7 @@ from speculant.core.errors import UsageError
 from speculant.registry import METHODS, VERIFIERS
 
 BUNDLED = "bundled"
+DEFAULT_METHOD = "mix"  # without a head
 MODEL_HELP = "a folder or a hub id; default: bundled, the story model that comes with the package"
 
 _model = nonempty(f"name a folder or a hub id, or leave the option out for the {BUNDLED} model")
@@ -76,21 +77,11 @@ ThreadsOption = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    str,
-    typer.Option(
-        "--method",
-        metavar="NAME",
-        help="see `speculant methods`; default: mix",
-        rich_help_panel="Drafting",
-        autocompletion=_methods,
-    ),
-]
-OptionalMethodOption = Annotated[
     str | None,
     typer.Option(
         "--method",
         metavar="NAME",
-        help="see `speculant methods`; default: mix",
+        help="see `speculant methods`; default: that of --head, else mix",
         rich_help_panel="Drafting",
         autocompletion=_methods,
     ),
@@ -143,6 +134,16 @@ DraftDeviceOption = Annotated[
         "--draft-device",
         metavar="NAME",
         help="the draft model's device; default: that of --device",
+        rich_help_panel="Drafting",
+    ),
+]
+HeadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="PATH|ID",
+        parser=nonempty("name a folder or a hub id, or leave the option out"),
+        help="a trained head of the model, for methods that need one; default: the bundled model's",
         rich_help_panel="Drafting",
     ),
 ]
@@ -264,7 +265,7 @@ class Drafting:
     """How drafts are made.
 
     Attributes:
-        method: of the registry.
+        method: of the registry; None for the head's own, or "mix" without a head.
         settings: each "name=value".
         nodes: most nodes per draft, "auto", or None for the method's default.
         memory: the file to begin with and to save to.
@@ -273,13 +274,14 @@ class Drafting:
         lossy: whether it may change the output.
         draft_model: a folder or a hub id for methods that need a draft model, or None.
         draft_dtype, draft_device: how it is loaded; None for the target's.
+        head: a folder or a hub id for methods that need a trained head, or None.
         online: whether the draft model or head learns while it drafts.
 
     Raises:
         UsageError: an option would have no effect.
     """
 
-    method: str = "mix"
+    method: str | None = None
     settings: tuple[str, ...] = ()
     nodes: int | str | None = None
     memory: str | None = None
@@ -289,6 +291,7 @@ class Drafting:
     draft_model: str | None = None
     draft_dtype: str | None = None
     draft_device: str | None = None
+    head: str | None = None
     online: bool = False
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -140,3 +141,17 @@ def print_rendered(console: Any, renderable: Any) -> None:
     with console.capture() as captured:
         console.print(renderable)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import large packages without collecting garbage, a tenth of the time; what is imported is never garbage."""
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

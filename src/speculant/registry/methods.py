@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.core.errors import ForeignMemoryError, UnknownMethodError, UnsupportedError
 from speculant.registry.method import Method, load_object
 from speculant.registry.rules import VERIFIERS, find_rule
+from speculant.registry.tables.compositions import COMPOSITIONS
 from speculant.registry.tables.draft_models import DRAFT_MODELS
 from speculant.registry.tables.heads import HEADS
 from speculant.registry.tables.self_drafting import SELF_DRAFTING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # numpy would make `speculant --help` wait
     from speculant.memory.kind import MemoryKind
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (*TRAINING_FREE, *DRAFT_MODELS, *SELF_DRAFTING, *HEADS)}
+    {method.name: method for method in (*TRAINING_FREE, *DRAFT_MODELS, *SELF_DRAFTING, *HEADS, *COMPOSITIONS)}
 )
 
 # Distillation of a drafter while it serves, for methods with one draft model or a head; training stands above the api.

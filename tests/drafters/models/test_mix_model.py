@@ -11,7 +11,7 @@ import torch
 from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UsageError
-from speculant.drafters.models.mix_model import Mixture, features_of
+from speculant.drafters.models.union import Mixture, features_of
 
 
 def test_the_mixture_learns_whom_to_trust() -> None:

@@ -18,13 +18,23 @@ from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.registry import METHODS, find_method
 
 
-def parse_methods(names: str, *, forced: bool, draft_model: bool, sampled: bool = False) -> list[str]:
+def parse_methods(
+    names: str,
+    *,
+    forced: bool,
+    draft_model: bool,
+    head: str | None = None,
+    bundled: bool = False,
+    sampled: bool = False,
+) -> list[str]:
     """Return the methods of a list "NAME,...", each once, with plain decoding first whether or not it is named.
 
     Args:
         names: the list.
         forced: whether recorded outputs are followed.
         draft_model: whether there is one, for the methods that take it.
+        head: the kind of the head that is given, or None.
+        bundled: whether the target is the bundled model, which has heads of its own.
         sampled: whether tokens are sampled at a temperature.
 
     Raises:
@@ -45,12 +55,19 @@ def parse_methods(names: str, *, forced: bool, draft_model: bool, sampled: bool 
         else:
             method = find_method(name)
             method.check_draft_model(given=draft_model and method.takes_draft_model)
+            if method.heads and (head is not None or not bundled):
+                method.check_head(head)
     return methods
 
 
 def takes_draft_model(name: str) -> bool:
     """Return whether a system drafts with a draft model."""
     return name == ASSISTED or (name in METHODS and find_method(name).takes_draft_model)
+
+
+def takes_head(name: str) -> bool:
+    """Return whether a system drafts with a trained head."""
+    return name in METHODS and bool(find_method(name).heads)
 
 
 def build_systems(
@@ -60,6 +77,7 @@ def build_systems(
     draft_model: Any = None,
     tokenizer: Any = None,
     draft_tokenizer: Any = None,
+    head: Any = None,
     nodes: int | str | None,
     memory_limit: int,
     fast: bool | Acceleration | None,
@@ -72,6 +90,8 @@ def build_systems(
         model: the target.
         draft_model: a loaded model for the methods that draft with one, what `open_draft_caches` made of it, or None.
         tokenizer, draft_tokenizer: the target's and the draft model's, which are compared, or None.
+        head: for the methods that draft with one: a folder, a hub id or what `open_head` returned; None for the bundled
+            model's own.
         nodes: most nodes per draft, "auto", or None for the device's default.
         memory_limit: bytes that the memory of each may take.
         fast: see `Speculator.from_transformers`.
@@ -98,6 +118,7 @@ def build_systems(
         own = options | {
             "settings": settings.get(name),
             "draft_model": caches if name in drafting else None,
+            "head": head if takes_head(name) else None,
             "lossy": find_method(name).exactness != "lossless",  # naming it is consent: what is timed serves nobody
         }
         return SpeculantSystem(name, partial(Speculator.from_transformers, model, method=name, **own))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from dataclasses import dataclass
 
 from speculant.core.drafter import Drafter, Session, Start
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.head import Head, TargetParts
+from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
-
-_KEPT = 4  # states of ended requests, for the next turns of conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,12 @@ class LoadedHead:
 
 
 class HeadDrafter(Drafter):
-    """Drafts with one head for all requests."""
+    """Drafts with one head for all requests.
+
+    Attributes:
+        head: the head.
+        states: of its texts.
+    """
 
     def __init__(self, head: LoadedHead, *, settings: HeadSettings | None = None, sampled: bool = False) -> None:
         """Take the head.
@@ -79,9 +81,7 @@ class HeadDrafter(Drafter):
             UsageError: a setting is out of range.
         """
         self.head, self._settings, self._sampled = head, settings or HeadSettings(), sampled
-        self._acceptance = LevelAcceptance()
-        self._kept: deque[tuple[list[int], HeadState]] = deque(maxlen=_KEPT)
-        self._lock = threading.Lock()
+        self._acceptance, self.states = LevelAcceptance(), KeptStates(head.head, head.target)
         self._shape()  # settings are checked before the first request
 
     @property
@@ -90,28 +90,11 @@ class HeadDrafter(Drafter):
         return Needs(hidden_layers=self.head.head.taps, prompt=True)
 
     def open(self, start: Start) -> Session:
-        return HeadSession(self, self.open_text(start), start, self._shape())
+        return LevelSession(self.open_text(start), start, self._shape())
 
     def open_text(self, start: Start) -> HeadText:
         """Return the text of a request."""
-        return HeadText(self.head.head, self.head.target, start, self._open_state)
-
-    def keep(self, text: HeadText) -> None:
-        """Keep the state of a request that has ended, for a text that goes on from it."""
-        if text.state is not None:
-            with self._lock:
-                self._kept.append((text.tokens, text.state))
-
-    def _open_state(self, known: list[int]) -> HeadState:
-        """Return a state for a text of which the tokens but the last have no hidden states in this request."""
-        first = len(known) - 1
-        with self._lock:
-            for place, (tokens, state) in enumerate(self._kept):
-                if 0 < first <= state.length and tokens[: len(known)] == known:
-                    del self._kept[place]
-                    state.crop(first)
-                    return state
-        return self.head.head.open(first, self.head.target)
+        return HeadText(self.states, start)
 
     def _shape(self) -> Shape:
         s = self._settings
@@ -141,15 +124,3 @@ class HeadChain(Chain):
         if depth < 1:
             raise UsageError(f"depth must be at least 1, not {depth}.")
         self.passes, self.choosing = depth, choosing
-
-
-class HeadSession(LevelSession):
-    """One request."""
-
-    def __init__(self, drafter: HeadDrafter, text: HeadText, start: Start, shape: Shape) -> None:
-        super().__init__(text, start, shape)
-        self._drafter, self._head_text = drafter, text
-
-    def close(self) -> None:
-        self._drafter.keep(self._head_text)
-        super().close()

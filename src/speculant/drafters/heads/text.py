@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from speculant.core.drafter import Start, Verified
 from speculant.core.tree import ROOT
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.head import HeadState
+from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.models.level_session import LevelText
 from speculant.drafters.models.warping import warped
-
-OpenState = Callable[[list[int]], HeadState]
 
 
 class HeadText(LevelText):
@@ -24,17 +23,15 @@ class HeadText(LevelText):
         state: the head's; None until the prompt's pass was observed.
     """
 
-    def __init__(self, head: Head, target: TargetParts, start: Start, open_state: OpenState) -> None:
+    def __init__(self, states: KeptStates, start: Start) -> None:
         """Begin a request.
 
         Args:
-            head: the head.
-            target: of the head.
+            states: where the text's state comes from and where it is kept when the request ends.
             start: of the request.
-            open_state: returns a state for a text of which so many first tokens have no hidden states.
         """
-        self._head, self._target, self._sampling = head, target, start.sampling
-        self._open = open_state
+        self._states, self._sampling = states, start.sampling
+        self._head, self._target = states.head, states.target
         self.tokens: list[int] = start.prompt.tolist()
         self.state: HeadState | None = None
         self._rows: list[int] = []  # by the number of a row of the draft, the state's
@@ -84,7 +81,7 @@ class HeadText(LevelText):
         hidden, following = verified.hidden, verified.tokens.tolist()
         if self.state is None:  # of the prompt, as far as it was not cached before
             cached = len(self.tokens) - len(hidden)
-            self.state = self._open(self.tokens[: cached + 1])
+            self.state = self._states.open(self.tokens[: cached + 1])
             following = self.tokens[cached + 1 :] + following
         else:
             hidden = hidden[[0, *(verified.path + 1).tolist()]]
@@ -95,7 +92,10 @@ class HeadText(LevelText):
         self.tokens += verified.tokens.tolist()
 
     def release(self) -> None:
-        """Nothing is held but the state."""
+        """Keep the state for a text that goes on from this one."""
+        state, self.state = self.state, None
+        if state is not None:
+            self._states.keep(self.tokens, state)
 
     def _distributions(self, logits: Tensor) -> Tensor:
         """Return the distributions [n, V] of logits [n, V'], over the target's vocabulary."""

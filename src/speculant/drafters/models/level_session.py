@@ -38,6 +38,14 @@ class LevelText(Protocol):
         """End the request."""
 
 
+class RowText(LevelText, Protocol):
+    """A text whose drafts may be read in any order, their rows counted in the order in which they were read."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows the draft has: the number of the next one."""
+
+
 class LevelSession(Session):
     """One request: its text on what drafts, and the shape that its drafts grow into."""
 

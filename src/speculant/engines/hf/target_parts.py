@@ -35,8 +35,13 @@ class HFTargetParts:
         self.vocabulary, self.layers = int(self.config.vocab_size), len(place)
         self.positions: int | None = getattr(self.config, "max_position_embeddings", None)
         self._embeddings, self._output = embeddings, output
+        self._factor, self._cap = _logit_factor(self.config), getattr(self.config, "final_logit_softcapping", None)
         self._norm = _final_norm(model, place.path, int(output.weight.shape[-1]))
         self.hidden_size = int(output.weight.shape[-1])
+
+    def same_model(self, other: HFTargetParts) -> bool:
+        """Whether both are parts of one model."""
+        return self._embeddings is other._embeddings and self._output is other._output
 
     def embed(self, ids: Tensor) -> Tensor:
         found: Tensor = self._embeddings(ids)
@@ -48,7 +53,9 @@ class HFTargetParts:
 
     def project(self, hidden: Tensor) -> Tensor:
         found: Tensor = self._output(hidden.to(self._output.weight.dtype))
-        return found
+        if self._factor != 1.0:
+            found = found * self._factor
+        return found if self._cap is None else torch.tanh(found / self._cap) * self._cap
 
     def projection(self) -> Tensor:
         found: Tensor = self._output.weight
@@ -66,6 +73,15 @@ class HFTargetParts:
         config.rope_parameters = dict(rope)
         found, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         return found, float(scale)
+
+
+def _logit_factor(config: Any) -> float:
+    """Return what a model multiplies the output of its projection by: Cohere's scale, Granite's divisor."""
+    if (scale := getattr(config, "logit_scale", None)) is not None:
+        return float(scale)
+    if (scale := getattr(config, "logits_scaling", None)) is not None:
+        return float(scale) if config.model_type.startswith("hyperclovax") else 1 / float(scale)
+    return 1.0
 
 
 def _final_norm(model: Any, path: tuple[str, ...], size: int) -> nn.Module:

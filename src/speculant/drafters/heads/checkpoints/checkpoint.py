@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
 
 PATTERNS = ("*.json", "*.safetensors", "*.bin", "*.pt")
+_OTHER_STATES = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")  # what trainers leave beside weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,9 +62,12 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
     config_file = folder / "config.json"
     try:
         config = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"{config_file} is not JSON: {error}. Fetch the checkpoint again.") from error
+    if not isinstance(config, dict):
+        raise ModelNotFoundError(f"{config_file} holds no object of settings. Fetch the checkpoint again.")
     files = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    files = [file for file in files if not file.stem.startswith(_OTHER_STATES)]
     if not files:
         raise ModelNotFoundError(
             f"{source} holds no weights of a head (*.safetensors, *.bin or *.pt). Name the folder or hub id of a head."
@@ -111,9 +115,20 @@ def load_weights(
                 f"the head {checkpoint.source} has {public} of shape {found} where its config gives "
                 f"{list(parameter.shape)}; it belongs to another model, or its config is wrong."
             )
-    dtype = next(tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point())
-    module.to(dtype)
+    dtypes = [tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point()]
+    if not dtypes:
+        raise UnsupportedError(
+            f"the weights of the head {checkpoint.source} are integers: heads of quantised weights are not supported. "
+            "Name one in float32, bfloat16 or float16."
+        )
+    module.to(dtypes[0])
     module.load_state_dict({name: tensors[name] for name in wanted}, assign=False)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, as a sentence; its class where there is none."""
+    text = str(error).strip().splitlines()[0].strip() if str(error).strip() else type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
@@ -123,10 +138,12 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
             return load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds one {type(found).__name__}, no tensors by name.")
     except Exception as error:  # damaged files and pickles with code fail in many ways; each ends here with its reason
         raise ModelNotFoundError(
-            f"{file} cannot be read as weights: {error}. Only tensors are read, no code is run; fetch the file again, "
-            "or convert it to safetensors."
+            f"{file} cannot be read as weights: {first_line(error)} Only tensors are read, no code is run; fetch the "
+            "file again, or convert it to safetensors."
         ) from error
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
 
@@ -140,8 +157,7 @@ def _fetch(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=list(PATTERNS)))
     except Exception as error:  # hubs fail in many ways; each ends here with its reason
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFoundError(
-            f"there is no folder {source}, and no head of that name could be fetched from the hub: {first} "
+            f"there is no folder {source}, and no head of that name could be fetched from the hub: {first_line(error)} "
             "Check the spelling and the network, or name a folder."
         ) from error

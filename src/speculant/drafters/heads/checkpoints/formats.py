@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from speculant.core.errors import UnsupportedError
+from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.drafters.heads.checkpoints import blockwise, eagle, eagle3, hydra, medusa, mlp, speculators
-from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, first_line, read_checkpoint
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
 
@@ -61,17 +61,26 @@ def find_format(checkpoint: Checkpoint) -> Format:
     )
 
 
-def load_head(source: str | Path, target: TargetParts) -> LoadedHead:
+def load_head(source: str | Path | Checkpoint, target: TargetParts) -> LoadedHead:
     """Load a head for a target.
 
     Args:
-        source: a folder, or a hub id.
+        source: a folder, a hub id, or a checkpoint that was read.
         target: the parts of the target that heads use.
 
     Raises:
         ModelNotFoundError: there is no such checkpoint, or it is damaged.
         UnsupportedError: its format is unknown, or it belongs to another target; the message says what differs.
     """
-    checkpoint = read_checkpoint(source)
+    checkpoint = source if isinstance(source, Checkpoint) else read_checkpoint(source)
     found = find_format(checkpoint)
-    return LoadedHead(found.load(checkpoint, target), target, found.kind, found.method)
+    try:
+        head = found.load(checkpoint, target)
+    except SpeculantError:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of values nobody foresaw
+        raise UnsupportedError(
+            f"the head {checkpoint.source} of format {found.name} cannot be built from its config.json and weights: "
+            f"{first_line(error)} It may be damaged, or be of a format that is not supported."
+        ) from error
+    return LoadedHead(head, target, found.kind, found.method)

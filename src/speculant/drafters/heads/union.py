@@ -1,0 +1,117 @@
+"""A memory and a head in one tree; see `drafters.models.union`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent, Session, Start
+from speculant.core.engine import Needs
+from speculant.drafters.heads.drafter import LoadedHead
+from speculant.drafters.heads.kept import KeptStates
+from speculant.drafters.heads.text import HeadText
+from speculant.drafters.mix.drafter import MixDrafter
+from speculant.drafters.models.union import Mixture, UnionSession, UnionSettings
+from speculant.drafters.suffix.drafter import SuffixDrafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionHeadSettings(UnionSettings):
+    """Settings of methods that unite a memory with a head.
+
+    Attributes:
+        proposed: nodes of the tree that the memory proposes.
+        depth: steps of the head that extend it.
+        top_k: nodes that each of them extends, and candidates of each.
+        least: joint probability below which no node is extended.
+    """
+
+    depth: int = 7
+    least: float = 0.02
+
+
+class MemoryDrafter(Drafter, Persistent, Protocol):
+    """A drafter with a memory, whose node weights are probabilities."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that its memory takes now."""
+
+
+class UnionHeadDrafter(Drafter, Persistent):
+    """Unites the tree of a memory with that of a head. What is saved is the memory.
+
+    Attributes:
+        head: the head.
+        memory: the memory's drafter.
+        states: of the head's texts.
+    """
+
+    def __init__(self, head: LoadedHead, memory: MemoryDrafter, settings: UnionHeadSettings | None) -> None:
+        """Take both; `settings` are None for the defaults."""
+        self.head, self.memory, self._settings = head, memory, settings or UnionHeadSettings()
+        self._mixture, self.states = Mixture(), KeptStates(head.head, head.target)
+
+    @property
+    def needs(self) -> Needs:
+        """What the memory learns from, and the states that the head reads, of prompts too."""
+        return replace(self.memory.needs, hidden_layers=self.head.head.taps, prompt=True)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the memory takes now."""
+        return self.memory.memory_bytes
+
+    def open(self, start: Start) -> Session:
+        return UnionSession(HeadText(self.states, start), self.memory.open(start), self._mixture, self._settings)
+
+    def save(self, path: Path) -> None:
+        """Write the memory; raises as its `save`."""
+        self.memory.save(path)
+
+    def load(self, path: Path) -> None:
+        """Replace the memory; raises as its `load`."""
+        self.memory.load(path)
+
+
+class MixHeadDrafter(UnionHeadDrafter):
+    """`mix-head`."""
+
+    def __init__(
+        self,
+        head: LoadedHead,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: UnionHeadSettings | None = None,
+    ) -> None:
+        """Take the head, and build `mix`.
+
+        Args:
+            head: what `load_head` returned.
+            vocabulary: V of the target.
+            tokenizer: fingerprint that saved memories are tied to.
+            memory_limit: bytes that the memory of `mix` may take.
+            settings: None for the defaults.
+        """
+        mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
+        super().__init__(head, mix, settings)
+
+
+class SuffixHeadDrafter(UnionHeadDrafter):
+    """`suffix-head`."""
+
+    def __init__(
+        self,
+        head: LoadedHead,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: UnionHeadSettings | None = None,
+    ) -> None:
+        """Take the head, and build `suffix`; the arguments are those of `MixHeadDrafter`."""
+        suffix = SuffixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
+        super().__init__(head, suffix, settings)

@@ -1,0 +1,233 @@
+"""A memory proposes, a model or a head judges and extends: one tree, weighted by how reliable each has been so far.
+
+A memory such as `mix` knows what this text and earlier ones repeat, a model knows the language. The model reads the
+whole tree that the memory proposes; then the most probable nodes are extended by the model's own tokens, level by
+level, and the most probable nodes of all become the draft. A candidate's probability, given that its parent was
+accepted, is a logistic mixture of both opinions,
+
+    sigmoid(w0 + w1 logit(q) + w2 logit(m) + w3 [no m]),
+
+with q of the model, m of the memory, and weights learned online from every candidate whose parent was accepted;
+candidates of a node never add up to more than 1. SAM-Decoding (Hu et al. 2025, arXiv 2411.10666) and Cascade
+Speculative Drafting switch between retrieval and a model; here both share one tree. All tokens are chosen, so with a
+seed the text is plain decoding's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from speculant.core.drafter import Budget, Session, Verified
+from speculant.core.errors import UsageError
+from speculant.core.tree import ROOT, DraftTree, Float64
+from speculant.drafters.models.level_session import RowText, heaviest
+from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES
+
+_RATE = 0.02  # of learning, per candidate
+_LEAST = 1e-4  # probabilities count as at least this, and at most 1 less this
+_FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionSettings:
+    """Settings of methods that unite a memory with a model or a head.
+
+    Attributes:
+        proposed: nodes of the tree that the memory proposes.
+        depth: passes of the draft model or head that extend it.
+        top_k: nodes that each of them extends, and candidates of each.
+        least: joint probability below which no node is extended.
+
+    Raises:
+        UsageError: a setting is out of range.
+    """
+
+    proposed: int = 16
+    depth: int = 4
+    top_k: int = 4
+    least: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.proposed <= MOST_NODES and 0 <= self.depth <= MOST_PASSES and 1 <= self.top_k <= MOST_NODES):
+            raise UsageError(f"proposed and top_k are 1 to {MOST_NODES}, depth is 0 to {MOST_PASSES}.")
+        if not 0 <= self.least < 1:
+            raise UsageError(f"least must be from 0 to below 1, not {self.least}.")
+
+
+class Mixture:
+    """The weights of the two opinions, over all requests."""
+
+    def __init__(self) -> None:
+        self._weights = np.array(_FIRST_WEIGHTS)
+        self._lock = threading.Lock()
+
+    def probabilities(self, features: Float64) -> Float64:
+        """Return the probabilities Float64[C] of one node's candidates, of features Float64[C, 4]."""
+        p = 1 / (1 + np.exp(-(features @ self._weights)))
+        return np.asarray(p / max(1.0, float(p.sum())), np.float64)
+
+    def learn(self, features: Float64, right: Float64) -> None:
+        """Take a gradient step of the logarithmic loss for each candidate; `right` is 1 for the target's token."""
+        with self._lock:
+            p = 1 / (1 + np.exp(-(features @ self._weights)))
+            self._weights = self._weights + _RATE * (right - p) @ features
+
+
+def features_of(q: float, m: float | None) -> tuple[float, float, float, float]:
+    """Return the features of a candidate with probability q by the model and m by the memory, None if it has none."""
+    return (1.0, _logit(q), 0.0 if m is None else _logit(m), float(m is None))
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, _LEAST), 1 - _LEAST)
+    return math.log(p / (1 - p))
+
+
+@dataclass(slots=True)
+class Candidates:
+    """A draft in progress.
+
+    Attributes:
+        tokens, parents, weights, depths: of its nodes; weights are joint probabilities, children of the root have
+            depth 1.
+        rows: of the nodes that the model has read, by node.
+        features: of the candidates below a node, by node: their tokens, and Float64[C, 4].
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    rows: dict[int, int] = field(default_factory=lambda: {ROOT: ROOT})
+    features: dict[int, tuple[list[int], Float64]] = field(default_factory=dict)
+
+    def add(self, parent: int, tokens: list[int], probabilities: list[float]) -> dict[int, int]:
+        """Add nodes below a node, given their probabilities there; return them by their tokens."""
+        first = len(self.tokens)
+        joint, depth = (1.0, 0) if parent == ROOT else (self.weights[parent], self.depths[parent])
+        self.tokens += tokens
+        self.parents += [parent] * len(tokens)
+        self.weights += [joint * p for p in probabilities]
+        self.depths += [depth + 1] * len(tokens)
+        return {token: first + i for i, token in enumerate(tokens)}
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Return the tokens from the root to a node."""
+        path = list[int]()
+        while node != ROOT:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return tuple(path[::-1])
+
+
+class UnionSession(Session):
+    """One request: its text on the model or head, the memory's session, and the candidates of the last draft."""
+
+    def __init__(self, text: RowText, memory: Session, mixture: Mixture, settings: UnionSettings) -> None:
+        self._text, self._memory, self._mixture, self._settings = text, memory, mixture, settings
+        self._seen: dict[tuple[int, ...], tuple[list[int], Float64]] = {}  # by the tokens from the root
+
+    def propose(self, budget: Budget) -> DraftTree:
+        """Return the most probable paths of both."""
+        self._seen = {}
+        read = min(budget.depth, self._text.depth)  # levels that the model has an opinion of
+        if min(budget.nodes, read) < 1:  # it may have no positions left
+            return self._memory.propose(budget)
+        trees = budget.trees and self._text.trees
+        proposed = self._memory.propose(Budget(nodes=self._settings.proposed, depth=budget.depth, trees=trees))
+        found = self._judged(proposed, read)
+        for _ in range(self._settings.depth):
+            if not self._extended(found, budget.nodes, read, trees):
+                break
+        draft = heaviest(found.tokens, found.parents, found.weights, budget.nodes)
+        self._seen = {found.path(node): each for node, each in found.features.items()}
+        return draft.within(depth=budget.depth, trees=budget.trees)
+
+    def _judged(self, proposed: DraftTree, read: int) -> Candidates:
+        """Return the proposed tree and the model's own candidates beside and below its nodes.
+
+        Nodes deeper than `read` levels have the memory's probabilities.
+        """
+        found = Candidates()
+        [q] = self._text.begin()
+        laws, rows = {ROOT: q}, dict[int, int]()
+        if inner := [node for node, depth in enumerate(proposed.depths().tolist()) if depth < read]:
+            tokens, parents = proposed.tokens.tolist(), proposed.parents.tolist()
+            place = {ROOT: ROOT} | {node: i for i, node in enumerate(inner)}
+            first = self._text.rows
+            above = [ROOT if parents[node] == ROOT else first + place[parents[node]] for node in inner]
+            numbers, after = self._text.read([tokens[node] for node in inner], above)
+            laws |= zip(inner, after, strict=True)
+            rows = dict(zip(inner, numbers, strict=True))
+        nodes = {ROOT: ROOT}
+        for node in range(-1, len(proposed)):
+            if node not in nodes:
+                continue
+            above_weight = 1.0 if node == ROOT else float(proposed.weights[node])
+            known = {int(proposed.tokens[child]): int(child) for child in proposed.children(node)}
+            shares = {
+                token: float(proposed.weights[child]) / max(above_weight, _LEAST) for token, child in known.items()
+            }
+            if node in laws:
+                added = self._add(found, nodes[node], laws[node], shares)
+            else:
+                added = found.add(nodes[node], list(shares), [min(1.0, share) for share in shares.values()])
+            for token, child in known.items():
+                nodes[child] = added[token]
+                if child in rows:
+                    found.rows[added[token]] = rows[child]
+        return found
+
+    def _add(self, found: Candidates, parent: int, q: Tensor, shares: dict[int, float]) -> dict[int, int]:
+        """Add the candidates below a node, and return them by their tokens."""
+        best = q.topk(min(self._settings.top_k, len(q)))
+        given = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        given |= {token: float(q[token]) for token in shares if token not in given}
+        features = np.array([features_of(p, shares.get(token)) for token, p in given.items()])
+        found.features[parent] = list(given), features
+        return found.add(parent, list(given), self._mixture.probabilities(features).tolist())
+
+    def _extended(self, found: Candidates, most: int, read: int, trees: bool) -> bool:
+        """Extend the most probable nodes that the model has not read; return whether there were any."""
+        settings = self._settings
+        least = max(settings.least, sorted(found.weights)[-most] if len(found.weights) > most else 0)
+        open_ = [
+            node
+            for node, weight in enumerate(found.weights)
+            if node not in found.features and weight > least and found.depths[node] < read
+        ]
+        if not trees:
+            open_ = [node for node in open_ if found.rows[found.parents[node]] == self._text.rows - 1]
+        open_ = sorted(open_, key=lambda node: -found.weights[node])[: settings.top_k if trees else 1]
+        if not open_:
+            return False
+        above = [found.rows[found.parents[node]] for node in open_]
+        rows, laws = self._text.read([found.tokens[node] for node in open_], above)
+        for node, row, q in zip(open_, rows, laws, strict=True):
+            found.rows[node] = row
+            self._add(found, node, q, {})
+        return True
+
+    def forecast(self, nodes: int) -> Float64:
+        """Return nothing: the passes of the model do not depend on the nodes asked for."""
+        return np.empty(0)
+
+    def observe(self, verified: Verified) -> None:
+        """Let the model's text, the memory and the mixture learn what the target chose."""
+        tokens = verified.tokens.tolist()
+        for depth, token in enumerate(tokens):
+            if (seen := self._seen.get(tuple(tokens[:depth]))) is not None:
+                candidates, features = seen
+                self._mixture.learn(features, np.array([float(each == token) for each in candidates]))
+        self._seen = {}
+        self._text.observe(verified)
+        self._memory.observe(verified)
+
+    def close(self) -> None:
+        self._memory.close()
+        self._text.release()

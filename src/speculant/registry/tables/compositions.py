@@ -1,0 +1,29 @@
+"""Methods that unite drafts of several sources in one tree."""
+
+from __future__ import annotations
+
+from speculant.registry.method import Method
+
+COMPOSITIONS = (
+    Method(
+        name="mix-head",
+        family="composition, memory and feature head",
+        summary="mix proposes, a trained head judges and extends; one tree, weights learned online",
+        drafter="speculant.drafters.heads.union:MixHeadDrafter",
+        source="this project, after arXiv 2411.10666",
+        memory="speculant.drafters.mix.memory:MIX",
+        corpus="mix",
+        heads=("*",),
+        requires="a head trained for the target",
+    ),
+    Method(
+        name="suffix-head",
+        family="composition, memory and feature head",
+        summary="the same with suffix instead of mix",
+        drafter="speculant.drafters.heads.union:SuffixHeadDrafter",
+        source="this project, after arXiv 2411.10666",
+        memory="speculant.drafters.suffix.memory:SUFFIX_TREE",
+        heads=("*",),
+        requires="a head trained for the target",
+    ),
+)

@@ -1,0 +1,169 @@
+"""A text on a head: its rows stay in step with the target's text, however drafts are grown, verified and given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from heads import random_head
+from models import VOCABULARY, tiny_model
+from speculant.core.drafter import EMPTY_PATH, Start, Verified
+from speculant.core.sampler import Sampling
+from speculant.core.tree import DraftTree
+from speculant.drafters.heads.kept import KEPT, KeptStates
+from speculant.drafters.heads.text import HeadText
+from trees import random_draft
+
+PROMPT = [5, 9, 14, 3, 8]
+
+
+def states() -> KeptStates:
+    """Return the states of a random head on a tiny model."""
+    head = random_head(tiny_model("llama"))
+    return KeptStates(head.head, head.target)
+
+
+def hidden_of(tokens: list[int]) -> Tensor:
+    """Return states [n, 1, D] that depend on the token and its position alone."""
+    rows = [torch.randn(1, 32, generator=torch.Generator().manual_seed(100 * i + t)) for i, t in enumerate(tokens)]
+    return torch.stack(rows)
+
+
+def begun(kept: KeptStates, prompt: list[int], root: int, *, cached: int = 0) -> HeadText:
+    """Return a text whose prompt was observed, but for the first `cached` tokens."""
+    text = HeadText(kept, Start(prompt=np.array(prompt, np.int32)))
+    hidden = hidden_of(prompt)[cached:]
+    text.observe(Verified(DraftTree.empty(), EMPTY_PATH, np.array([root], np.int32), hidden=hidden))
+    return text
+
+
+def committed(text: HeadText, draft: DraftTree, path: list[int], bonus: int) -> None:
+    """Let a text observe a round."""
+    tokens = [*draft.tokens[path].tolist(), bonus]
+    rows = [text.tokens + draft.tokens[draft.path(node)].tolist() for node in range(-1, len(draft))]
+    hidden = torch.stack([hidden_of(row)[-1] for row in rows])
+    text.observe(Verified(draft, np.array(path, np.int32), np.array(tokens, np.int32), hidden=hidden))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_those_of_a_text_read_at_once(seed: int) -> None:
+    """Guards step: after random drafts, accepted and rejected, q is that of a text that was never drafted for."""
+    random, kept = np.random.default_rng(seed), states()
+    text = begun(kept, PROMPT, 7)
+    for _ in range(6):
+        draft = random_draft(random, 7, VOCABULARY)
+        text.begin()
+        for _ in range(int(random.integers(3))):  # drafted again and again, in part or in another order
+            text.begin()
+            text.read(draft.tokens[:4].tolist(), draft.parents[:4].tolist())
+        leaf = int(random.integers(-1, len(draft)))
+        committed(text, draft, draft.path(leaf).tolist() if leaf >= 0 else [], int(random.integers(3, VOCABULARY)))
+    again = begun(kept, text.tokens[:-1], text.tokens[-1])
+    torch.testing.assert_close(text.begin(), again.begin(), atol=1e-5, rtol=1e-4)
+    assert text.state is not None
+    assert text.state.length == len(text.tokens) - 1
+
+
+def test_nodes_are_read_in_any_order() -> None:
+    """Guards unions: a whole tree, depth first, in one call is what its levels are in several."""
+    text = begun(states(), PROMPT, 7)
+    text.begin()
+    tokens, parents = [4, 6, 8, 9, 10], [-1, 0, 1, 0, -1]
+    rows, whole = text.read(tokens, parents)
+    assert rows == [0, 1, 2, 3, 4]
+    assert text.rows == 5
+    further, q = text.read([11], [2])
+    assert further == [5]
+    text.begin()
+    assert text.rows == 0
+    for path, expected in (([4], whole[0]), ([4, 6], whole[1]), ([4, 6, 8], whole[2]), ([10], whole[4])):
+        text.begin()
+        alone = [text.read([token], [place - 1])[1] for place, token in enumerate(path)]
+        torch.testing.assert_close(alone[-1][0], expected, atol=1e-6, rtol=1e-4)
+    text.begin()
+    for place, token in enumerate([4, 6, 8, 11]):
+        last = text.read([token], [place - 1])[1]
+    torch.testing.assert_close(last, q, atol=1e-6, rtol=1e-4)
+
+
+def test_a_draft_vocabulary_has_no_other_tokens() -> None:
+    """Guards reduced vocabularies: q is 0 outside, and logits stand at the target's own ids."""
+    kept = states()
+    head: Any = kept.head
+    text = begun(kept, PROMPT, 7)
+    [whole] = text.begin()
+    ids = torch.tensor([3, 8, 40])
+    head.ids = ids
+    narrow = text._distributions(whole.log()[None, ids])[0]
+    torch.testing.assert_close(narrow[ids], whole[ids] / whole[ids].sum())
+    assert narrow.count_nonzero() == 3
+    assert len(narrow) == VOCABULARY
+
+
+def test_q_is_warped_as_the_target_is() -> None:
+    """Guards sampled drafts: temperature and cuts are those of the request."""
+    kept = states()
+    [q] = begun(kept, PROMPT, 7).begin()
+    text = HeadText(kept, Start(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=0.5, top_k=4)))
+    text.observe(Verified(DraftTree.empty(), EMPTY_PATH, np.array([7], np.int32), hidden=hidden_of(PROMPT)))
+    [warped] = text.begin()
+    best = q.topk(4).indices
+    torch.testing.assert_close(warped[best], (q[best] ** 2) / (q[best] ** 2).sum())
+    assert warped.count_nonzero() == 4
+
+
+def test_a_next_turn_finds_the_rows_of_the_last() -> None:
+    """Guards conversations: rows of cached tokens are found by the text, and equal those computed anew."""
+    kept = states()
+    first = begun(kept, PROMPT, 7)
+    committed(first, DraftTree.empty(), [], 12)
+    first.release()
+    first.release()
+    assert len(kept) == 1
+    longer = [*PROMPT, 7, 12, 30, 31]
+    second, anew = begun(kept, longer, 33, cached=6), begun(states(), longer, 33)
+    assert not len(kept)
+    torch.testing.assert_close(second.begin(), anew.begin(), atol=1e-6, rtol=1e-4)
+
+
+def test_another_text_does_not_find_them() -> None:
+    """Guards against rows of another conversation: the text lacks them, and drafts from what it has."""
+    kept = states()
+    begun(kept, PROMPT, 7).release()
+    other = begun(kept, [5, 9, 14, 4, 8, 20], 7, cached=4)
+    assert len(kept) == 1
+    assert other.state is not None
+    assert other.state.length == 6
+    assert other.begin().shape == (1, VOCABULARY)
+
+
+def test_rows_that_are_missing_stay_missing() -> None:
+    """Guards positions: a kept state that lacks more rows than the turn's cache is not used for it."""
+    kept = states()
+    begun(kept, [*PROMPT, 20, 21], 7, cached=5).release()
+    text = begun(kept, [*PROMPT, 20, 21], 7, cached=2)
+    assert text.state is not None
+    assert text.state.length == 7
+    torch.testing.assert_close(text.begin(), begun(states(), [*PROMPT, 20, 21], 7, cached=2).begin())
+
+
+def test_states_of_interrupted_texts_are_dropped() -> None:
+    """Guards Ctrl-C between the state and the text: rows that may hold anything are not kept."""
+    kept = states()
+    text = begun(kept, PROMPT, 7)
+    assert text.state is not None
+    text.state.extend(hidden_of([7])[-1:], torch.tensor([9]))
+    text.release()
+    assert not len(kept)
+
+
+def test_only_the_last_states_are_kept() -> None:
+    """Guards memory in servers."""
+    kept = states()
+    for token in range(KEPT + 3):
+        begun(kept, [*PROMPT, token], 7).release()
+    assert len(kept) == KEPT
