@@ -24,8 +24,9 @@ class OnlineSettings:
         window: the most tokens of a stored window; longer texts make several.
         top_k: tokens per position whose probability by the target is kept, for draft models; heads keep hidden states.
         held_out: windows that judge an update, of those that are never trained on.
-        when: "thread" for updates beside requests, "idle" for a thread that waits while any request is open, and
-            "manual" for updates when `OnlineDrafter.update` is called.
+        when: "idle" for a thread that waits while any request is open; "thread" for one that works beside requests,
+            which rounds never wait for, but share processor and interpreter with; "manual" for updates when
+            `OnlineDrafter.update` is called.
         seed: of the choice of windows.
 
     Raises:
@@ -40,7 +41,7 @@ class OnlineSettings:
     window: int = 256
     top_k: int = 16
     held_out: int = 16
-    when: str = "thread"
+    when: str = "idle"
     seed: int = 0
 
     def __post_init__(self) -> None:

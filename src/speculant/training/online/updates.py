@@ -66,8 +66,8 @@ class Updater:
         """Make an update, and use it if it keeps the acceptance; None where there is too little to learn from.
 
         Args:
-            proceed: called before every step; waits for its time, and returns whether to go on. If not, what was
-                learned is dropped.
+            proceed: called before every step and every window that judges; waits for its time, and returns whether to
+                go on. If not, what was learned is dropped.
         """
         train, held_out = self._buffer.split()
         train = [(number, window) for number, window in train if window.wrong.any()]
@@ -76,7 +76,7 @@ class Updater:
             return None
         fresh = [window for number, window in train if number >= self._trained] or [window for _, window in train]
         try:
-            before = self._acceptance(held_out)
+            before = self._acceptance(held_out, proceed)
             losses = list[float]()
             for _ in range(self._settings.steps):
                 if not proceed():
@@ -85,7 +85,10 @@ class Updater:
                 loss = self._step(self._drawn(fresh, [window for _, window in train]))
                 if loss is not None:
                     losses.append(loss)
-            after = self._acceptance(held_out)
+            after = self._acceptance(held_out, proceed)
+            if before is None or after is None:
+                self.reset()
+                return None
             used = bool(losses) and bool(np.isfinite(losses).all()) and after >= before
             if used:
                 with self._lock:
@@ -135,8 +138,13 @@ class Updater:
             for place in self._random.choice(len(group), min(most, len(group)), replace=False).tolist()
         ]
 
-    def _acceptance(self, windows: Sequence[Window]) -> float:
-        found = [self._learner.acceptance(window) for window in windows]
+    def _acceptance(self, windows: Sequence[Window], proceed: Callable[[], bool]) -> float | None:
+        """Return the mean acceptance; None if it is to stop."""
+        found = list[tuple[float, int]]()
+        for window in windows:
+            if not proceed():
+                return None
+            found.append(self._learner.acceptance(window))
         return sum(accepted for accepted, _ in found) / max(1, sum(count for _, count in found))
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
