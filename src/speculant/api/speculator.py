@@ -17,11 +17,12 @@ from speculant.api.custom_generate import Bound
 from speculant.api.draft_caches import check_merged, drafts_of
 from speculant.api.heads import bundled_head, open_head
 from speculant.api.loading import load_model
+from speculant.api.online import open_online
 from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
 from speculant.api.requests import Message, Preparation, Prompt
 from speculant.api.result import Generation, Result, Stream
 from speculant.api.tuning import stored_step_cost
-from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent
+from speculant.core.drafter import MEMORY_LIMIT, Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
@@ -82,7 +83,7 @@ class Speculator:
         known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
         self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
         self._acceptance, self._throughput = AcceptanceModel(), Throughput()
-        self._exploration = ExplorationBonus() if drafter.needs.top_k else None
+        self._exploration = ExplorationBonus() if drafter.needs.top_k and drafter.needs.explores else None
         if self.nodes == AUTO:
             warm_up()
         self.last_stats: Stats | None = None
@@ -114,6 +115,7 @@ class Speculator:
         draft_model: Any = None,
         draft_tokenizer: Any = None,
         head: Any = None,
+        online: Any = None,
         fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Wrap a loaded model.
@@ -136,6 +138,9 @@ class Speculator:
             draft_tokenizer: the draft model's tokenizer; None for the one that is loaded with a name.
             head: for methods that require one: a trained head, by folder or hub id, or what `open_head` returned. Its
                 format is found by itself; None for the bundled one where the target is the bundled model.
+            online: True, or `training.online.settings.OnlineSettings` or a dict of some of them, to distil the draft
+                model or head to the target while requests are served. Its weights are changed in place, and saved as
+                the memory. Lossless like all drafting; updates run in a thread, which `close` ends.
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.
@@ -152,14 +157,15 @@ class Speculator:
         check_nodes(nodes)
         if not (fast is None or isinstance(fast, bool | Acceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
-        if memory is not None and found.memory is None:
+        if memory is not None and found.memory is None and not online:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
         rule = build_verifier(method, verifier, lossy=lossy)
+        fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
         drafter = found.build(
             vocabulary=vocabulary,
-            tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
+            tokenizer=fingerprint,
             memory_limit=check_bytes(memory_limit),
             settings=settings,
             open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
@@ -170,6 +176,10 @@ class Speculator:
         )
         if len(drafts) > 1:
             check_merged(verifier, lossy=lossy)
+        if online:
+            drafter = open_online(
+                drafter, online, target=model, method=found, drafts=drafts, head=opened, tokenizer=fingerprint
+            )
         notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else ()))
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():
@@ -194,6 +204,7 @@ class Speculator:
         draft_model: Any = None,
         draft_tokenizer: Any = None,
         head: Any = None,
+        online: Any = None,
         fast: bool | Acceleration | None = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
@@ -201,7 +212,7 @@ class Speculator:
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
             method, verifier, lossy, nodes, memory, memory_limit, settings, fast: see `from_transformers`.
-            draft_model, draft_tokenizer, head: see there too.
+            draft_model, draft_tokenizer, head, online: see there too.
         """
         if method is not None:
             find_method(method)
@@ -219,6 +230,7 @@ class Speculator:
             draft_model=draft_model,
             draft_tokenizer=draft_tokenizer,
             head=head,
+            online=online,
             fast=fast,
         )
 
@@ -424,6 +436,11 @@ class Speculator:
             FileError, MemoryFileError: the file cannot be used.
         """
         self._persistent().load(_path(path))
+
+    def close(self) -> None:
+        """End what works beside requests, such as the thread of online distillation; it can still generate."""
+        if isinstance(self.drafter, Background):
+            self.drafter.close()
 
     def parts(self, size: int = 1) -> Parts:
         """Return what decodes a stream (size 1) or a batch."""

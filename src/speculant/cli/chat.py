@@ -30,6 +30,7 @@ from speculant.cli.options import (
     MethodOption,
     ModelOption,
     NodesOption,
+    OnlineFlag,
     Sampling,
     SeedOption,
     SetOption,
@@ -88,6 +89,7 @@ def chat(
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
     head: HeadOption = None,
+    online: OnlineFlag = False,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -124,6 +126,7 @@ def chat(
         draft_dtype=draft_dtype,
         draft_device=draft_device,
         head=head,
+        online=online,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded, title = load_speculator(loading, drafting), model_title(model)

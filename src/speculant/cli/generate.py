@@ -26,6 +26,7 @@ from speculant.cli.options import (
     MethodOption,
     ModelOption,
     NodesOption,
+    OnlineFlag,
     Sampling,
     SeedOption,
     SetOption,
@@ -107,6 +108,7 @@ def generate(
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
     head: HeadOption = None,
+    online: OnlineFlag = False,
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
@@ -157,6 +159,7 @@ def generate(
         draft_dtype=draft_dtype,
         draft_device=draft_device,
         head=head,
+        online=online,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded = load_speculator(loading, drafting)

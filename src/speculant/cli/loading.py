@@ -49,7 +49,8 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     """
     found = None if drafting.head is None else read_head(drafting.head)
     method = find_method(drafting.method or DEFAULT_METHOD if found is None else drafting.method or found.format.method)
-    if drafting.memory is not None and not method.memory:  # what is misspelled should not cost the loading of a model
+    keeps = method.memory or drafting.online
+    if drafting.memory is not None and not keeps:  # what is misspelled should not cost the loading of a model
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
     check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
     settings = build_settings(method, drafting.settings)
@@ -75,6 +76,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             draft_model=draft_model,
             draft_tokenizer=draft_tokenizer,
             head=head,
+            online=drafting.online,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
             fast=loading.fast,

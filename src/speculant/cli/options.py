@@ -147,6 +147,14 @@ HeadOption = Annotated[
         rich_help_panel="Drafting",
     ),
 ]
+OnlineFlag = Annotated[
+    bool,
+    typer.Option(
+        "--online",
+        help="distil the draft model or head to the model meanwhile, from what it rejects; --memory keeps the weights",
+        rich_help_panel="Drafting",
+    ),
+]
 NodesOption = Annotated[
     Any,
     typer.Option(
@@ -267,6 +275,7 @@ class Drafting:
         draft_model: a folder or a hub id for methods that need a draft model, or None.
         draft_dtype, draft_device: how it is loaded; None for the target's.
         head: a folder or a hub id for methods that need a trained head, or None.
+        online: whether the draft model or head learns while it drafts.
 
     Raises:
         UsageError: an option would have no effect.
@@ -283,6 +292,7 @@ class Drafting:
     draft_dtype: str | None = None
     draft_device: str | None = None
     head: str | None = None
+    online: bool = False
 
     def __post_init__(self) -> None:
         given = {"--draft-dtype": self.draft_dtype, "--draft-device": self.draft_device}

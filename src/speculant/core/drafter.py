@@ -150,4 +150,12 @@ class Persistent(Protocol):
         """Replace the memory by the file's."""
 
 
+@runtime_checkable
+class Background(Protocol):
+    """A drafter that works beside requests, in threads."""
+
+    def close(self) -> None:
+        """End that work; drafts may still be asked for."""
+
+
 EMPTY_PATH: Int32 = np.empty(0, np.int32)

@@ -25,12 +25,14 @@ class Needs:
         hidden_layers: the decoder layers whose output it reads, counted from 0; -1 is the last, before the final norm.
         prompt: whether the hidden states of the prompt are wanted too.
         queries: the most query rows of its drafts, see `tree.Queries`; models that verify chains only take none.
+        explores: whether `top_k` at rejected nodes teaches it something, which sizing then counts as a gain.
     """
 
     top_k: int = 0
     hidden_layers: tuple[int, ...] = ()
     prompt: bool = False
     queries: int = 0
+    explores: bool = True
 
 
 NO_NEEDS = Needs()

@@ -24,6 +24,10 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     {method.name: method for method in (*TRAINING_FREE, *DRAFT_MODELS, *SELF_DRAFTING, *HEADS, *COMPOSITIONS)}
 )
 
+# Distillation of a drafter while it serves, for methods with one draft model or a head; training stands above the api.
+ONLINE = "speculant.training.online.opening:open_online"
+ONLINE_MEMORY = "speculant.training.online.memory:ONLINE"
+
 
 def find_memory_kind(kind: str) -> MemoryKind:
     """Return the memory kind of that name, which is the `kind` in memory files.
@@ -31,7 +35,8 @@ def find_memory_kind(kind: str) -> MemoryKind:
     Raises:
         ForeignMemoryError: no method reads it.
     """
-    for reference in dict.fromkeys(method.memory for method in METHODS.values() if method.memory is not None):
+    references = [method.memory for method in METHODS.values() if method.memory is not None]
+    for reference in dict.fromkeys([*references, ONLINE_MEMORY]):
         found: MemoryKind = load_object(reference)
         if found.name == kind:
             return found
@@ -48,11 +53,19 @@ def methods_reading(kind: str) -> list[Method]:
         ForeignMemoryError: none does.
     """
     found = find_memory_kind(kind)
+    if found is load_object(ONLINE_MEMORY):
+        return [method for method in METHODS.values() if learns_online(method)]
     return [
         method
         for method in METHODS.values()
         if method.corpus == kind or (method.memory is not None and load_object(method.memory) is found)
     ]
+
+
+def learns_online(method: Method) -> bool:
+    """Return whether a method drafts with one model or head of the target's vocabulary, and keeps no other memory."""
+    trained = bool(method.heads) or (method.takes_draft_model and not method.drafts_text)
+    return trained and method.memory is None and method.exactness == "lossless" and method.name != "pearl"
 
 
 def find_method(name: str) -> Method:

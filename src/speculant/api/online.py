@@ -1,0 +1,77 @@
+"""Online distillation of the drafter that a speculator drafts with.
+
+Training stands above the api, so it is found by name through the registry, and imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from speculant.api.draft_caches import DraftCaches
+from speculant.core.drafter import Drafter
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.drafter import LoadedHead
+from speculant.registry import Method
+from speculant.registry.method import load_object
+from speculant.registry.methods import ONLINE, learns_online
+
+
+def open_online(
+    drafter: Drafter,
+    online: Any,
+    *,
+    target: Any,
+    method: Method,
+    drafts: Sequence[DraftCaches],
+    head: LoadedHead | None,
+    tokenizer: str,
+) -> Drafter:
+    """Return the drafter that owns this one and distils it to its target.
+
+    Args:
+        drafter: what the method has built.
+        online: True, settings or a dict of them.
+        target: the model, which must not learn.
+        method: of the drafter.
+        drafts: its draft models.
+        head: its head, or None.
+        tokenizer: fingerprint of the target's tokenizer.
+
+    Raises:
+        UsageError: there is no such setting.
+        UnsupportedError: there is nothing that can learn, or it cannot be trained.
+    """
+    if not learns_online(method):
+        raise UnsupportedError(
+            f"the method '{method.name}' cannot learn online; use 'draft-model', another method that drafts with one "
+            "model in the target's tokens and keeps no memory of its own, or a head."
+        )
+    learning: Any = head.head if head is not None else drafts[0].engine.model if drafts else None
+    shared = {weight.data_ptr() for weight in target.parameters()}
+    if isinstance(learning, nn.Module) and any(weight.data_ptr() in shared for weight in learning.parameters()):
+        raise UnsupportedError(
+            "the drafter shares weights with the target, which would change with it; load it a second time, or leave "
+            "out online=."
+        )
+    if head is not None:
+        found: Drafter = load_object(ONLINE)(drafter, online, head=head, tokenizer=tokenizer)
+        return found
+    if len(drafts) != 1:
+        raise UnsupportedError(
+            f"online distillation needs one draft model or a head, and the method '{method.name}' has "
+            f"{len(drafts) or 'neither'}; use 'draft-model' or name a head."
+        )
+    [draft] = drafts
+    if draft.pair.relation == "different":
+        raise UnsupportedError(
+            "online distillation compares the two models' probabilities of every token, so they need one vocabulary. "
+            "Use a smaller model of the target's family."
+        )
+    engine = draft.engine
+    opened: Drafter = load_object(ONLINE)(
+        drafter, online, model=engine.model, keeps_logits=engine.capabilities.keeps_logits, tokenizer=tokenizer
+    )
+    return opened

@@ -1,0 +1,1 @@
+"""Online distillation: a drafter learns, while it serves, from what its target rejected."""

@@ -1,0 +1,211 @@
+"""A drafter that learns while it drafts: it owns another one, and records what the target makes of its drafts.
+
+The round knows nothing of it. It stands in `training`, since heads learn by their training recipes, and is found
+through the registry, as drafters are, so nothing below imports it. A session passes everything on to one of the inner
+drafter's; its text is cut into windows, and every so many requests an update is asked for. The lock is held wherever
+the inner drafter runs its model and while new weights are copied in, so weights change between drafts. A session that
+is open meanwhile goes on: keys and values of old weights in its cache cost acceptance at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.engine import Needs
+from speculant.core.errors import ForeignMemoryError, UnsupportedError
+from speculant.core.tree import DraftTree, Float64
+from speculant.memory.file import read_memory, write_memory
+from speculant.training.online.buffer import WindowBuffer
+from speculant.training.online.head import with_last
+from speculant.training.online.learner import Learner
+from speculant.training.online.recorder import Recorder, from_16_bits
+from speculant.training.online.settings import OnlineSettings
+from speculant.training.online.updates import Update, Updater
+from speculant.training.online.window import Array
+from speculant.training.online.worker import Worker
+
+KIND = "online"
+_WEIGHTS, _WINDOWS = "weights/", "windows/"
+
+
+class OnlineDrafter(Drafter, Persistent):
+    """Drafts with one model or head for all requests, and distils it to the target meanwhile.
+
+    Attributes:
+        inner: what drafts.
+    """
+
+    def __init__(self, inner: Drafter, learner: Learner, *, settings: OnlineSettings, tokenizer: str = "") -> None:
+        """Take a drafter and its weights.
+
+        Args:
+            inner: what drafts.
+            learner: of its weights; `learner.live` is changed in place.
+            settings: when and how it learns.
+            tokenizer: fingerprint that saved memories are tied to.
+
+        Raises:
+            UnsupportedError: the drafter keeps a memory of its own.
+        """
+        if isinstance(inner, Persistent):
+            raise UnsupportedError(
+                f"online distillation saves its own memory, and {type(inner).__name__} keeps another; "
+                "use a method without one, such as 'draft-model' or 'eagle'."
+            )
+        self.inner, self._learner, self._settings, self._tokenizer = inner, learner, settings, tokenizer
+        self._states = bool(inner.needs.hidden_layers)
+        self._lock = threading.RLock()
+        self._buffer = WindowBuffer(settings.buffer)
+        self._updater = Updater(learner, self._buffer, settings, self._lock)
+        self._worker = Worker(self._updater, idle=settings.when == "idle")
+        self._requests, self._counting = 0, threading.Lock()
+        self._finish = weakref.finalize(self, self._worker.close)  # also before the interpreter ends
+
+    @property
+    def needs(self) -> Needs:
+        """What the inner drafter needs, and the target's distributions: of heads by the last layer's states."""
+        needs = self.inner.needs
+        if self._states:
+            return replace(needs, hidden_layers=with_last(needs.hidden_layers))
+        return replace(needs, top_k=max(needs.top_k, self._settings.top_k), explores=False)
+
+    @property
+    def updates(self) -> list[Update]:
+        """What the last 256 updates did."""
+        return self._worker.updates
+
+    @property
+    def busy(self) -> bool:
+        """Whether an update is asked for or made."""
+        return self._worker.busy
+
+    def open(self, start: Start) -> Session:
+        with self._lock:
+            session = self.inner.open(start)
+        self._worker.opened(1)
+        recorder = Recorder(start, self._buffer.add, most=self._settings.window, states=self._states)
+        return OnlineSession(self, session, recorder)
+
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        inner = [session.inner for session in sessions if isinstance(session, OnlineSession)]
+        with self._lock:
+            return self.inner.propose(inner, budgets)
+
+    def lock(self) -> Any:
+        """Return the lock under which the inner drafter runs."""
+        return self._lock
+
+    def ended(self) -> None:
+        """Count a request that has ended, and ask for an update when enough have."""
+        self._worker.opened(-1)
+        with self._counting:
+            self._requests += 1
+            due = self._requests >= self._settings.every and self._settings.when != "manual"
+            if due:
+                self._requests = 0
+        if due:
+            self._worker.ask()
+
+    def update(self) -> Update | None:
+        """Make an update now, and wait for it; None where there is too little to learn from."""
+        return self._worker.run()
+
+    def close(self) -> None:
+        """End the thread; what was learned stays, and drafts go on without further updates."""
+        self._finish()
+
+    def save(self, path: Path) -> None:
+        """Write the weights that draft and the windows."""
+        with self._lock:
+            arrays = {f"{_WEIGHTS}{name}": _to_array(weight) for name, weight in self._learner.live.named_parameters()}
+        windows, facts = self._buffer.arrays()
+        arrays |= {f"{_WINDOWS}{name}": array for name, array in windows.items()}
+        with self._counting:
+            facts["requests"] = self._requests
+        write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts=facts)
+
+    def load(self, path: Path) -> None:
+        """Replace the weights and the windows by a file's.
+
+        Raises:
+            ForeignMemoryError: the weights are of another model or head.
+        """
+        arrays, facts = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
+        weights = {name.removeprefix(_WEIGHTS): each for name, each in arrays.items() if name.startswith(_WEIGHTS)}
+        windows = {name.removeprefix(_WINDOWS): each for name, each in arrays.items() if name.startswith(_WINDOWS)}
+        self._check(path, weights, windows)
+        with self._lock, torch.no_grad():
+            for name, live in self._learner.live.named_parameters():
+                if weights:
+                    live.copy_(from_16_bits(weights[name]))
+        self._worker.replaced()
+        self._buffer.restore(windows, facts)
+        with self._counting:
+            self._requests = int(facts["requests"])
+
+    def _check(self, path: Path, weights: dict[str, Array], windows: dict[str, Array]) -> None:
+        """Refuse weights of other names or shapes, and windows of other layers or sizes."""
+        own = {name: tuple(weight.shape) for name, weight in self._learner.live.named_parameters()}
+        found = {name: tuple(array.shape) for name, array in weights.items()}
+        wrong = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
+        if weights and wrong:
+            there, here = (shapes.get(wrong[0], "missing") for shapes in (found, own))
+            raise ForeignMemoryError(
+                f"{path} was learned by another model or head: {wrong[0]} is {there} there and {here} here. "
+                "Name the drafter that it was made with, or another file."
+            )
+        if len(windows.get("lengths", ())) and ("hidden" in windows) != self._states:
+            raise ForeignMemoryError(f"{path} holds what another kind of drafter learned from. Name another file.")
+
+
+class OnlineSession(Session):
+    """One request."""
+
+    def __init__(self, drafter: OnlineDrafter, inner: Session, recorder: Recorder) -> None:
+        self.inner, self._drafter, self._recorder, self._open = inner, drafter, recorder, True
+        self._layers = len(drafter.inner.needs.hidden_layers)
+
+    def propose(self, budget: Budget) -> DraftTree:
+        with self._drafter.lock():
+            return self.inner.propose(budget)
+
+    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
+        with self._drafter.lock():
+            return self.inner.propose_after(tokens, budget)
+
+    def observe(self, verified: Verified) -> None:
+        """Pass on what the inner session asked for, and record the round."""
+        own = replace(verified, hidden=verified.hidden[:, : self._layers]) if self._layers else verified
+        with self._drafter.lock():
+            self.inner.observe(own)
+        self._recorder.observe(verified)
+
+    def forecast(self, nodes: int) -> Float64 | None:
+        return self.inner.forecast(nodes)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            with self._drafter.lock():
+                self.inner.close()
+            self._recorder.close()
+        finally:
+            self._drafter.ended()
+
+
+def _to_array(weight: torch.Tensor) -> Array:
+    """Return weights as a memory file holds them: Float32, or 16-bit floats."""
+    if weight.dtype in (torch.float32, torch.float16):
+        return weight.detach().cpu().clone().numpy()
+    return weight.detach().to(torch.bfloat16).cpu().view(torch.int16).numpy().view(np.uint16)

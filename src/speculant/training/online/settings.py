@@ -1,0 +1,75 @@
+"""Settings of online distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from speculant.core.errors import UsageError
+
+WHEN = ("thread", "idle", "manual")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineSettings:
+    """How a drafter learns while it serves.
+
+    Attributes:
+        every: an update follows so many requests.
+        steps: optimiser steps of an update.
+        batch: windows of text per step.
+        lr: the constant learning rate of AdamW; a bundled-size draft model takes ten times the default.
+        buffer: bytes of text and of the target's output that are kept, the oldest go first; "64MB" works, too.
+        window: the most tokens of a stored window; longer texts make several.
+        top_k: tokens per position whose probability by the target is kept, for draft models; heads keep hidden states.
+        held_out: windows that judge an update, of those that are never trained on.
+        when: "idle" for a thread that waits while any request is open; "thread" for one that works beside requests,
+            which rounds never wait for, but share processor and interpreter with; "manual" for updates when
+            `OnlineDrafter.update` is called.
+        seed: of the choice of windows.
+
+    Raises:
+        UsageError: a setting is out of range.
+    """
+
+    every: int = 8
+    steps: int = 8
+    batch: int = 4
+    lr: float = 1e-4
+    buffer: int = 64 << 20
+    window: int = 256
+    top_k: int = 16
+    held_out: int = 16
+    when: str = "idle"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"every": 1, "steps": 1, "batch": 1, "buffer": 1 << 10, "window": 8, "top_k": 1, "held_out": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise UsageError(f"the setting {name!r} of online distillation is at least {smallest}, not {value!r}.")
+        if not 0 < self.lr < 1:
+            raise UsageError(f"the setting 'lr' of online distillation is between 0 and 1, not {self.lr!r}.")
+        if self.when not in WHEN:
+            raise UsageError(f"the setting 'when' of online distillation is {' or '.join(WHEN)}, not {self.when!r}.")
+
+
+def settings_of(online: Any) -> OnlineSettings:
+    """Return the settings that a user gave: True for the defaults, an `OnlineSettings`, or a dict of some of them.
+
+    Raises:
+        UsageError: it is something else, or there is no such setting.
+    """
+    if isinstance(online, OnlineSettings):
+        return online
+    if online is True:
+        return OnlineSettings()
+    if not isinstance(online, Mapping):
+        raise UsageError(f"online is True, an OnlineSettings or a dict, not {type(online).__name__}.")
+    known = [each.name for each in fields(OnlineSettings)]
+    unknown = [name for name in online if name not in known]
+    if unknown:
+        raise UsageError(f"online distillation has no setting {unknown[0]!r}. There are {', '.join(known)}.")
+    return OnlineSettings(**online)
