@@ -146,13 +146,14 @@ def test_tokens_outside_the_draft_vocabulary_have_no_probability(target: HFTarge
     assert torch.allclose(q[IDS], started(head, target, hidden, following)[0].softmax(-1), atol=1e-6)
 
 
-def test_it_reads_the_layers_that_it_names(target: HFTargetParts) -> None:
+def test_it_reads_the_layers_that_it_names() -> None:
     """Guards the taps in decoding: the states that reach the head are the outputs of its layers, low to high."""
     model = target_model()
     head, seen, wanted = eagle3_head(taps=(1, 3, 4)), list[torch.Tensor](), dict[int, torch.Tensor]()
     fused = head.fused
     head.fused = lambda states: (seen.append(states), fused(states))[1]  # type: ignore[method-assign]
-    speculator = Speculator.from_transformers(model, head=LoadedHead(head, target, "eagle3", "eagle3"), nodes=2)
+    loaded = LoadedHead(head, HFTargetParts(model), "eagle3", "eagle3")
+    speculator = Speculator.from_transformers(model, head=loaded, nodes=2)
     speculator.generate(PROMPTS[0], max_new_tokens=2, temperature=0)
     hooks = [
         model.model.layers[layer + 1].register_forward_pre_hook(
