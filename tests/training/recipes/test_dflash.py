@@ -42,7 +42,7 @@ def test_overfits(markov: int) -> None:
     head = new_dflash(parts, shape=SHAPE, mask=3, size=4, markov=markov, confidence=bool(markov))
     recipe = DFlashRecipe(head, depth=3)
     losses = overfit(recipe, train_batch(model, parts, head.taps, 3), parts)
-    assert losses[-1] < 0.3 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     assert all(weight.grad is not None for weight in head.parameters())
 
 
