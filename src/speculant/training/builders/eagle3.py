@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from speculant.training.texts import Int64
 
 
-def new_eagle3(target: TargetParts, *, counts: Int64, vocabulary: int = 0, own_output: bool = True) -> Eagle3Head:
+def new_eagle3(
+    target: TargetParts, *, counts: Int64, vocabulary: int = 0, own_output: bool = True, inner: int = 0
+) -> Eagle3Head:
     """Return a head that at first passes the last of the states that it reads on to the target's final norm.
 
     Args:
@@ -25,8 +27,9 @@ def new_eagle3(target: TargetParts, *, counts: Int64, vocabulary: int = 0, own_o
         counts: Int64[V], how often each token stands in the texts.
         vocabulary: how many tokens it can draft, the most frequent ones; 0 for all.
         own_output: whether it has an output projection of its own, at first the target's.
+        inner: of its MLP; 0 for the target's.
     """
-    shape, ids = _shape(target, counts, vocabulary, own_output)
+    shape, ids = _shape(target, counts, vocabulary, own_output, inner=inner)
     head = Eagle3Head(shape, ids=ids)
     _begin(head, target)
     return head
@@ -59,7 +62,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def _shape(
-    target: TargetParts, counts: Int64, vocabulary: int, own_output: bool, layers: int = 1
+    target: TargetParts, counts: Int64, vocabulary: int, own_output: bool, layers: int = 1, *, inner: int = 0
 ) -> tuple[Eagle3Shape, Tensor | None]:
     """Return the shape of a head, and the tokens that it can draft, ascending; None for all."""
     if not 0 <= vocabulary <= target.vocabulary:
@@ -67,7 +70,7 @@ def _shape(
     reduced = vocabulary if vocabulary < target.vocabulary else 0
     ids = torch.from_numpy(counts).argsort(descending=True, stable=True)[:reduced].sort().values if reduced else None
     shape = Eagle3Shape(
-        layer=target_shape(target),
+        layer=target_shape(target, **{"inner": inner} if inner else {}),
         taps=default_taps(target.layers),
         target_hidden=target.hidden_size,
         vocabulary=target.vocabulary,
