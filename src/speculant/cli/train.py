@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def train(
     }
     from speculant.training.run import Files, train_head
     from speculant.training.settings import TrainSettings
-    from speculant.training.workers import launched_device
+    from speculant.training.workers import launched_device, launched_first
 
     settings = TrainSettings(
         **options,
@@ -181,9 +182,10 @@ def train(
 
     identity = identify(target, tokenizer, name=model_title(model), source=model_name(model))
     texts_read = read_data(data, tokenizer, identity)
-    for note in texts_read.notes:
-        say(f"warning: {note}")
-    say(f"{len(texts_read.texts)} texts, {texts_read.texts.tokens} tokens; threads: {used}.")
+    note = say if launched_first() else logging.getLogger(__name__).debug
+    for each in texts_read.notes:
+        note(f"warning: {each}")
+    note(f"{len(texts_read.texts)} texts, {texts_read.texts.tokens} tokens; threads: {used}.")
     files = Files(
         out=place,
         cache=cache,
@@ -197,7 +199,7 @@ def train(
     try:
         with shown(settings) as report:
             record = train_head(
-                kind, target, texts_read, identity, settings, files, longest=length, report=report, note=say
+                kind, target, texts_read, identity, settings, files, longest=length, report=report, note=note
             )
     except KeyboardInterrupt:
         saved = state_file(place).exists()

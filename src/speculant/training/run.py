@@ -135,7 +135,7 @@ def train_head(
         note(f"going on from step {trainer.resume()}.")
     with frozen(model):
         state = trainer.run()
-    workers.wait()
+    workers.leave()
     if not workers.first:
         return None
     record = _record(kind, head, data, identity, trainer.settings, state, len(held_out), workers.count, model.device)

@@ -221,7 +221,8 @@ class Trainer:
 
     def _measure(self, done: float) -> None:
         """Measure acceptance, and keep the weights if they are the best so far."""
-        state, progress = self.state, self._progress(done)
+        state, self._sums = self.state, self._workers.mean(self._sums)
+        progress = self._progress(done)
         if not bool(self._sums.isfinite().all()):
             raise SpeculantError(
                 f"the loss is no number any more at step {state.step}. Lower --lr, or lengthen --warmup; the last "

@@ -37,6 +37,14 @@ class Workers:
             distributed.all_reduce(weight.grad)
             weight.grad /= self.count
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of a tensor over all processes."""
+        if self.count == 1:
+            return values
+        found = values.clone()
+        distributed.all_reduce(found)
+        return found / self.count
+
     def agreed(self, *values: float, device: torch.device) -> list[float]:
         """Return the first process's numbers."""
         if self.count == 1:
@@ -44,6 +52,12 @@ class Workers:
         found: Tensor = torch.tensor(values, dtype=torch.float32, device=device)
         distributed.broadcast(found, 0)
         return list(map(float, found.tolist()))
+
+    def leave(self) -> None:
+        """Wait until all processes are here, then part with them."""
+        if self.count > 1:
+            distributed.barrier()
+            distributed.destroy_process_group()
 
     def wait(self) -> None:
         """Wait until all processes are here."""
@@ -56,6 +70,11 @@ def launched_device() -> str | None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available():
         return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     return None
+
+
+def launched_first() -> bool:
+    """Whether this is the first of the processes that a launcher started, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def join_workers(device: torch.device) -> Workers:

@@ -111,7 +111,7 @@ def write_texts(
         written, tokens = written + 1, tokens + texts.tokens
         if advance is not None:
             advance(texts.tokens)
-    workers.wait()
+    workers.leave()
     return Written(written, found, tokens)
 
 
