@@ -109,7 +109,7 @@ def test_an_update_that_is_stopped_leaves_the_weights() -> None:
     """Guards close() in the middle of an update."""
     learner = draft_learner()
     before = weights(learner.live)
-    for stop in (0, 2, 4, 10):  # before and after the first windows are judged, among steps, at the end
+    for stop in (0, 2, 4, 9):  # before and after the first windows are judged, among steps, at the end
         calls = iter([True] * stop + [False] * 20)
         assert updater_of(learner).update(lambda calls=calls: next(calls)) is None  # type: ignore[misc]
     for old, live, copy in zip(before, learner.live.parameters(), learner.copy.parameters(), strict=True):
