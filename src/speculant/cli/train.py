@@ -38,6 +38,7 @@ from speculant.cli.train_options import (
     PatienceOption,
     PrecisionOption,
     ResumeOption,
+    SaveDtypeOption,
     ScheduleOption,
     StepsOption,
     TextsOption,
@@ -123,6 +124,7 @@ def train(
     accumulate: AccumulateOption = 1,
     length: LengthOption = None,
     precision: PrecisionOption = "float32",
+    save_dtype: SaveDtypeOption = "float32",
     set_: OfHeadOption = None,
     seed: TrainSeedOption = 0,
     evaluate_steps: EvaluateStepsOption = 200,
@@ -195,6 +197,7 @@ def train(
         checkpoint_steps=checkpoint_steps,
         checkpoint_minutes=checkpoint_minutes,
         options=head_options(kind, set_ or ()),
+        dtype=save_dtype,
     )
     try:
         with shown(settings) as report:

@@ -242,6 +242,15 @@ PrecisionOption = Annotated[
         rich_help_panel="Training",
     ),
 ]
+SaveDtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--save-dtype",
+        metavar="NAME",
+        help="of the weights that are written: float32 (default), bfloat16 or float16",
+        rich_help_panel="Files",
+    ),
+]
 TrainSeedOption = Annotated[
     int, typer.Option("--seed", metavar="N", parser=whole(0), help="default: 0", rich_help_panel="Training")
 ]

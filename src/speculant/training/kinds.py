@@ -36,6 +36,7 @@ class Kind:
         feature_weight: of the recipe's own loss, such as the distance of hidden states.
         decay: of the weights of deeper losses, per depth.
         lr: the learning rate.
+        searches_tree: whether its static tree is searched on held-out texts and kept with the head.
         source: paper and arXiv id.
     """
 
@@ -50,6 +51,7 @@ class Kind:
     feature_weight: float = 0.0
     decay: float = 0.8
     lr: float = 1e-3
+    searches_tree: bool = False
     source: str
 
     def options(self) -> dict[str, Any]:
@@ -133,6 +135,7 @@ KINDS = (
         save=_CHECKPOINTS + "medusa:save",
         depth=4,
         parts="heads",
+        searches_tree=True,
         source="Cai et al. 2024, arXiv 2401.10774",
     ),
     Kind(
@@ -142,6 +145,7 @@ KINDS = (
         save=_CHECKPOINTS + "hydra:save",
         depth=4,
         parts="heads",
+        searches_tree=True,
         source="Ankner et al. 2024, arXiv 2402.05109",
     ),
     Kind(
@@ -170,6 +174,7 @@ KINDS = (
         save=_CHECKPOINTS + "hydra:save",
         depth=4,
         parts="heads",
+        searches_tree=True,
         source="Ankner et al. 2024, arXiv 2402.05109, section 4",
     ),
     Kind(

@@ -17,7 +17,7 @@ from torch import nn
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.batches import Groups, split, stream_seed, usable
+from speculant.training.batches import HELD_OUT, Groups, split, stream_seed, usable
 from speculant.training.checkpoints import FOLDER, state_file
 from speculant.training.feature_cache import FeatureCache
 from speculant.training.features import Features
@@ -25,6 +25,7 @@ from speculant.training.fingerprint import TargetIdentity
 from speculant.training.kinds import Kind
 from speculant.training.output import check_output, finished, remove_state, write_head
 from speculant.training.progress import Progress, TrainState
+from speculant.training.rank_tree import find_tree
 from speculant.training.reading import TrainData
 from speculant.training.settings import TrainSettings
 from speculant.training.texts import Texts
@@ -33,6 +34,7 @@ from speculant.training.workers import Workers, join_workers
 
 logger = logging.getLogger(__name__)
 HELD_OUT_SHARE = 0.1  # of the texts, at most
+SAVED = ("float32", "bfloat16", "float16")
 EPOCHS = 5  # where neither steps nor minutes are given
 
 
@@ -48,6 +50,7 @@ class Files:
         init: a head to begin with; None for a new one.
         options: of a new head, by name.
         checkpoint_steps, checkpoint_minutes: between checkpoints.
+        dtype: of the weights that are written: float32, bfloat16 or float16.
     """
 
     out: Path
@@ -58,6 +61,11 @@ class Files:
     options: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 5.0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in SAVED:
+            raise UsageError(f"weights are written in {', '.join(SAVED)}, not {self.dtype!r}.")
 
 
 def train_head(
@@ -135,11 +143,15 @@ def train_head(
         note(f"going on from step {trainer.resume()}.")
     with frozen(model):
         state = trainer.run()
+        if kind.searches_tree:
+            groups = features[0].groups
+            held = (features[0].batch(n, groups.anchors(n, HELD_OUT, n)) for n in range(len(groups)))
+            head.paths = find_tree(kind.new_recipe(head, settings.depth), held, target)
     workers.leave()
     if not workers.first:
         return None
     record = _record(kind, head, data, identity, trainer.settings, state, len(held_out), workers.count, model.device)
-    write_head(files.out, head, kind, target, record)
+    write_head(files.out, head.to(getattr(torch, files.dtype)), kind, target, record)
     remove_state(files.out)
     return record
 

@@ -55,7 +55,7 @@ def _head_learner(loaded: LoadedHead) -> Learner:
     if not isinstance(loaded.head, nn.Module):
         raise UnsupportedError("this head has no weights that could be trained.")
     kind = find_kind(loaded.kind)
-    deepest = [each for each in (kind.deepest, loaded.head.depth, kind.measured) if each is not None]
+    deepest = [each for each in (loaded.head.depth, kind.measured) if each is not None]
     return HeadLearner(
         loaded.head,
         lambda head: kind.new_recipe(head, min(deepest)),
