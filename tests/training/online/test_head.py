@@ -21,7 +21,7 @@ def head_folder(tmp_path: Path) -> Path:
     parts = HFTargetParts(tiny_model("llama"))
     torch.manual_seed(0)
     kind = find_kind("eagle")
-    kind.save_head(kind.new_head(parts, 4), tmp_path, parts)
+    kind.save_head(kind.new_head(parts, 4, counts=np.ones(61, np.int64)), tmp_path, parts)
     return tmp_path
 
 
