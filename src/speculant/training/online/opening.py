@@ -55,10 +55,10 @@ def _head_learner(loaded: LoadedHead) -> Learner:
     if not isinstance(loaded.head, nn.Module):
         raise UnsupportedError("this head has no weights that could be trained.")
     kind = find_kind(loaded.kind)
-    deepest = [each for each in (loaded.head.depth, kind.measured) if each is not None]
+    depth = kind.measured if loaded.head.depth is None else min(kind.measured, loaded.head.depth)
     return HeadLearner(
         loaded.head,
-        lambda head: kind.new_recipe(head, min(deepest)),
+        lambda head: kind.new_recipe(head, depth),
         loaded.target,
         feature_weight=kind.feature_weight,
     )
