@@ -30,6 +30,7 @@ from speculant.drafters.heads.drafter import LoadedHead
 from targets import TARGETS, load_pair, story_prompts
 
 CHAIN, UNION, TREE = 4, 16, 64  # nodes of a draft
+_WIDE = {"tree": "dynamic", "depth": 9, "top_k": 10}  # of 64 nodes
 
 
 def main() -> None:
@@ -84,7 +85,7 @@ class DraftingSystem:
 
     name: str
     method: str
-    nodes: int
+    nodes: int | str
     head: str | None = None
     settings: Mapping[str, Any] | None = None
     loaded: LoadedHead | None = None
@@ -103,7 +104,8 @@ def systems(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
         found += [
             DraftingSystem(name=f"{name}, chain of {CHAIN}", nodes=CHAIN, settings={"tree": "chain"}, **own),
             DraftingSystem(name=f"{name}, {UNION} nodes", nodes=UNION, settings={"tree": "dynamic"}, **own),
-            DraftingSystem(name=f"{name}, {TREE} nodes", nodes=TREE, settings={"tree": "dynamic"}, **own),
+            DraftingSystem(name=f"{name}, {TREE} nodes", nodes=TREE, settings=_WIDE, **own),
+            DraftingSystem(name=f"{name}, automatic", nodes="auto", settings={"tree": "dynamic"}, **own),
         ]
         own["method"] = "mix-head"
         found += [DraftingSystem(name=f"mix and {name}, {nodes} nodes", nodes=nodes, **own) for nodes in (UNION, TREE)]

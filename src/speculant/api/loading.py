@@ -10,7 +10,7 @@ from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, Tokenize
 
 BUNDLED = "stories"
 BUNDLED_DRAFT = "draft"
-BUNDLED_HEADS = ("eagle3", "dflash", "medusa")
+BUNDLED_HEADS = ("eagle", "eagle3", "dflash", "medusa")
 
 
 def bundled_model() -> Path:

@@ -65,6 +65,8 @@ def write_head(out: Path, head: nn.Module, kind: Kind, target: TargetParts, reco
             kind.save_head(head, aside, target)
             (aside / CARD).write_text(model_card(kind, record), "utf-8")
             (aside / FIGURES).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+            for each in aside.iterdir():
+                shutil.copymode(aside / CARD, each)  # safetensors lets nobody else read what it writes
             for each in sorted(aside.iterdir(), key=lambda file: file.name == FIGURES):  # the figures say it is whole
                 os.replace(each, out / each.name)
     except OSError as error:
