@@ -104,9 +104,10 @@ class HeadReport:
         ]
         if self.obstacle:
             return [*lines, f"fits        no: {self.obstacle}"]
-        named = ", ".join(str(self.layers - 1 if tap == -1 and self.layers else tap) for tap in self.taps or ()) or "none"
+        layers = self.layers or 0
+        named = ", ".join(str(layers - 1 if tap == -1 else tap) for tap in self.taps or ()) or "none"
         lines += [
-            f"taps        outputs of decoder layers {named} (0 to {(self.layers or 0) - 1})",
+            f"taps        outputs of decoder layers {named} (0 to {layers - 1})",
             f"vocabulary  {self.vocabulary} of {self.target.vocabulary} target tokens",
             f"depth       {'any' if self.depth is None else f'{self.depth} tokens at most'}",
             "fits        yes",
