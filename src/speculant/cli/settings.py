@@ -59,7 +59,9 @@ def settings_of(method: Method) -> list[Setting]:
     cls = settings_class(method)
     if cls is None:
         return []
-    hints, texts = get_type_hints(cls), described(inspect.getdoc(cls) or "")
+    hints, texts = get_type_hints(cls), dict[str, str]()
+    for each in reversed(cls.__mro__):  # settings that a class inherits are described where they are defined
+        texts |= described((each.__doc__ and inspect.getdoc(each)) or "")
     return [Setting(each.name, hints[each.name], each.default, texts.get(each.name, "")) for each in fields(cls)]
 
 

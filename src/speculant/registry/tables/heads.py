@@ -92,7 +92,7 @@ HEADS = (
         family="self-drafting, parallel head",
         summary="layers over the target's hidden states fill a block of masks in one pass",
         drafter="speculant.drafters.heads.dflash_drafter:DFlashDrafter",
-        source="Chen et al. 2026, arXiv 2602.06036; DSpark: deepseek-ai/DeepSpec",
+        source="Chen et al. 2026, arXiv 2602.06036",
         samples="either",
         heads=("dflash",),
         requires=_HEAD,
@@ -109,7 +109,7 @@ HEADS = (
     ),
     Method(
         name="glide",
-        family="independent drafting, cross-attention head",
+        family="independent drafting, feature head",
         summary="a layer that also attends to the target's last keys drafts a chain, wider where it is not confident",
         drafter="speculant.drafters.heads.glide_drafter:GlideDrafter",
         source="Du et al. 2024, arXiv 2402.02082",
@@ -129,7 +129,7 @@ HEADS = (
     ),
     Method(
         name="specdec",
-        family="independent drafting, non-autoregressive model",
+        family="independent drafting, mask-predict",
         summary="an encoder of the text and a shallow decoder fill a block of masks in one pass",
         drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
         source="Xia et al. 2023, arXiv 2203.16487",
