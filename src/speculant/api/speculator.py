@@ -150,10 +150,11 @@ class Speculator:
             MemoryFileError: the memory file cannot be used.
         """
         check_model_object(model, tokenizer)
-        opened = None if head is None else open_head(head, model)
+        compiled = fast is not False
+        opened = None if head is None else open_head(head, model, fast=compiled)
         method = method or ("mix" if opened is None else opened.method)
         found = find_method(method)
-        opened = bundled_head(found, model) if opened is None and found.heads else opened
+        opened = bundled_head(found, model, fast=compiled) if opened is None and found.heads else opened
         check_nodes(nodes)
         if not (fast is None or isinstance(fast, bool | Acceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")

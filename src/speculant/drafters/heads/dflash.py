@@ -167,7 +167,7 @@ class DFlashHead(nn.Module, Head):
 
     def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
         """Return the logits [..., V'] of outputs, without the Markov head."""
-        found: Tensor = self.lm_head(outputs) if self.block.own_output else target.project(outputs)
+        found = target.linear(self.lm_head, outputs) if self.block.own_output else target.project(outputs)
         found = found * self.block.multiplier if self.block.multiplier != 1.0 else found
         return torch.tanh(found / self.block.softcap) * self.block.softcap if self.block.softcap else found
 

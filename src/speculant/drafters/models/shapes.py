@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -267,8 +267,13 @@ class BestFirst(Shape):
         self._acceptance, self._grown = acceptance, 0
 
     def expand(self, level: Level) -> list[Candidate]:
-        level, self._grown = replace(level, sampled=False), level.depth
-        return [each for place in range(len(level.q)) for each in drawn_below(level, place, self._top_k, distinct=True)]
+        self._grown = level.depth
+        topk = level.q.topk(min(self._top_k, level.q.shape[1]))
+        return [
+            Candidate(place, token, p)
+            for place, (tokens, values) in enumerate(zip(topk.indices.tolist(), topk.values.tolist(), strict=True))
+            for token, p in zip(tokens, values, strict=True)
+        ]
 
     def select(self, weights: Sequence[float]) -> list[int]:
         best = sorted(range(len(weights)), key=lambda place: -weights[place])[: self._top_k]
@@ -297,8 +302,9 @@ def drawn_below(level: Level, place: int, count: int, *, distinct: bool) -> list
     if count < 1:
         return []
     if not level.sampled:
-        best = q.topk(min(count, len(q)))
-        return [Candidate(place, int(t), float(p)) for t, p in zip(best.indices, best.values, strict=True)]
+        topk = q.topk(min(count, len(q)))
+        found = zip(topk.indices.tolist(), topk.values.tolist(), strict=True)
+        return [Candidate(place, token, p) for token, p in found]
     if distinct:
         count = min(count, int((q > 0).sum()))
     tokens = torch.multinomial(q.cpu(), count, replacement=not distinct, generator=level.generator)
