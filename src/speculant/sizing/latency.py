@@ -39,6 +39,7 @@ _STALL = 4.0  # times the lower quartile: drafting that takes longer was interru
 _START = 8  # nodes whose time a draft takes before its first node, as far as stalls are recognised
 _DECAY = 0.98
 _SPREAD = 16.0  # nodes: sizes of drafts must differ by about as much before drafting time is attributed to them
+_EVEN_SPREAD = 2.0  # the same where every node, or level, takes a pass of a model
 
 
 class LatencyModel:
@@ -183,7 +184,7 @@ class LatencyModel:
         time = min(time, _STALL * _lower_quartile(self._draft_rates) * (nodes + _START))
         added = (1.0, nodes, nodes * nodes, time, nodes * time)
         self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]
-        doubt = (rounds * _SPREAD) ** 2 / 16
+        doubt = (rounds * (_EVEN_SPREAD if even else _SPREAD)) ** 2 / 16
         usual = doubt * y / x if even and x else 0.0
         self.drafting = max(0.0, (rounds * xy - x * y + usual) / (rounds * xx - x * x + doubt))
         return time

@@ -70,7 +70,8 @@ class LevelSession(Session):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
             room = budget.nodes if shape.choosing else budget.nodes - len(tokens)
             left = depth - d + 1
-            found = shape.expand(Level(d, q, joint, room, left, trees, sampled, generator))
+            prices = budget.level_price, budget.node_price
+            found = shape.expand(Level(d, q, joint, room, left, trees, sampled, generator, *prices))
             found = found if trees else found[:1]  # the first one drawn: the others do not choose it
             first = len(tokens)
             for each in found:

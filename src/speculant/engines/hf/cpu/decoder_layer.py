@@ -32,6 +32,8 @@ from speculant.engines.hf.cpu.products import Kernel
 
 
 class LinearArguments(ctypes.Structure):
+    """The struct `Linear` of layer.cpp."""
+
     _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
 
 
@@ -175,10 +177,8 @@ class FusedLayer:
         call = self._own_attention(shape, past_key_values, attention_mask, options)
         if call is not None and kernel is not None:
             x, y = hidden_states, torch.empty_like(hidden_states)
-            pointers = ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
-            self._native.layer(
-                ctypes.byref(layer), x.data_ptr(), x.data_ptr(), *pointers, torch.get_num_threads()
-            )
+            places = ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
+            self._native.layer(ctypes.byref(layer), x.data_ptr(), x.data_ptr(), *places, torch.get_num_threads())
             return y
         query = hidden_states.new_empty(shape)
         if call is not None:
@@ -196,7 +196,9 @@ class FusedLayer:
             attended = self._attend(query, key, value, attention_mask, past_key_values, options)
         return self._finish(layer, hidden_states, attended, kernel)
 
-    def _project(self, layer: LayerArguments, x: Tensor, positions: PositionArguments, call: Attention, kernel: Kernel | None) -> None:
+    def _project(
+        self, layer: LayerArguments, x: Tensor, positions: PositionArguments, call: Attention, kernel: Kernel | None
+    ) -> None:
         """Write the queries, and the new rows of keys and values, to where the attention's arguments point."""
         native, threads = self._native, torch.get_num_threads()
         pointers = ctypes.byref(positions), ctypes.byref(call)

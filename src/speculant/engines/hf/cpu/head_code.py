@@ -110,8 +110,13 @@ class HeadLayer:
         """See `drafters.heads.head.LayerCode`."""
         rows = len(x)
         cos, sin = angles
-        if rows > self.most or torch.is_grad_enabled() or not all(
-            each.dtype is self._dtype and each.is_contiguous() and each.is_cpu for each in (x, given, cos, sin, keys)
+        if (
+            rows > self.most
+            or torch.is_grad_enabled()
+            or not all(
+                each.dtype is self._dtype and each.is_contiguous() and each.is_cpu
+                for each in (x, given, cos, sin, keys)
+            )
         ):
             return None
         self._look_up()
