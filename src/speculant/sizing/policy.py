@@ -185,9 +185,12 @@ class AdaptiveSizing:
 
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
         most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
+        for state in states:
+            state.gain, state.depth, state.asked = 0.0, UNLIMITED, 0
+        if all(state.pausing.left for state in states):
+            return [0 for _ in states]
         level_price, node_price = self._marginal_prices(len(states), most)
         for state in states:
-            state.gain, state.depth = 0.0, UNLIMITED
             state.level_price, state.node_price = level_price, node_price
             gains = state.forecast(most) if state.forecast is not None and most else None
             state.by_level = gains is not None
@@ -207,7 +210,7 @@ class AdaptiveSizing:
             return 0.0, 0.0
         price, costs = self._price(sequences), self._pass_costs(sequences - 1, most)[1:]
         node = price * max(0.0, float((costs / self._counts[1 : most + 1]).min()))
-        return price * self._latency.drafting + node, node
+        return price * self._latency.further_level + node, node
 
     def _chain_length(self, state: SizingState, most: int, sequences: int) -> int:
         """Return how many nodes pay, one a level, before any exists."""
@@ -236,8 +239,12 @@ class AdaptiveSizing:
         return node + 1, level + 1
 
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+        if not any(state.asked for state in states):
+            return list(drafts)
         for state, draft in zip(states, drafts, strict=True):
             state.levels = int(draft.depths().max(initial=0)) if state.by_level else 0
+            if state.by_level and not state.levels:
+                state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
         gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
         queried = sum(len(draft.queries) for draft in drafts)
@@ -325,7 +332,9 @@ class AdaptiveSizing:
             state.pausing.skip()
         elif state.asked:
             state.wanted = max(float(nodes), _SHRINK * state.wanted)
-            price = self._price(sequences)
+            price, most = self._price(sequences), self._latency.most
+            if nodes == state.asked == most < self._latency.sizes[-1]:
+                return  # larger drafts have not been tried yet, so it is not known what drafts gain
             state.pausing.observe(state.gain, price * self._latency.usual_drafting / asking, price)
         self._pausing.follow(state.pausing)
 

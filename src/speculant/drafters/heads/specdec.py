@@ -54,7 +54,9 @@ class SpecDecHead(nn.Module, Head, TextHead):
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         return SpecDecState(self, tokens)
 
-    def encode(self, ids: Tensor, positions: Tensor, join: JoinKeys, seen: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    def encode(
+        self, ids: Tensor, positions: Tensor, join: JoinKeys, seen: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
         """Return the keys and values [..., H, n, d] that each decoder layer reads of tokens Int64[..., n].
 
         Args:

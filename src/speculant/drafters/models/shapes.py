@@ -271,14 +271,14 @@ class BestFirst(Shape):
         if not (1 <= depth <= MOST_PASSES and 1 <= top_k <= MOST_NODES and 0 <= least < 1):
             raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {MOST_NODES}, least from 0 to below 1.")
         self.passes, self._top_k, self._least = depth, top_k, least
-        self._acceptance, self._asked = acceptance, 0
+        self._acceptance, self._grown = acceptance, 0
         self._level: Level | None = None  # that was expanded last
         self._weights: list[float] = []  # of all nodes before it
 
     def expand(self, level: Level) -> list[Candidate]:
         if level.depth == 1:
-            self._asked, self._weights = level.levels, []
-        self._level = level
+            self._weights = []
+        self._level, self._grown = level, level.depth
         topk = level.q.topk(min(self._top_k, level.q.shape[1]))
         return [
             Candidate(place, token, p)
@@ -301,7 +301,7 @@ class BestFirst(Shape):
         return np.empty(0)  # it ends by itself where a level does not pay
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
-        self._acceptance.observe(self._asked, len(path))
+        self._acceptance.observe(self._grown, len(path))
 
 
 def _parents(widths: Sequence[int]) -> list[int]:
