@@ -168,9 +168,9 @@ class LatencyModel:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
         What they grow by per node becomes `drafting`, by a straight line through the rounds of late; `further_level` is
-        the same, but nothing as long as sizes differ too little to tell, so that deeper drafts are tried. A round that took
-        far longer than usual for its nodes does not predict the next and counts as a slow usual one; what is usual is
-        not known before the second.
+        the same, but nothing as long as sizes differ too little to tell, so that deeper drafts are tried. A round that
+        took far longer than usual for its nodes does not predict the next and counts as a slow usual one; what is usual
+        is not known before the second.
 
         Args:
             nodes: drafted; or levels, where drafting takes a pass of a model for each.

@@ -239,7 +239,7 @@ class AdaptiveSizing:
         return node + 1, level + 1
 
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
-        if not any(state.asked for state in states):
+        if not any(len(draft) or len(draft.queries) for draft in drafts):
             return list(drafts)
         for state, draft in zip(states, drafts, strict=True):
             state.levels = int(draft.depths().max(initial=0)) if state.by_level else 0
