@@ -239,12 +239,12 @@ class AdaptiveSizing:
         return node + 1, level + 1
 
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
-        if not any(len(draft) or len(draft.queries) for draft in drafts):
-            return list(drafts)
         for state, draft in zip(states, drafts, strict=True):
             state.levels = int(draft.depths().max(initial=0)) if state.by_level else 0
             if state.by_level and not state.levels:
                 state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
+        if not any(len(draft) or len(draft.queries) for draft in drafts):
+            return list(drafts)
         gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
         queried = sum(len(draft.queries) for draft in drafts)
