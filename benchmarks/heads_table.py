@@ -153,14 +153,17 @@ def read(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a Markdown table with a row for each system and columns for each target."""
-    targets = [each["conditions"]["target"] for each in results]
+    """Return a Markdown table with a row for each system and columns for each target; of several results, the last."""
+    by_target: dict[str, dict[str, Any]] = {}
+    for each in results:
+        by_target.setdefault(each["conditions"]["target"], {}).update(each["systems"])
+    targets = list(by_target)
     titles = [title for target in targets for title in (f"{target}: MAT", "speed-up", "drafting", "identical")]
     lines = [["system", *titles], ["---", *["---:"] * len(titles)]]
-    for name in dict.fromkeys(name for each in results for name in each["systems"]):
+    for name in dict.fromkeys(name for found in by_target.values() for name in found):
         cells = [name]
-        for each in results:
-            row = each["systems"].get(name, {})
+        for found in by_target.values():
+            row = found.get(name, {})
             cells += ["-"] * 4 if "mat" not in row else [
                 f"{row['mat']:.2f}",
                 f"{row['request_speedup_quartiles'][1]:.2f}",
