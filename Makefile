@@ -45,17 +45,21 @@ typecheck: setup
 test-oldest: .venv-oldest/.ready
 	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n auto --dist worksteal tests/engines tests/decoding tests/api/test_speculator.py tests/test_stories.py
 
-# Against the official ADED drafter and Arctic's suffix tree. The latter is built from source with the torch that is
-# here; left to itself, its build would fetch another one.
+# Against the official ADED drafter and Arctic's suffix tree, and heads against their authors' classes. Arctic's is built
+# from source with the torch that is here; left to itself, its build would fetch another one. The heads' packages require
+# what their training needs; their classes do with less.
 $(VENV)/.peers: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,peers]'
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt cmake grpcio-tools nanobind ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
 		-c constraints.txt arctic-inference
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt datasets loguru openai pydantic-settings
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt eagle-llm hs-connectors medusa-llm \
+		specforge speculators
 	@touch $@
 
 test-peers: $(VENV)/.peers
-	$(BIN)/pytest -m peers tests/bench
+	$(BIN)/pytest -m peers tests/bench tests/drafters
 
 # That llama.cpp computes what transformers does. It is built from source, which takes minutes.
 $(VENV)/.llamacpp: $(VENV)/.ready
