@@ -19,6 +19,7 @@ import argparse
 import copy
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ WAYS = {
     "on-policy tvd": {"loss": "tvd", "on_policy": 1.0},
 }
 LONGEST = 160  # tokens of a text
+NEW_LR = 0.03  # of layers that are new, with Muon
 
 
 def main() -> None:
@@ -54,7 +56,7 @@ def main() -> None:
     texts = texts.select(np.arange(64, len(texts)))
     began = time.process_time()
     start = new_student(1)
-    distil(start, target, texts, DistillSettings(steps=args.warm_steps, loss="ce", lr=2e-3))
+    distil(start, target, texts, DistillSettings(steps=args.warm_steps, loss="ce", lr=NEW_LR, optimizer="muon"))
     results: dict[str, Any] = {
         "texts": len(texts),
         "held_out_texts": len(held_out),
@@ -79,13 +81,13 @@ def boosting(target: Any, texts: Texts, held_out: Texts, steps: int) -> dict[str
 
     Two models that are trained alike but for their first weights tell what boosting itself gains.
     """
-    settings = DistillSettings(steps=steps, lr=2e-3, loss="kl", seed=2)
+    settings = DistillSettings(steps=steps, lr=NEW_LR, optimizer="muon", loss="kl", seed=2)
     one, alike, boosted = new_student(2), new_student(3), new_student(3)
     distil(one, target, texts, settings)
     distil(alike, target, texts, settings)
     distil(boosted, target, texts, settings, before=[one])
     longer = new_student(2)
-    distil(longer, target, texts, DistillSettings(steps=2 * steps, lr=2e-3, loss="kl", seed=2))
+    distil(longer, target, texts, replace(settings, steps=2 * steps))
     found = {
         "one model": measured([one], target, held_out),
         "one model, twice the steps": measured([longer], target, held_out),
