@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from block_heads import random_weights
 from models import perturbed, tiny_model
 from speculant.api.draft_caches import open_draft_caches
+from speculant.core.drafter import EMPTY_PATH, Start, Verified
+from speculant.core.engine import Needs
+from speculant.core.tree import DraftTree
 from speculant.drafters.heads.blockwise import BlockwiseHead
 from speculant.drafters.heads.dflash import BlockShape, DFlashHead
 from speculant.drafters.heads.drafter import LoadedHead
@@ -26,6 +30,7 @@ from speculant.drafters.heads.mlp import MLPHead, MLPShape
 from speculant.drafters.heads.p_eagle import PEagleHead
 from speculant.drafters.heads.pard import PardHead
 from speculant.drafters.heads.specdec import SpecDecHead
+from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.registry import METHODS
 
@@ -114,13 +119,14 @@ BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
 VARIANTS: Mapping[str, str] = {"dspark": "dflash"}  # the kinds of those that loaders count as another kind
 NAMES = tuple(BUILDERS)
 HEADED = [name for name, method in METHODS.items() if method.heads]
-HEAD_READERS = [name for name in HEADED if "*" in METHODS[name].heads]  # methods of any head
-PAIRS = [  # every method with every head that it takes
+UNITED = {"mix-head": ("eagle3", "medusa", "dspark", "pard", "glide", "pass"), "suffix-head": ("eagle3", "dflash")}
+PAIRS = [  # every method with every head that is tested with it
     (method, name)
     for method in HEADED
-    for name in NAMES
-    if method in HEAD_READERS or VARIANTS.get(name, name) in METHODS[method].heads
+    for name in UNITED.get(method, NAMES)
+    if method in UNITED or VARIANTS.get(name, name) in METHODS[method].heads
 ]
+SINGLE = [(method, name) for method, name in PAIRS if method not in UNITED or name == "eagle3"]
 
 
 def random_head(model: Any, name: str = "eagle", *, seed: int = 0) -> LoadedHead:
@@ -134,6 +140,31 @@ def random_head(model: Any, name: str = "eagle", *, seed: int = 0) -> LoadedHead
             head.to(model.dtype).eval().requires_grad_(False)
     own = {"eagle": "eagle2"}.get(kind) or next(name for name in HEADED if kind in METHODS[name].heads)
     return LoadedHead(head, target, kind, own)
+
+
+def begun(needs: Needs, model: Any, text: Sequence[int], **options: Any) -> tuple[HFEngine, Start, Verified]:
+    """Return the engine, the start of a request, and what its session observes of the prompt's pass.
+
+    Args:
+        needs: of the drafter.
+        model: the target.
+        text: the prompt, and the token that the pass yielded.
+        options: further arguments of Start.
+    """
+    engine = HFEngine(model)
+    cache: Any = engine.open(torch.tensor([text[:-1]]))
+    result = cache.prefill(needs=needs)
+    start = Start(prompt=np.array(text[:-1], np.int32), target=cache, **options)
+    tokens = np.array(text[-1:], np.int32)
+    seen = Verified(
+        tree=DraftTree.empty(),
+        path=EMPTY_PATH,
+        tokens=tokens,
+        top_ids=result.top_ids,
+        top_logits=result.top_logits,
+        hidden=result.hidden,
+    )
+    return engine, start, seen
 
 
 def head_for(method: str, model: Any) -> LoadedHead:
