@@ -12,10 +12,11 @@ from models import tiny_model
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.training.batches import Groups
 from speculant.training.features import Features
+from speculant.training.files import Files
 from speculant.training.fingerprint import TargetIdentity, identify
 from speculant.training.kinds import find_kind
 from speculant.training.reading import TrainData
-from speculant.training.run import Files, train_head
+from speculant.training.run import train_head
 from speculant.training.settings import TrainSettings
 from speculant.training.texts import Texts, from_parts
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.drafters.heads.head import TargetParts
-from speculant.training.batches import TRAINING, stream_seed
+from speculant.training.batches import stream_seed
 from speculant.training.checkpoints import load_state, save_state
 from speculant.training.evaluate import Acceptance, measure_acceptance
 from speculant.training.features import Features
@@ -186,11 +186,12 @@ class Trainer:
         """Train one step."""
         settings, state, workers = self.settings, self.state, self._workers
         recipe = self._recipes[settings.depth if done >= settings.depth_from else 1]
-        groups = self._features.groups
         for part in range(settings.accumulate):
             number = (state.step * settings.accumulate + part) * workers.count + workers.rank
-            group = groups.at(number)
-            batch = self._features.batch(group, groups.anchors(group, TRAINING, number))
+            batch = self._features.training_batch(number)
+            state.tokens += int(batch.lengths.sum()) * workers.count
+            if not len(batch.anchors):  # other draft models predict all of it
+                continue
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
                 torch.manual_seed(stream_seed(settings.seed, number))
                 with torch.autocast(self._device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
@@ -203,7 +204,6 @@ class Trainer:
                         self._sums[depth] += loss.detach()
                 (total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
             self._sums[-1] += 1
-            state.tokens += int(batch.lengths.sum()) * workers.count
         trained = [weight for weight in self.head.parameters() if weight.requires_grad]
         workers.average(trained)
         if settings.clip:
