@@ -37,6 +37,7 @@ from speculant.cli.train_options import (
     FeatureWeightOption,
     HeldOutOption,
     InitOption,
+    KeepOption,
     LengthOption,
     LossOption,
     LrOption,
@@ -143,6 +144,7 @@ def train(
     evaluate_steps: EvaluateStepsOption = 200,
     held_out: HeldOutOption = 128,
     patience: PatienceOption = 0,
+    keep: KeepOption = "best",
     like: LikeOption = None,
     before: BeforeOption = None,
     on_policy: OnPolicyOption = 0.0,
@@ -201,6 +203,7 @@ def train(
         seed=seed,
         evaluate_every=evaluate_steps,
         patience=patience,
+        keep=keep,
         held_out=held_out,
         on_policy=on_policy,
     )

@@ -274,6 +274,15 @@ HeldOutOption = Annotated[
         rich_help_panel="Training",
     ),
 ]
+KeepOption = Annotated[
+    str,
+    typer.Option(
+        "--keep",
+        metavar="best|last",
+        help="the weights that are written: the best ones in greedy decoding on held-out texts (default), or the last",
+        rich_help_panel="Training",
+    ),
+]
 PatienceOption = Annotated[
     int,
     typer.Option(

@@ -79,6 +79,7 @@ def _figures(kind: Kind, record: dict[str, Any]) -> str:
     target, settings, best = record["target"], record["settings"], record["best"]
     weight = f" + {settings['feature_weight']:g} of the distance of hidden states" if settings["feature_weight"] else ""
     depths = f", {settings['depth']} depths, weights {settings['decay']:g}^(depth - 1)" if not kind.draft_model else ""
+    kept = "last ones" if settings["keep"] == "last" else "best by held-out acceptance"
     rows = "\n".join(
         f"| {depth} | {agreed:.3f} | {shared:.3f} |"
         for depth, (agreed, shared) in enumerate(zip(best["agreement"], best["overlap"], strict=True), start=1)
@@ -94,7 +95,7 @@ def _figures(kind: Kind, record: dict[str, Any]) -> str:
 {_draft_model_rows(record) if kind.draft_model else ""}| loss | {settings["loss"]}{weight}{depths} |
 | optimizer | {settings["optimizer"]}, learning rate {settings["lr"]:g}, {settings["schedule"]} decay |
 | steps | {record["steps"]:,} of {settings["texts"] * settings["accumulate"] * record["workers"]} texts; these are the \
-weights of step {best["step"]:,}, the best by held-out acceptance |
+weights of step {best["step"]:,}, the {kept} |
 | time | {record["seconds"] / 60:.1f} minutes on {record["device"]} |
 
 ## Held-out acceptance

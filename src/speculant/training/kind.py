@@ -99,7 +99,7 @@ class Kind:
             depth: to be trained; None for the kind's default.
             counts: Int64[V], how often each token stands in the texts; None if all do alike.
             options: of the kind.
-            like: a model whose architecture a new draft model gets.
+            like: a model whose architecture a new draft model gets; None for heads.
 
         Raises:
             UsageError: there is no such option.
@@ -116,8 +116,6 @@ class Kind:
         if "counts" in inspect.signature(build).parameters:
             given["counts"] = np.ones(target.vocabulary, np.int64) if counts is None else counts
         if like is not None:
-            if not self.draft_model:
-                raise UsageError(f"{self.plural} have a shape of their own: like= is for draft models.")
             given["like"] = like
         built: nn.Module = build(target, **given, **options or {})
         return built
@@ -140,16 +138,7 @@ class Kind:
     def open_features(
         self, model: Any, target: Any, texts: Texts, head: Any, settings: TrainSettings, depth: int, before: Any = ()
     ) -> Features:
-        """Return the batches of texts; see `training.features.head_features` for the arguments.
-
-        Raises:
-            UsageError: a setting is for draft models, and this is a head.
-        """
-        if not self.draft_model and (before or settings.on_policy):
-            raise UsageError(
-                f"{self.plural} are trained on the target's texts, at all positions: on_policy and before are for "
-                "draft models."
-            )
+        """Return the batches of texts; see `training.features.head_features` for the arguments."""
         opened: Features = load_object(self.features)(model, target, texts, head, settings, depth, before)
         return opened
 

@@ -26,6 +26,18 @@ from speculant.training.workers import Workers
 HELD_OUT_SHARE = 0.1  # of the texts, at most
 
 
+def check_kind(kind: Kind, settings: TrainSettings, files: Files) -> None:
+    """Check that nothing is asked of a head that only draft models can do.
+
+    Raises:
+        UsageError: it is.
+    """
+    given = {"on_policy": settings.on_policy, "like": files.like, "before": files.before}
+    wrong = [name for name, value in given.items() if value]
+    if wrong and not kind.draft_model:
+        raise UsageError(f"{' and '.join(wrong)} cannot be had for {kind.plural}, but for draft models alone.")
+
+
 def fitting_texts(
     texts: Texts, target: HFTargetParts, settings: TrainSettings, longest: int | None, note: Callable[[str], object]
 ) -> tuple[Texts, Texts]:

@@ -18,7 +18,7 @@ from speculant.training.files import Files, title
 from speculant.training.fingerprint import TargetIdentity, weights_digest
 from speculant.training.kind import Kind
 from speculant.training.output import check_output, finished, remove_state, write_head
-from speculant.training.preparing import attach_caches, build_head, fitting_depths, fitting_texts, fixed
+from speculant.training.preparing import attach_caches, build_head, check_kind, fitting_depths, fitting_texts, fixed
 from speculant.training.progress import Progress, TrainState
 from speculant.training.rank_tree import find_tree
 from speculant.training.reading import TrainData
@@ -63,6 +63,7 @@ def train_head(
         SpeculantError: it cannot be trained so; see `Trainer.run`.
         KeyboardInterrupt: it was interrupted; its state is saved.
     """
+    check_kind(kind, settings, files)
     if files.resume and finished(files.out):
         note(f"the {kind.noun} in {files.out} is finished; there is nothing to go on with.")
         return None

@@ -12,6 +12,7 @@ from speculant.training.optimizers import OPTIMIZERS
 from speculant.training.schedule import SCHEDULES
 
 PRECISIONS = ("float32", "bfloat16")
+KEPT = ("best", "last")
 MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change where a training goes on
 COUNTS = ("depth", "texts", "anchors", "accumulate", "evaluate_every", "held_out", "opening", "new_tokens")  # 1 or more
 
@@ -38,6 +39,7 @@ class TrainSettings:
         evaluate_every: steps between measurements of acceptance.
         patience: measurements without gain after which it ends; 0 for never.
         held_out: texts that acceptance is measured on.
+        keep: the weights that are kept: "best" by the tokens of a greedy round on held-out texts, or "last".
         on_policy: the share of batches whose texts the draft model writes itself, spread evenly (DistillSpec).
         temperature: at which it writes them.
         opening: tokens of a text that it continues, where the length of the text's prompt is not known.
@@ -66,6 +68,7 @@ class TrainSettings:
     evaluate_every: int = 200
     patience: int = 0
     held_out: int = 128
+    keep: str = "best"
     on_policy: float = 0.0
     temperature: float = 1.0
     opening: int = 16
@@ -77,6 +80,7 @@ class TrainSettings:
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("schedule", self.schedule, SCHEDULES),
             ("precision", self.precision, PRECISIONS),
+            ("keep", self.keep, KEPT),
         ):
             if value not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {value!r}.")

@@ -32,7 +32,7 @@ from speculant.training.workers import Workers
 
 
 class Trainer:
-    """One training. The head's weights are the last ones during it, and the best ones after it."""
+    """One training. The head's weights are the last ones during it, and those to be kept after it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Trainer:
         self._whole = True  # whether weights and optimizers are of the same step
 
     def run(self) -> TrainState:
-        """Train to the end; return the state, with the best weights in the head.
+        """Train to the end; return the state, with the weights to be kept in the head.
 
         Raises:
             KeyboardInterrupt: it was interrupted; its state is saved.
@@ -231,11 +231,10 @@ class Trainer:
         acceptance = measure_acceptance(self._recipes[self.settings.measured], self._held_out, self._target)
         (score,) = self._workers.agreed(acceptance.greedy, device=self._device)
         best = not state.history or score > state.best_score
-        if best:
+        if best or self.settings.keep == "last":
             state.best = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
-            state.best_step, state.best_score, state.stale = state.step, score, 0
-        else:
-            state.stale += 1
+            state.best_step = state.step
+        state.best_score, state.stale = (score, 0) if best else (state.best_score, state.stale + 1)
         state.history.append({"step": state.step, "losses": progress.losses, **acceptance.record()})
         self._sums.zero_()
         self._report(self._progress(done, progress.losses, acceptance, best))
