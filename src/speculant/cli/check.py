@@ -121,7 +121,7 @@ def check(
         memory_limit=memory_limit,
         verifier=verifier,
         lossy=lossy,
-        draft_model=draft_model,
+        draft_models=() if draft_model is None else (draft_model,),
         draft_dtype=draft_dtype,
         draft_device=draft_device,
         head=head,
