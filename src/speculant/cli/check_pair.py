@@ -19,7 +19,7 @@ def report_pair(
 
     Args:
         loading: of the target.
-        drafting: has one draft model.
+        drafting: has the draft model, and no other.
         prompts: whose continuations acceptance is measured on.
         tokens: of each continuation; None for 32.
         as_json: whether JSON is printed.

@@ -109,16 +109,6 @@ LossyFlag = Annotated[
     bool,
     typer.Option("--lossy", help="allow acceptance rules that change the output", rich_help_panel="Drafting"),
 ]
-DraftModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--draft-model",
-        metavar="PATH|ID",
-        parser=nonempty("name a folder or a hub id, or leave the option out"),
-        help="a smaller model, for methods that need one; default: the bundled model's",
-        rich_help_panel="Drafting",
-    ),
-]
 DraftModelsOption = Annotated[
     list[str] | None,
     typer.Option(
