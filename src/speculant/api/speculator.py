@@ -135,7 +135,7 @@ class Speculator:
                 model where the target is the bundled model. Where its tokenizer is another one it drafts the tokens
                 that both have; `stats.notes` says how many. A list for `specinfer`, which merges what they draft.
                 Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
-            draft_tokenizer: the draft model's tokenizer; None for the one that is loaded with a name.
+            draft_tokenizer: the draft model's tokenizer, or a list of them; None for what is loaded with a name.
             head: for methods that require one: a trained head, by folder or hub id, or what `open_head` returned. Its
                 format is found by itself; None for the bundled one where the target is the bundled model.
             online: True, or `training.online.settings.OnlineSettings` or a dict of some of them, to distil the draft

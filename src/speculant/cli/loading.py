@@ -57,11 +57,13 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     from speculant.api.loading import is_bundled
 
     bundled = is_bundled(model_source(loading.model))
-    method.check_draft_model(given=(method.takes_draft_model and bundled) or drafting.draft_model is not None)
+    method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(drafting.draft_models))
+    if len(drafting.draft_models) > 1:
+        method.check_several()  # before models are loaded
     if found is not None or not bundled:
         method.check_head(None if found is None else found.format.kind)
     model, tokenizer, threads = load(loading)
-    draft_model, draft_tokenizer = (None, None) if drafting.draft_model is None else load_draft_model(drafting, loading)
+    drafts = [load_draft_model(name, drafting, loading) for name in drafting.draft_models]
     head = None if found is None else found.open(model)
     from speculant.api.speculator import Speculator
 
@@ -73,8 +75,8 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             method=method.name,
             verifier=drafting.verifier,
             lossy=drafting.lossy,
-            draft_model=draft_model,
-            draft_tokenizer=draft_tokenizer,
+            draft_model=[each for each, _ in drafts] if len(drafts) > 1 else drafts[0][0] if drafts else None,
+            draft_tokenizer=[each for _, each in drafts] if len(drafts) > 1 else drafts[0][1] if drafts else None,
             head=head,
             online=drafting.online,
             nodes=drafting.nodes,
@@ -106,8 +108,8 @@ def load(loading: Loading) -> tuple[Any, Any, str]:
     return model, tokenizer, set_threads_for(model, loading.threads)
 
 
-def load_draft_model(drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
-    """Load a draft model, in the dtype and on the device of the target unless others are given.
+def load_draft_model(name: str, drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
+    """Load one of the draft models, in the dtype and on the device of the target unless others are given.
 
     Returns:
         It, and its tokenizer or None.
@@ -118,7 +120,7 @@ def load_draft_model(drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
     """
     from speculant.api.loading import load_model
 
-    name, device = drafting.draft_model, drafting.draft_device or loading.device
+    device = drafting.draft_device or loading.device
     check_device(drafting.draft_device, option="--draft-device")
     with waiting(f"loading {name}"):
         return load_model(model_source(name), dtype=drafting.draft_dtype or loading.dtype, device=device)

@@ -109,13 +109,13 @@ LossyFlag = Annotated[
     bool,
     typer.Option("--lossy", help="allow acceptance rules that change the output", rich_help_panel="Drafting"),
 ]
-DraftModelOption = Annotated[
-    str | None,
+DraftModelsOption = Annotated[
+    list[str] | None,
     typer.Option(
         "--draft-model",
         metavar="PATH|ID",
         parser=nonempty("name a folder or a hub id, or leave the option out"),
-        help="a smaller model, for methods that need one; default: the bundled model's",
+        help="a smaller model, for methods that need one; repeated for specinfer; default: the bundled model's",
         rich_help_panel="Drafting",
     ),
 ]
@@ -272,8 +272,8 @@ class Drafting:
         memory_limit: megabytes that the memory may take.
         verifier: the acceptance rule, or None for the method's own.
         lossy: whether it may change the output.
-        draft_model: a folder or a hub id for methods that need a draft model, or None.
-        draft_dtype, draft_device: how it is loaded; None for the target's.
+        draft_models: folders or hub ids, one for methods that need a draft model, or several where they are merged.
+        draft_dtype, draft_device: how they are loaded; None for the target's.
         head: a folder or a hub id for methods that need a trained head, or None.
         online: whether the draft model or head learns while it drafts.
 
@@ -288,7 +288,7 @@ class Drafting:
     memory_limit: int = 256
     verifier: str | None = None
     lossy: bool = False
-    draft_model: str | None = None
+    draft_models: tuple[str, ...] = ()
     draft_dtype: str | None = None
     draft_device: str | None = None
     head: str | None = None
@@ -297,7 +297,7 @@ class Drafting:
     def __post_init__(self) -> None:
         given = {"--draft-dtype": self.draft_dtype, "--draft-device": self.draft_device}
         ignored = [name for name, value in given.items() if value is not None]
-        if self.draft_model is None and ignored:
+        if not self.draft_models and ignored:
             names = " and ".join(ignored)
             raise UsageError(f"{names} would be ignored without --draft-model. Add it, or leave {names} out.")
 
