@@ -32,12 +32,14 @@ class Outbox:
         with self._condition:
             if self._closed:
                 return
-            for part in _split(piece):
+            first = not self._pieces
+            for part in [piece] if len(piece.tokens) <= _PIECE else _split(piece):
                 self._pieces.append(part)
                 self._tokens += len(part.tokens)
             while self._tokens > HELD or len(self._pieces) > HELD:
                 self.dropped += self._pop()
-            self._condition.notify_all()
+            if first or self._tokens >= MOST_TOKENS:  # a thread that is woken up in vain takes the rounds' time
+                self._condition.notify_all()
 
     def wait(self, delay: float) -> bool:
         """Wait for the first piece, then `delay` seconds more for others to join; return whether to go on.
@@ -75,8 +77,6 @@ class Outbox:
 
 def _split(piece: Piece) -> list[Piece]:
     """Return pieces of at most half a message each."""
-    if len(piece.tokens) <= _PIECE:
-        return [piece]
     parts = []
     for at in range(0, len(piece.tokens), _PIECE):
         tokens = piece.tokens[at : at + _PIECE]
