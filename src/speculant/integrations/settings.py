@@ -11,7 +11,7 @@ import difflib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from speculant.api.options import check_bytes, check_number
 from speculant.core.drafter import MEMORY_LIMIT, Drafter
 from speculant.core.errors import FileError, UnsupportedError, UsageError
 from speculant.registry import METHODS, Method, find_method
+from speculant.sharing.address import parse_address
+from speculant.sharing.opening import check_sharing, open_sharing
 
 PREFIX = "SPECULANT_"
 CONFIG = "SPECULANT_CONFIG"
@@ -39,6 +41,7 @@ class IntegrationSettings:
         drafted_per_step: the most tokens drafted in a step, for all its requests together.
         settings: of the method's drafter; None for the defaults.
         allow_untested: whether engines of versions that were not tested are accepted.
+        share: the URL of a store that replicas learn from each other through, see `sharing.address`; None for none.
 
     Raises:
         UsageError: a value makes no sense, or there is no such method.
@@ -53,6 +56,7 @@ class IntegrationSettings:
     drafted_per_step: int = DRAFTED_PER_STEP
     settings: Mapping[str, Any] | None = None
     allow_untested: bool = False
+    share: str | None = field(default=None, repr=False)  # may hold a password
 
     def __post_init__(self) -> None:
         check_number("save_every", self.save_every, least=0, above=True)
@@ -68,20 +72,28 @@ class IntegrationSettings:
             raise UnsupportedError(
                 f"the method '{self.method}' keeps no memory; leave out memory and base, or use 'mix'."
             )
+        if self.share is not None:
+            check_sharing(method)
+            parse_address(self.share)
 
-    def build(self, *, vocabulary: int, tokenizer: str) -> Drafter:
+    def build(self, *, vocabulary: int, tokenizer: str, shares: bool = True) -> Drafter:
         """Return the drafter, with an empty memory.
 
         Args:
             vocabulary: V of the target.
             tokenizer: its fingerprint.
+            shares: whether this process shares, if the settings say so: of several ranks only one should.
 
         Raises:
             UsageError: the method has no such settings, or cannot be used with this vocabulary.
         """
-        return find_method(self.method).build(
+        method = find_method(self.method)
+        drafter = method.build(
             vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=self.memory_limit, settings=self.settings
         )
+        if self.share is None or not shares:
+            return drafter
+        return open_sharing(drafter, self.share, method=method, tokenizer=tokenizer, vocabulary=vocabulary)
 
 
 def drafts_from_text(method: Method) -> bool:
@@ -121,7 +133,7 @@ def _parse(name: str, value: Any) -> Any:
         return Path(value).expanduser()
     if name == "memory_limit":
         return check_bytes(value)
-    if name == "method":
+    if name in ("method", "share"):
         return str(value)
     if isinstance(value, str):
         try:
