@@ -17,7 +17,7 @@ LEVELS = (
     {"core"},
     {"memory"},
     {"registry"},
-    {"sizing", "verifiers", "drafters", "engines"},
+    {"sizing", "verifiers", "drafters", "engines", "sharing"},
     {"decoding"},
     {"api"},
     {"serving", "bench", "training", "integrations"},
@@ -81,7 +81,7 @@ def test_modules_do_not_import_each_other() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("name", ["core", "memory", "sizing", "decoding", "verifiers", "drafters"])
+@pytest.mark.parametrize("name", ["core", "memory", "sizing", "decoding", "verifiers", "drafters", "sharing"])
 def test_no_engine_below_the_api(name: str) -> None:
     """Guards drafters and the round, which run inside any engine: engines are imported by engines/ alone."""
     heavy = {"transformers", "llama_cpp", "vllm"}

@@ -33,6 +33,7 @@ from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import build_verifier, find_method
+from speculant.sharing.opening import check_sharing, open_sharing
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
@@ -117,6 +118,7 @@ class Speculator:
         head: Any = None,
         online: Any = None,
         fast: bool | Acceleration | None = None,
+        share: Any = None,
     ) -> Speculator:
         """Wrap a loaded model.
 
@@ -144,6 +146,9 @@ class Speculator:
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.
+            share: a store through which replicas learn from each other what they decode, such as
+                "redis://host:6379?tenant=NAME", or a `speculant.sharing.channel.Channel`; for methods whose memory
+                learns from text. Its failure costs drafts, never text; `close` ends its threads.
 
         Raises:
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
@@ -159,6 +164,8 @@ class Speculator:
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
         if memory is not None and found.memory is None and not online:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
+        if share is not None:
+            check_sharing(found)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
         rule = build_verifier(method, verifier, lossy=lossy)
@@ -180,6 +187,8 @@ class Speculator:
             drafter = open_online(
                 drafter, online, target=model, method=found, drafts=drafts, head=opened, tokenizer=fingerprint
             )
+        if share is not None:
+            drafter = open_sharing(drafter, share, method=found, tokenizer=fingerprint, vocabulary=vocabulary)
         notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else ()))
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():
@@ -206,12 +215,13 @@ class Speculator:
         head: Any = None,
         online: Any = None,
         fast: bool | Acceleration | None = None,
+        share: Any = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
-            method, verifier, lossy, nodes, memory, memory_limit, settings, fast: see `from_transformers`.
+            method, verifier, lossy, nodes, memory, memory_limit, settings, fast, share: see `from_transformers`.
             draft_model, draft_tokenizer, head, online: see there too.
         """
         if method is not None:
@@ -232,6 +242,7 @@ class Speculator:
             head=head,
             online=online,
             fast=fast,
+            share=share,
         )
 
     def generate(
@@ -438,7 +449,7 @@ class Speculator:
         self._persistent().load(_path(path))
 
     def close(self) -> None:
-        """End what works beside requests, such as the thread of online distillation; it can still generate."""
+        """End what works beside requests, such as online distillation and sharing; it can still generate."""
         if isinstance(self.drafter, Background):
             self.drafter.close()
 

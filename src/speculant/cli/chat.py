@@ -34,6 +34,7 @@ from speculant.cli.options import (
     Sampling,
     SeedOption,
     SetOption,
+    ShareOption,
     StopOption,
     TemperatureOption,
     ThreadsOption,
@@ -93,6 +94,7 @@ def chat(
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
+    share: ShareOption = None,
     model: ModelOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -127,6 +129,7 @@ def chat(
         draft_device=draft_device,
         head=head,
         online=online,
+        share=share,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded, title = load_speculator(loading, drafting), model_title(model)
@@ -134,6 +137,7 @@ def chat(
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     with ExitStack() as ending:
+        ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
             ending.callback(loaded.speculator.save, loaded.memory)
         talk(Conversation(loaded.speculator, sampling.options()), title=title, method=loaded.speculator.method)

@@ -30,6 +30,7 @@ from speculant.cli.options import (
     Sampling,
     SeedOption,
     SetOption,
+    ShareOption,
     StopOption,
     TemperatureOption,
     ThreadsOption,
@@ -112,6 +113,7 @@ def generate(
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
+    share: ShareOption = None,
     model: ModelOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -160,11 +162,13 @@ def generate(
         draft_device=draft_device,
         head=head,
         online=online,
+        share=share,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded = load_speculator(loading, drafting)
     generation = Generation(loaded, sampling.options(), output)
     with ExitStack() as ending:  # called from the last to the first, each of them even if another fails
+        ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
             ending.callback(generation.remember)
         if json is not None:

@@ -53,6 +53,12 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     if drafting.memory is not None and not keeps:  # what is misspelled should not cost the loading of a model
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
     check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
+    if drafting.share is not None:
+        from speculant.sharing.address import parse_address
+        from speculant.sharing.opening import check_sharing
+
+        check_sharing(method)
+        parse_address(drafting.share)
     settings = build_settings(method, drafting.settings)
     from speculant.api.loading import is_bundled
 
@@ -82,6 +88,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
             fast=loading.fast,
+            share=drafting.share,
             **options,
         )
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None

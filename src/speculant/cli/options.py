@@ -185,6 +185,19 @@ MemoryLimitOption = Annotated[
         rich_help_panel="Drafting",
     ),
 ]
+ShareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--share",
+        metavar="URL",
+        parser=nonempty("name a store such as redis://host:6379, or leave the option out"),
+        envvar="SPECULANT_SHARE",
+        show_envvar=False,
+        help="learn from other replicas, and let them learn, through redis://host:port[/db][?tenant=NAME]; default: "
+        "$SPECULANT_SHARE, which keeps a password out of the list of processes",
+        rich_help_panel="Drafting",
+    ),
+]
 MaxNewTokensOption = Annotated[
     int,
     typer.Option(
@@ -276,6 +289,7 @@ class Drafting:
         draft_dtype, draft_device: how they are loaded; None for the target's.
         head: a folder or a hub id for methods that need a trained head, or None.
         online: whether the draft model or head learns while it drafts.
+        share: the URL of the store that replicas learn from each other through, or None.
 
     Raises:
         UsageError: an option would have no effect.
@@ -293,6 +307,7 @@ class Drafting:
     draft_device: str | None = None
     head: str | None = None
     online: bool = False
+    share: str | None = None
 
     def __post_init__(self) -> None:
         given = {"--draft-dtype": self.draft_dtype, "--draft-device": self.draft_device}

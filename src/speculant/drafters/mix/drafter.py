@@ -40,6 +40,7 @@ from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
 WIDE_SHARE = 4  # wide rows get at most a quarter of the limit
+_PIECE = 256  # tokens learned at a time
 _NARROW_BITS, _WIDE_BITS = 13, 9
 
 
@@ -137,13 +138,15 @@ class MixDrafter(Drafter, Persistent):
             ValueError: an id lies outside the vocabulary.
         """
         memory = round(self.settings.row_memory * UNIT)
-        with self._lock:
-            while start < stop:
-                start = learn_text(self._flat, request, text, start, stop, training, memory, *self._rooms)
-                if start < 0:
-                    raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
-                if start < stop:
-                    self._grow()
+        while start < stop:
+            end = min(start + _PIECE, stop)
+            with self._lock:  # for a piece at a time, so that other requests can draft meanwhile
+                while start < end:
+                    start = learn_text(self._flat, request, text, start, end, training, memory, *self._rooms)
+                    if start < 0:
+                        raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
+                    if start < end:
+                        self._grow()
 
     def learn_top_k(self, windows: Int32, ids: Int32, logits: Float32) -> None:
         """Learn the target's top tokens, ids and logits [R, k], after windows Int32[R, 2] (-1: no token there)."""
