@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp clean
+.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -69,5 +69,13 @@ $(VENV)/.llamacpp: $(VENV)/.ready
 test-llamacpp: $(VENV)/.llamacpp
 	$(BIN)/pytest -m peers tests/bench/systems/test_llamacpp.py tests/bench/systems/test_gguf_file.py
 
+# Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
+.sglang/.ready: $(VENV)/.ready constraints-sglang.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target .sglang -r constraints-sglang.txt
+	@touch $@
+
+test-sglang: .sglang/.ready
+	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py
+
 clean:
-	rm -rf $(VENV) .venv-oldest build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .sglang build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -47,7 +47,7 @@ def test_server_arguments(changed: dict[str, Any]) -> None:
     """Guards the output, and users from errors in the middle of a start."""
     check_server(SimpleNamespace(**SERVER))
     check_server(SimpleNamespace(**SERVER | {"page_size": 16, "attention_backend": "flashinfer"}))
-    with pytest.raises(UnsupportedError, match="Leave it|CUDA, CPU and XPU only|page-size 1"):
+    with pytest.raises(UnsupportedError, match=r"Leave it|CUDA, CPU and XPU only|page-size 1"):
         check_server(SimpleNamespace(**SERVER | changed))
 
 
