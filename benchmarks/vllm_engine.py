@@ -19,22 +19,17 @@ import argparse
 import json
 import os
 import tempfile
-from collections import Counter
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speculant.api.loading import bundled_model, load_tokenizer
-from speculant.bench.replay.traces import read_recordings
-from speculant.bench.vllm.jobs import Ask, Done, Job, ours, run
-from speculant.bench.vllm.replay_model import write_replay_model
+from speculant.bench.vllm.jobs import Done, Job, ours, run
+from speculant.bench.vllm.workloads import edits, samples, stories, total_variation
 from speculant.cli.env import environment
 
 DRAFTS = 8
-FIRST, PROMPTS, WORDS = 1000, 50, 12
-TRACE, SESSIONS, TURNS, VOCABULARY, END, LONGEST = "llama31-8b-instructcoder", 8, 5, 128_256, 128_009, 8192
 SAMPLES, SAMPLED_TOKENS, TEMPERATURE = 3000, 4, 0.7
 SYSTEMS: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
     "plain": (None, {}),
@@ -60,7 +55,6 @@ SYSTEMS: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
     ),
     "speculant mix": (ours(DRAFTS), {}),
     "speculant suffix": (ours(DRAFTS), {"SPECULANT_METHOD": "suffix"}),
-    "speculant aded": (ours(DRAFTS), {"SPECULANT_METHOD": "aded"}),
 }
 
 
@@ -68,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", default=["stories", "edits", "sampling"])
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), help="plain comes first")
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -78,48 +73,17 @@ def main() -> None:
             if part == "sampling":
                 results[part] = sampling(Path(folder))
             else:
-                results[part] = compared(jobs[part](), Path(folder), part)
+                results[part] = compared(jobs[part](), Path(folder), part, args.systems)
             args.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def stories(data: Path) -> Job:
-    """Return the held-out prompts on the bundled model; their lengths differ, so that rows join and leave."""
-    text = (data / "text/tinystories/heldout.txt").read_text(encoding="utf-8")
-    held_out = [story.split() for story in text.split("<|endoftext|>")]
-    prompts = [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][FIRST : FIRST + PROMPTS]
-    tokenizer = load_tokenizer()
-    asks = [Ask(prompt=tokenizer(text).input_ids, most=40 + i * 37 % 161) for i, text in enumerate(prompts)]
-    return Job(model=str(bundled_model()), waves=[asks])
-
-
-def edits(data: Path, folder: Path) -> Job:
-    """Return the replayed edit conversations; a wave is one turn of all of them.
-
-    The requests are odd ones of the trace, on which no setting was chosen.
-    """
-    recordings = list(read_recordings(data / f"traces/{TRACE}.jsonl"))[1::2]
-    waves: list[list[Ask]] = [[] for _ in range(TURNS)]
-    answers = []
-    for session in range(SESSIONS):
-        text: list[int] = []
-        for turn in range(TURNS):
-            recording = recordings[session * TURNS + turn]
-            prompt, output = recording.prompt.tolist(), recording.output.tolist()
-            output = output[:-1] if output[-1] == END else output
-            text = [*text, *(prompt[1:] if text else prompt)]  # one beginning-of-text token is enough
-            waves[turn].append(Ask(prompt=text, most=len(output) + 1))
-            answers.append((text, output))
-            text = [*text, *output, END]
-    write_replay_model(folder, answers, vocabulary=VOCABULARY, longest=LONGEST, end=END)
-    return Job(model=str(folder), waves=waves, replay=True, longest=LONGEST)
-
-
-def compared(job: Job, folder: Path, part: str) -> dict[str, Any]:
-    """Return the rows of all systems on one job."""
+def compared(job: Job, folder: Path, part: str, systems: list[str]) -> dict[str, Any]:
+    """Return the rows of systems on one job; outputs are compared with those of the first."""
     rows: dict[str, Any] = {}
     plain: list[list[int]] = []
-    for name, (speculative, settings) in SYSTEMS.items():
-        done = run(with_drafts(job, speculative), folder / part, environment=settings)
+    for name in systems:
+        speculative, settings = SYSTEMS[name]
+        done = run(replace(job, speculative=speculative), folder / part, environment=settings)
         plain = plain or done.outputs
         rows[name] = row(done, plain)
         print(part, name, rows[name], flush=True)
@@ -148,16 +112,11 @@ def row(done: Done, plain: list[list[int]]) -> dict[str, Any]:
 
 def sampling(folder: Path) -> dict[str, Any]:
     """Return total variations of sampled answers against plain decoding, position by position."""
-    prompt = load_tokenizer()("Once upon a time there was a little").input_ids
     draws: dict[str, list[list[int]]] = {}
     systems = {"plain, again": None, "ngram": SYSTEMS["ngram"][0], "speculant mix": ours(DRAFTS)}
     for number, (name, speculative) in enumerate({"plain": None, **systems}.items()):
-        asks = [
-            Ask(prompt=prompt, most=SAMPLED_TOKENS, temperature=TEMPERATURE, seed=None if number != 1 else 10**6 + i)
-            for i in range(SAMPLES)
-        ]
-        job = Job(model=str(bundled_model()), waves=[asks], rows=64)
-        draws[name] = run(with_drafts(job, speculative), folder / "sampling").outputs
+        job = samples(SAMPLES, tokens=SAMPLED_TOKENS, temperature=TEMPERATURE, first_seed=number * SAMPLES)
+        draws[name] = run(replace(job, speculative=speculative), folder / "sampling").outputs
     found: dict[str, Any] = {"samples": SAMPLES, "temperature": TEMPERATURE}
     for name in systems:
         found[name] = [
@@ -165,25 +124,6 @@ def sampling(folder: Path) -> dict[str, Any]:
         ]
         print("sampling", name, found[name], flush=True)
     return found
-
-
-def total_variation(first: list[list[int]], second: list[list[int]], length: int) -> float:
-    """Return the total variation between the first `length` tokens of two samples of answers."""
-    counts = [Counter(tuple(answer[:length]) for answer in answers) for answers in (first, second)]
-    every = set(chain(*counts))
-    return sum(abs(counts[0][each] / len(first) - counts[1][each] / len(second)) for each in every) / 2
-
-
-def with_drafts(job: Job, speculative: dict[str, Any] | None) -> Job:
-    """Return a job with another speculative configuration."""
-    return Job(
-        model=job.model,
-        waves=job.waves,
-        speculative=speculative,
-        rows=job.rows,
-        replay=job.replay,
-        longest=job.longest,
-    )
 
 
 if __name__ == "__main__":
