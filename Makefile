@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang clean
+.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
+	test-vllm benchmark-vllm clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -77,5 +78,24 @@ test-llamacpp: $(VENV)/.llamacpp
 test-sglang: .sglang/.ready
 	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py
 
+# vLLM in an environment of its own: 4 GB, a minute or two to install. The drafters that vLLM calls `suffix` are Arctic's
+# and are built from source with the torch that is here; left to itself, their build would fetch another one.
+VLLM := .venv-vllm/bin
+.venv-vllm/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/pip install -q --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	PATH="$(CURDIR)/$(VLLM):$$PATH" $(VLLM)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+		arctic-inference==0.3.0
+	$(VLLM)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+# Each run of vLLM is a process, which takes half a minute to start; kernels are cached apart from other environments'.
+VLLM_ENV := OMP_NUM_THREADS=1 NUMBA_CACHE_DIR=$(CURDIR)/.venv-vllm/kernels
+test-vllm: .venv-vllm/.ready
+	$(VLLM_ENV) $(VLLM)/pytest -o filterwarnings= tests/integrations/vllm_engine.py
+
+benchmark-vllm: .venv-vllm/.ready
+	$(VLLM_ENV) $(VLLM)/python benchmarks/vllm_engine.py -o benchmarks/results/vllm.json
+
 clean:
-	rm -rf $(VENV) .venv-oldest .sglang build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-vllm .sglang build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

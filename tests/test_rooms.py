@@ -20,7 +20,8 @@ LEVELS = (
     {"sizing", "verifiers", "drafters", "engines", "sharing"},
     {"decoding"},
     {"api"},
-    {"serving", "bench", "training", "integrations"},
+    {"integrations"},
+    {"serving", "bench", "training"},
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
