@@ -89,6 +89,11 @@ class LlamaContext:
             f"flash_attention={self.flash_attention}: {log.reason() or 'it gives no reason'}."
         )
 
+    def set_threads(self, threads: int) -> None:
+        """Run passes with so many threads from now on."""
+        self.model.threads = threads
+        self._api.llama_set_n_threads(self._pointer, threads, threads)
+
     def take(self, count: int, keep: Iterable[Text] = ()) -> list[int]:
         """Return unused sequence ids; texts that are not in `keep` leave the cache where there are too few.
 

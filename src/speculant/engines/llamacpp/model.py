@@ -13,30 +13,12 @@ from pathlib import Path
 
 import torch
 
-from speculant.core.errors import (
-    FileError,
-    ModelError,
-    ModelNotFoundError,
-    OutOfMemoryError,
-    SpeculantError,
-    UnsupportedError,
-)
+from speculant.core.errors import ModelError, OutOfMemoryError, SpeculantError, UnsupportedError
+from speculant.engines.llamacpp.file import check_file
 from speculant.engines.llamacpp.library import Library, load_library
 from speculant.engines.llamacpp.options import LlamaCppOptions
 
-MAGIC = b"GGUF"
 _TEXT_BYTES = 1 << 16  # of values in the header, at first
-
-
-def is_gguf(path: str | Path) -> bool:
-    """Return whether a path names a file with a GGUF header, or one that is called so."""
-    if str(path).lower().endswith(".gguf"):
-        return True
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
 
 
 class LlamaModel:
@@ -152,24 +134,3 @@ class LlamaModel:
                 f"drafts cannot be verified on this model of the architecture '{kind}' with llama.cpp: {why}. Use a "
                 "model with attention in all layers."
             )
-
-
-def check_file(path: Path) -> None:
-    """Check that a file is there and begins as GGUF files do.
-
-    Raises:
-        ModelNotFoundError: there is none.
-        ModelError: it is another kind of file.
-        FileError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            begin = file.read(len(MAGIC))
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"there is no model at {path}: the file does not exist.") from None
-    except IsADirectoryError:
-        raise ModelNotFoundError(f"{path} is a folder; name the GGUF file in it.") from None
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}.") from error
-    if begin != MAGIC:
-        raise ModelError(f"{path} is not a GGUF file; make one with llama.cpp's convert_hf_to_gguf.py.")

@@ -6,8 +6,8 @@ import ctypes
 from pathlib import Path
 
 from speculant.core.errors import FileError, ModelError, UnsupportedError
+from speculant.engines.llamacpp.file import check_file
 from speculant.engines.llamacpp.library import load_library
-from speculant.engines.llamacpp.model import check_file
 
 FORMATS = {  # llama.cpp's LLAMA_FTYPE_* by the names that people use
     "f32": "ALL_F32",

@@ -49,6 +49,12 @@ class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return CPU
 
     @property
+    def rounding(self) -> float:
+        """What passes round to, relative to a number: float32's, or that of 8 bits, to which llama.cpp rounds the input
+        of other weights."""
+        return float(torch.finfo(torch.float32 if self.dtype == "f32" else torch.bfloat16).eps)
+
+    @property
     def dtype(self) -> Any:
         """The type of the weights in words, such as "q8_0"."""
         return self.context.model.weights
