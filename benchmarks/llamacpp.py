@@ -7,8 +7,7 @@ system, so what is compared is decoding; `with_prompt` adds the seconds of readi
 first request and kept. Prompt lookup is llama-cpp-python's `LlamaPromptLookupDecoding` with its default of 10 tokens,
 and with the 2 that its README recommends for CPUs, verified in one pass by the same engine.
 
-    python benchmarks/llamacpp.py $SPECULANT_DATA/models/shape-0.5b $TRACES/llama31-8b-instructcoder.jsonl \\
-        -o benchmarks/results/llamacpp.json
+    python benchmarks/llamacpp.py $SHAPE $TRACES/llama31-8b-instructcoder.jsonl -o benchmarks/results/llamacpp.json
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ def open_engine(model: Any, *, fast: Any, notes: Sequence[str]) -> tuple[AnyEngi
     """
     if isinstance(model, LlamaCppModel):
         if fast is True:
-            raise UnsupportedError("fast=True is for models of transformers; llama.cpp has its own kernels. Leave it out.")
+            raise UnsupportedError(
+                "fast=True is for models of transformers; llama.cpp has its own kernels. Leave it out."
+            )
         return LlamaEngine(model, model.context, notes=notes), Acceleration()
     target = model.get_base_model() if hasattr(model, "get_base_model") else model
     prepared = prepare_model(target, fast)

@@ -161,8 +161,8 @@ def check_gguf_options(loading: Loading) -> None:
     for option, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{option} does not apply to a GGUF file, whose weights, device and attention are llama.cpp's. Leave it "
-                "out; Speculator.from_gguf has options for offloading and the cache."
+                f"{option} does not apply to a GGUF file, whose weights, device and attention are llama.cpp's. Leave "
+                "it out; Speculator.from_gguf has options for offloading and the cache."
             )
 
 

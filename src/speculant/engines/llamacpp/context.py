@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -219,8 +220,8 @@ class LlamaContext:
             return torch.empty(0, vocabulary)
         address = ctypes.cast(self._api.llama_get_logits(self._pointer), ctypes.c_void_p).value
         assert address is not None
-        memory = (ctypes.c_float * (rows * vocabulary)).from_address(address)
-        memory.owner = self  # type: ignore[attr-defined]
+        memory: Any = (ctypes.c_float * (rows * vocabulary)).from_address(address)
+        memory.owner = self
         return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(rows, vocabulary))
 
     def _read(self, tokens: Sequence[int], sequence: int, keep: Sequence[Text]) -> None:
@@ -243,6 +244,6 @@ class LlamaContext:
             self.give_back([self._given_back.popleft()])
 
 
-def _free(api: object, pointer: object, _model: LlamaModel) -> None:
+def _free(api: Any, pointer: Any, _model: LlamaModel) -> None:
     """Free a context, before its model, which is held until then."""
-    api.llama_free(pointer)  # type: ignore[attr-defined]
+    api.llama_free(pointer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,7 +143,8 @@ class LlamaEngine(Engine):
     def _together(self, group: list[Request], texts: list[Text]) -> list[Tensor]:
         planned = [cache.plan(tokens, parents, texts) for cache, tokens, parents in group]
         logits = self.context.decode(Rows.joined(planned), texts)
-        return list(logits.split([len(rows) for rows in planned]))
+        ends = np.cumsum([len(rows) for rows in planned]).tolist()
+        return [logits[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def _groups(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Yield the requests whose rows share a pass, in order."""
@@ -167,7 +169,8 @@ def _notes(context: LlamaContext) -> tuple[str, ...]:
         rounding.append("flash attention rounds to float16")
     if not rounding:
         return ()
-    return (
+    note = (
         f"{' and '.join(rounding)}, so where two tokens are almost equally probable the text can differ from plain "
-        "decoding; cache_type='f32' with flash_attention=False avoids that.",
+        "decoding; cache_type='f32' with flash_attention=False avoids that."
     )
+    return (note,)

@@ -1,4 +1,4 @@
-"""What is a GGUF file, as far as its first bytes tell; imports nothing, since commands ask before they load anything."""
+"""What a GGUF file is, as far as its first bytes tell. Commands ask before they load anything."""
 
 from __future__ import annotations
 

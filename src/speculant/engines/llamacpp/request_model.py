@@ -50,8 +50,7 @@ class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     @property
     def rounding(self) -> float:
-        """What passes round to, relative to a number: float32's, or that of 8 bits, to which llama.cpp rounds the input
-        of other weights."""
+        """What passes round to, relative to a number: 8 bits where weights are not float32, as their input is."""
         return float(torch.finfo(torch.float32 if self.dtype == "f32" else torch.bfloat16).eps)
 
     @property

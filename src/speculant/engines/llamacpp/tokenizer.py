@@ -71,9 +71,7 @@ class GGUFTokenizer:
         data, size = text.encode("utf-8", "replace"), 16 + len(text)
         while True:
             found = (ctypes.c_int32 * size)()
-            count = int(
-                self._api.llama_tokenize(self._vocab, data, len(data), found, size, add_special_tokens, True)
-            )
+            count = int(self._api.llama_tokenize(self._vocab, data, len(data), found, size, add_special_tokens, True))
             if count >= 0:
                 return list(found[:count])
             size = -count
@@ -141,7 +139,9 @@ class GGUFTokenizer:
                 **special,
             )
         except Exception as error:  # a template may raise anything about messages it does not take
-            raise TokenizerError(f"the chat template of this GGUF file does not take these messages: {error}") from error
+            raise TokenizerError(
+                f"the chat template of this GGUF file does not take these messages: {error}"
+            ) from error
         while not isinstance(rendered, str):  # releases return it with the spans of answers, and one per conversation
             rendered = rendered[0]
         return self.encode(rendered, add_special_tokens=False) if tokenize else rendered
