@@ -15,6 +15,7 @@ from typing import Any
 from speculant.api.batch import Batch
 from speculant.api.custom_generate import Bound
 from speculant.api.draft_caches import check_merged, drafts_of
+from speculant.api.engines import check_engine_can, open_engine
 from speculant.api.heads import bundled_head, open_head
 from speculant.api.loading import load_model
 from speculant.api.online import open_online
@@ -29,8 +30,9 @@ from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
 from speculant.drafters.none import NoDrafter
 from speculant.engines.hf.capabilities import optional_layers
-from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
-from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.llamacpp.options import DEFAULT_SEQUENCES, LlamaCppOptions
+from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import build_verifier, find_method
 from speculant.sharing.opening import check_sharing, open_sharing
@@ -77,9 +79,7 @@ class Speculator:
         """
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
-        target = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._fast = prepare_model(target, fast)
-        self.engine = HFEngine(target, acceleration=self._fast, notes=notes)
+        self.engine, self._fast = open_engine(model, fast=fast, notes=notes)
         self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
         known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
         self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
@@ -154,6 +154,7 @@ class Speculator:
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
+        check_engine_can(model, method=method, head=head)
         check_model_object(model, tokenizer)
         opened = None if head is None else open_head(head, model)
         method = method or ("mix" if opened is None else opened.method)
@@ -243,6 +244,74 @@ class Speculator:
             online=online,
             fast=fast,
             share=share,
+        )
+
+    @classmethod
+    def from_gguf(
+        cls,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        gpu_layers: int | None = None,
+        context: int | None = None,
+        cache_tokens: int | None = None,
+        flash_attention: bool | None = None,
+        cache_type: str | None = None,
+        sequences: int = DEFAULT_SEQUENCES,
+        mmap: bool = True,
+        method: str | None = None,
+        verifier: str | None = None,
+        lossy: bool = False,
+        nodes: int | str | None = None,
+        memory: str | Path | None = None,
+        memory_limit: int | float | str = MEMORY_LIMIT,
+        settings: Any = None,
+        draft_model: Any = None,
+        draft_tokenizer: Any = None,
+        online: Any = None,
+    ) -> Speculator:
+        """Load a GGUF file with llama.cpp, weights, tokenizer and chat template, and wrap it.
+
+        Trained heads and methods that run a part of the target's layers need a model of transformers.
+
+        Args:
+            path: of the file.
+            threads, gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: see
+                `engines.llamacpp.options.LlamaCppOptions`.
+            method, verifier, lossy, nodes, memory, memory_limit, settings: see `from_transformers`.
+            draft_model, draft_tokenizer, online: see there too.
+
+        Raises:
+            ModelNotFoundError, ModelError: there is no such file, or it is damaged.
+            UnsupportedError: llama.cpp is not installed, or drafts cannot be verified on this model.
+            OutOfMemoryError: it does not fit.
+        """
+        if method is not None:
+            find_method(method)
+        options = LlamaCppOptions(
+            threads=threads,
+            gpu_layers=gpu_layers,
+            context=context,
+            cache_tokens=cache_tokens,
+            flash_attention=flash_attention,
+            cache_type=cache_type,
+            sequences=sequences,
+            mmap=mmap,
+        )
+        model, tokenizer = load_gguf(path, options)
+        return cls.from_transformers(
+            model,
+            tokenizer,
+            method=method,
+            verifier=verifier,
+            lossy=lossy,
+            nodes=nodes,
+            memory=memory,
+            memory_limit=memory_limit,
+            settings=settings,
+            draft_model=draft_model,
+            draft_tokenizer=draft_tokenizer,
+            online=online,
         )
 
     def generate(

@@ -240,12 +240,10 @@ class Conversation:
 
         Templates render earlier turns in their own ways and text tokenises anew, so nothing is taken for granted.
         """
-        from speculant.engines.hf.cache import crop_cache
-
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if not shared:
             return None
-        crop_cache(self._cache, shared)
+        self._speculator.engine.crop(self._cache, shared)
         self._held = self._held[:shared]
         return self._cache

@@ -64,7 +64,7 @@ def conditions(
         "max_new_tokens": asked.max_new_tokens,
         "dtype": str(runner.plain.model.dtype).removeprefix("torch."),
         "device": str(runner.plain.model.device),
-        "attention": runner.plain.model.config._attn_implementation,
+        "attention": getattr(runner.plain.model.config, "_attn_implementation", None) or "llama.cpp's",
         "fast": any(isinstance(each, SpeculantSystem) and each.fast for each in runner.systems),
         "threads": torch.get_num_threads(),
     }

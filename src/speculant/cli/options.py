@@ -13,7 +13,7 @@ from speculant.registry import METHODS, VERIFIERS
 
 BUNDLED = "bundled"
 DEFAULT_METHOD = "mix"  # without a head
-MODEL_HELP = "a folder or a hub id; default: bundled, the story model that comes with the package"
+MODEL_HELP = "a folder, a hub id or a .gguf file; default: bundled, the story model that comes with the package"
 
 _model = nonempty(f"name a folder or a hub id, or leave the option out for the {BUNDLED} model")
 
@@ -260,7 +260,7 @@ class Loading:
     """How a model is loaded and run.
 
     Attributes:
-        model: a folder or a hub id; None for the bundled model.
+        model: a folder, a hub id or a GGUF file; None for the bundled model.
         dtype, device, attention, fast: as in `Speculator.from_pretrained`.
         threads: CPU threads; None for a number that fits the model.
     """
