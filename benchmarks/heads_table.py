@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per request")
-    parser.add_argument("--systems", metavar="NAME,...", help="only those whose names contain one of these")
+    parser.add_argument("--systems", metavar="NAME;...", help="only those whose names contain one of these")
     parser.add_argument("--again", action="store_true", help="measure systems again that are in the file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print the table of these results")
     args = parser.parse_args()
@@ -59,7 +59,7 @@ def main() -> None:
     results = read(args.out, bench.conditions())
     heads = {name: open_head(folder, pair.model) for name, folder in folders.items()}
     results["heads"] |= {name: facts(head) for name, head in heads.items()}
-    wanted = (args.systems or "").split(",")
+    wanted = (args.systems or "").split(";")
     for system in systems(heads):
         if (system.name in results["systems"] and not args.again) or not any(part in system.name for part in wanted):
             continue

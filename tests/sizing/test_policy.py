@@ -225,7 +225,7 @@ def test_expensive_drafts_are_sized_before_they_exist() -> None:
         for nodes in [1, 30] * 20:
             sizing.nodes([state])
             observe(sizing, [state], [chain(*[0.9] * nodes)], [1], target=1 + 0.02 * nodes, draft=seconds * nodes)
-            state.left = 0
+            state.pausing.left = 0
         assert 1 <= sizing.nodes([state])[0] <= expected
         assert (sizing.nodes([state])[0] > 8) == (expected > 8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,24 @@ from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.registry import Method
 
 
-def open_head(head: Any, model: Any) -> LoadedHead:
+def open_head(head: Any, model: Any, *, fast: bool = True) -> LoadedHead:
     """Return a head on its target, in the target's dtype and on its device.
 
     Args:
         head: a folder, a hub id, a checkpoint that was read, or what this function returned for the same target.
         model: the target.
+        fast: whether the head may run compiled code, where it is available.
 
     Raises:
         ModelNotFoundError: there is no such checkpoint, or it is damaged.
         UnsupportedError: its format is unknown, or it belongs to another target.
         UsageError: `head` is something else, or was opened for another model.
     """
-    parts = HFTargetParts(model)
+    parts = HFTargetParts(model, fast=fast)
     if isinstance(head, LoadedHead):
         if not isinstance(head.target, HFTargetParts) or not head.target.same_model(parts):
             raise UsageError("the head was opened for another model; open it for this one: `open_head(path, model)`.")
-        return head
+        return head if head.target.fast is fast else replace(head, target=parts)
     if not isinstance(head, str | Path | Checkpoint) or not head:
         raise UsageError(f"head is a folder, a hub id or what `open_head` returned, not {head!r:.60}.")
     source = head.source if isinstance(head, Checkpoint) else find_folder(head)
@@ -46,12 +48,12 @@ def open_head(head: Any, model: Any) -> LoadedHead:
     return loaded
 
 
-def bundled_head(method: Method, model: Any) -> LoadedHead | None:
-    """Return the bundled head that a method drafts with, if the target is the bundled model."""
+def bundled_head(method: Method, model: Any, *, fast: bool = True) -> LoadedHead | None:
+    """Return the bundled head that a method drafts with, if the target is the bundled model; see `open_head`."""
     if not (source := model.name_or_path) or not is_bundled(source):
         return None
     for folder in bundled_heads():
-        loaded = open_head(folder, model)
+        loaded = open_head(folder, model, fast=fast)
         if loaded.kind in method.heads or "*" in method.heads:
             return loaded
     return None

@@ -39,6 +39,7 @@ from speculant.sharing.opening import check_sharing, open_sharing
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
+from speculant.sizing.pausing import Pausing
 from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing, warm_up
 from speculant.sizing.throughput import Throughput
 
@@ -83,7 +84,7 @@ class Speculator:
         self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
         known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
         self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
-        self._acceptance, self._throughput = AcceptanceModel(), Throughput()
+        self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
         self._exploration = ExplorationBonus() if drafter.needs.top_k and drafter.needs.explores else None
         if self.nodes == AUTO:
             warm_up()
@@ -156,10 +157,11 @@ class Speculator:
         """
         check_engine_can(model, method=method, head=head)
         check_model_object(model, tokenizer)
-        opened = None if head is None else open_head(head, model)
+        compiled = fast is not False
+        opened = None if head is None else open_head(head, model, fast=compiled)
         method = method or ("mix" if opened is None else opened.method)
         found = find_method(method)
-        opened = bundled_head(found, model) if opened is None and found.heads else opened
+        opened = bundled_head(found, model, fast=compiled) if opened is None and found.heads else opened
         check_nodes(nodes)
         if not (fast is None or isinstance(fast, bool | Acceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
@@ -545,7 +547,9 @@ class Speculator:
             return FixedSizing(self.nodes)
         if size not in self._latencies:
             self._latencies[size] = LatencyModel(most=self._most_rows(size))
-        return AdaptiveSizing(self._latencies[size], self._acceptance, self._throughput, self._exploration)
+        return AdaptiveSizing(
+            self._latencies[size], self._acceptance, self._throughput, self._exploration, self._pausing
+        )
 
     def _most_rows(self, size: int) -> int:
         """Return the most rows beyond the first of a pass over `size` sequences."""

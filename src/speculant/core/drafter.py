@@ -32,12 +32,17 @@ class Budget:
         queries: the deepest query row: what the model's positions and its rotary limits have room for. Queries may
             branch, whatever `trees` says. Where no draft is asked for they are not wanted either, since such a round
             is to cost what plain decoding costs.
+        level_price: accepted tokens that the time for a further level of the draft would yield elsewhere. Drafts that
+            grow level by level and whose tokens are chosen end where they expect less; 0 never ends them.
+        node_price: the same for verifying a further node; nodes below this probability need not be expanded.
     """
 
     nodes: int
     depth: int
     trees: bool = True
     queries: int = 0
+    level_price: float = 0.0
+    node_price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

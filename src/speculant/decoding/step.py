@@ -152,6 +152,8 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
             depth=min(sequence.depth, _state(sequence).depth),
             trees=trees,
             queries=sequence.cache.depth,
+            level_price=_state(sequence).level_price,
+            node_price=_state(sequence).node_price,
         )
         for sequence, most in zip(sequences, nodes, strict=True)
     ]

@@ -39,6 +39,8 @@ _STALL = 4.0  # times the lower quartile: drafting that takes longer was interru
 _START = 8  # nodes whose time a draft takes before its first node, as far as stalls are recognised
 _DECAY = 0.98
 _SPREAD = 16.0  # nodes: sizes of drafts must differ by about as much before drafting time is attributed to them
+_EVEN_SPREAD = 2.0  # the same where every node, or level, takes a pass of a model
+_LEVEL_SPREAD = 1.0  # levels: the same for the time of a further level
 
 
 class LatencyModel:
@@ -68,7 +70,7 @@ class LatencyModel:
         self._draft_times: deque[float] = deque(maxlen=_DRAFT_TIMES)
         self._draft_rates: deque[float] = deque(maxlen=_DRAFT_TIMES)  # times over nodes, `_START` more of them
         self._line = [0.0] * 5  # decayed: rounds, nodes, nodes squared, time of drafting, time by nodes
-        self.drafting = 0.0
+        self.drafting = self.further_level = 0.0
 
     @property
     def most(self) -> int:
@@ -165,9 +167,10 @@ class LatencyModel:
     def observe_drafting(self, nodes: int, seconds: float, *, even: bool = False) -> float:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
-        What they grow by per node becomes `drafting`, by a straight line through the rounds of late. A round that took
-        far longer than usual for its nodes does not predict the next and counts as a slow usual one; what is usual is
-        not known before the second.
+        What they grow by per node becomes `drafting`, by a straight line through the rounds of late; `further_level` is
+        the same, but nothing as long as sizes differ too little to tell, so that deeper drafts are tried. A round that
+        took far longer than usual for its nodes does not predict the next and counts as a slow usual one; what is usual
+        is not known before the second.
 
         Args:
             nodes: drafted; or levels, where drafting takes a pass of a model for each.
@@ -183,9 +186,11 @@ class LatencyModel:
         time = min(time, _STALL * _lower_quartile(self._draft_rates) * (nodes + _START))
         added = (1.0, nodes, nodes * nodes, time, nodes * time)
         self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]
-        doubt = (rounds * _SPREAD) ** 2 / 16
+        doubt = (rounds * (_EVEN_SPREAD if even else _SPREAD)) ** 2 / 16
         usual = doubt * y / x if even and x else 0.0
-        self.drafting = max(0.0, (rounds * xy - x * y + usual) / (rounds * xx - x * x + doubt))
+        covariance, variance = rounds * xy - x * y, rounds * xx - x * x
+        self.drafting = max(0.0, (covariance + usual) / (variance + doubt))
+        self.further_level = max(0.0, covariance / (variance + (rounds * _LEVEL_SPREAD) ** 2 / 16))
         return time
 
 

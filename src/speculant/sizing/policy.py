@@ -37,14 +37,13 @@ from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.isotonic import falling_fit
 from speculant.sizing.latency import LatencyModel
+from speculant.sizing.pausing import Pausing
 from speculant.sizing.throughput import Throughput
 
 Forecast = Callable[[int], Float64 | None]
 
 MAX_NODES = 64  # of a draft whose size is chosen round by round
 _LEAST_ASKED = 4
-_LONGEST_PAUSE = 8
-_DECAY = 0.9  # per round in which a draft was asked for
 _EXPENSIVE = 0.01  # of a plain pass, per node: drafting that should not produce nodes to be dropped
 _SHRINK = 0.9  # of the largest size of late, per round
 
@@ -61,8 +60,8 @@ class SizingState:
         asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
         by_level: whether drafting is to be paid by the level in this round, else by the node.
         levels: of this round's draft before it was trimmed.
-        pause, left: rounds without a draft: how many at a time, and still to come.
-        gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
+        level_price, node_price: what a further level, or node, of this round's draft has to gain.
+        pausing: rounds without a draft.
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes, query rows.
         skipped, paused: counts of rounds without nodes, rounds without asking.
@@ -77,10 +76,9 @@ class SizingState:
     by_level: bool = False
     levels: int = 0
     gain: float = 0.0
-    pause: int = 0
-    left: int = 0
-    gained: float = 0.0
-    asks: float = 0.0
+    level_price: float = 0.0
+    node_price: float = 0.0
+    pausing: Pausing = field(default_factory=Pausing)
     text: list[int] = field(default_factory=lambda: [-1, -1])
     rounds: int = 0
     spent: int = 0
@@ -164,6 +162,7 @@ class AdaptiveSizing:
         acceptance: AcceptanceModel,
         throughput: Throughput,
         exploration: ExplorationBonus | None = None,
+        pausing: Pausing | None = None,
     ) -> None:
         """Begin a stream or a batch.
 
@@ -172,22 +171,30 @@ class AdaptiveSizing:
             acceptance: of the requests so far; each sequence starts with a copy, and updates it.
             throughput: of the requests so far; likewise.
             exploration: shared; for drafters that learn from rejected nodes, else None.
+            pausing: of the requests so far; None for a first one.
         """
         self._latency, self._acceptance, self._exploration = latency, acceptance, exploration
         self._shared, self._throughput = throughput, Throughput(throughput)
+        self._pausing = Pausing() if pausing is None else pausing
         self._counts = np.arange(len(latency.curve) + 1)
 
     def open(self, forecast: Forecast | None = None) -> SizingState:
         most = min(MAX_NODES, int(self._latency.sizes[-1]))
-        return SizingState(AcceptanceModel(self._acceptance), wanted=most, forecast=forecast)
+        acceptance, pausing = AcceptanceModel(self._acceptance), self._pausing.begin()
+        return SizingState(acceptance, wanted=most, forecast=forecast, pausing=pausing)
 
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
         most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
         for state in states:
-            state.gain, state.depth = 0.0, UNLIMITED
+            state.gain, state.depth, state.asked = 0.0, UNLIMITED, 0
+        if all(state.pausing.left for state in states):
+            return [0 for _ in states]
+        level_price, node_price = self._marginal_prices(len(states), most)
+        for state in states:
+            state.level_price, state.node_price = level_price, node_price
             gains = state.forecast(most) if state.forecast is not None and most else None
             state.by_level = gains is not None
-            if state.left:
+            if state.pausing.left:
                 state.asked = 0
             elif gains is not None:
                 state.asked, state.depth = self._forecast_size(state, gains, most, len(states))
@@ -196,6 +203,14 @@ class AdaptiveSizing:
             else:
                 state.asked = min(most, max(_LEAST_ASKED, int(2 * state.wanted)))
         return [state.asked for state in states]
+
+    def _marginal_prices(self, sequences: int, most: int) -> tuple[float, float]:
+        """Return the tokens that a further level, and a further node, have to gain, a node at the least."""
+        if not most:
+            return 0.0, 0.0
+        price, costs = self._price(sequences), self._pass_costs(sequences - 1, most)[1:]
+        node = price * max(0.0, float((costs / self._counts[1 : most + 1]).min()))
+        return price * self._latency.further_level + node, node
 
     def _chain_length(self, state: SizingState, most: int, sequences: int) -> int:
         """Return how many nodes pay, one a level, before any exists."""
@@ -226,6 +241,10 @@ class AdaptiveSizing:
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
             state.levels = int(draft.depths().max(initial=0)) if state.by_level else 0
+            if state.by_level and not state.levels:
+                state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
+        if not any(len(draft) or len(draft.queries) for draft in drafts):
+            return list(drafts)
         gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
         queried = sum(len(draft.queries) for draft in drafts)
@@ -309,15 +328,15 @@ class AdaptiveSizing:
 
     def _plan(self, state: SizingState, nodes: int, sequences: int, asking: int) -> None:
         """Set how much to ask for next, and whether to ask at all."""
-        if state.left:
-            state.left -= 1
+        if state.pausing.left:
+            state.pausing.skip()
         elif state.asked:
             state.wanted = max(float(nodes), _SHRINK * state.wanted)
-            state.gained = _DECAY * state.gained + state.gain
-            state.asks = _DECAY * state.asks + 1
-            took = state.asks * self._price(sequences) * self._latency.usual_drafting / asking
-            state.pause = min(_LONGEST_PAUSE, 2 * state.pause + 1) if state.gained < took else 0
-            state.left = state.pause
+            price, most = self._price(sequences), self._latency.most
+            if nodes == state.asked == most < self._latency.sizes[-1]:
+                return  # larger drafts have not been tried yet, so it is not known what drafts gain
+            state.pausing.observe(state.gain, price * self._latency.usual_drafting / asking, price)
+        self._pausing.follow(state.pausing)
 
     def reason(self, state: SizingState) -> str:
         if not state.rounds:

@@ -21,10 +21,11 @@ def test_committed_rows_are_causal() -> None:
     positions, seen = cache.commit(2, CPU)
     cache.append(0, numbered(0, 2), numbered(0, 2))
     assert positions.tolist() == [3, 4]
+    assert seen is not None
     assert seen.tolist() == [[True, False], [True, True]]
     positions, seen = cache.commit(1, CPU)
     assert positions.tolist() == [5]
-    assert seen.tolist() == [[True, True, True]]
+    assert seen is None
     assert cache.length == 6
 
 
@@ -34,10 +35,29 @@ def test_rows_of_a_draft_see_their_ancestors() -> None:
     cache.commit(1, CPU)
     positions, seen = cache.branch([-1, -1], CPU)
     assert positions.tolist() == [1, 1]
+    assert seen is not None
     assert seen.tolist() == [[True, True, False], [True, False, True]]
     positions, seen = cache.branch([1, 0], CPU)
     assert positions.tolist() == [2, 2]
+    assert seen is not None
     assert seen.tolist() == [[True, False, True, True, False], [True, True, False, False, True]]
+
+
+def test_rows_of_chains_see_all_others() -> None:
+    """Guards rows without a mask: those of a chain alone, and not after a draft that branched was dropped."""
+    cache = HeadCache(1)
+    cache.commit(2, CPU)
+    assert [cache.branch([row], CPU)[1] for row in (-1, 0, 1)] == [None] * 3
+    assert cache.branch([1], CPU)[1] is not None
+    cache.drop()
+    for row in range(80):  # more than the first mask has room for
+        assert cache.branch([row - 1], CPU)[1] is None
+    _, seen = cache.branch([70, 80], CPU)
+    assert seen is not None
+    assert seen[:, 2:].tolist() == [
+        [row <= 70 or row == 80 for row in range(82)],
+        [row <= 70 or row >= 80 for row in range(82)],
+    ]
 
 
 def test_dropped_rows_are_overwritten() -> None:

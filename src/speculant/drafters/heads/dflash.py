@@ -23,6 +23,7 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
 
+RunCode = Callable[[int, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor | None]
 JoinKeys = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -139,7 +140,14 @@ class DFlashHead(nn.Module, Head):
         return [self._layer(index).self_attn.keys_values(context, angles) for index in range(self.block.layers)]
 
     def denoise(
-        self, roots: Tensor, positions: Tensor, context: Tensor, join: JoinKeys, target: TargetParts, seen: Tensor
+        self,
+        roots: Tensor,
+        positions: Tensor,
+        context: Tensor,
+        join: JoinKeys,
+        target: TargetParts,
+        seen: Tensor,
+        code: RunCode | None = None,
     ) -> Tensor:
         """Return the outputs [..., b, D] of the slots, after the final norm.
 
@@ -150,6 +158,8 @@ class DFlashHead(nn.Module, Head):
             join: puts a layer's keys and values of the slots behind those of the context.
             target: of the head.
             seen: Bool[..., 1, m], which context rows the block may see.
+            code: runs a layer in which the slots see everything, given its number, input and angles, by faster code;
+                returns None where it does not.
         """
         ids = roots[..., None].repeat_interleave(self.block.size, -1)
         ids[..., 1:] = self.block.mask
@@ -159,6 +169,10 @@ class DFlashHead(nn.Module, Head):
         for index in range(self.block.layers):
             layer = self._layer(index)
             given, attention = layer.attention_input(x), layer.self_attn
+            found = code(index, x, given, angles) if code is not None and self._sees_all(index) else None
+            if found is not None:
+                x = found
+                continue
             keys, values = join(index, *attention.keys_values(given, angles))
             mask = self._seen(index, positions, context, seen)
             x = layer.finish(x, attention.attend(attention.queries(given, angles), keys, values, mask))
@@ -167,7 +181,7 @@ class DFlashHead(nn.Module, Head):
 
     def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
         """Return the logits [..., V'] of outputs, without the Markov head."""
-        found: Tensor = self.lm_head(outputs) if self.block.own_output else target.project(outputs)
+        found = target.linear(self.lm_head, outputs) if self.block.own_output else target.project(outputs)
         found = found * self.block.multiplier if self.block.multiplier != 1.0 else found
         return torch.tanh(found / self.block.softcap) * self.block.softcap if self.block.softcap else found
 
@@ -189,6 +203,11 @@ class DFlashHead(nn.Module, Head):
         layer = self.layers[index]
         assert isinstance(layer, DecoderLayer)
         return layer
+
+    def _sees_all(self, index: int) -> bool:
+        """Return whether a layer's slots see all of the context and one another."""
+        block = self.block
+        return not (block.causal and block.causal[index]) and not (block.windows and block.windows[index])
 
     def _seen(self, index: int, positions: Tensor, context: Tensor, seen: Tensor) -> Tensor:
         """Return Bool[..., b, m + b], what the slots see in a layer."""
@@ -216,6 +235,7 @@ class DFlashState(BlockState):
         super().__init__()
         self._head, self._target = head, target
         self._cache = HeadCache(head.block.layers, first=first)
+        self._codes = [target.layer_code(layer) for layer in head.layers]
         self._root: Tensor | None = None  # Int64[]
         self._outputs: Tensor | None = None  # [K, D]
         self.confidence: Tensor | None = None
@@ -239,10 +259,19 @@ class DFlashState(BlockState):
         context = torch.arange(cache.first, cache.length, device=positions.device)
         every = torch.ones(1, len(context), dtype=torch.bool, device=positions.device)
         try:
-            self._outputs = head.denoise(self._root, positions, context, cache.append, self._target, every)
+            self._outputs = head.denoise(
+                self._root, positions, context, cache.append, self._target, every, self._run_code
+            )
         finally:
             cache.drop()
         return head.logits(self._outputs, self._target)
+
+    def _run_code(self, index: int, x: Tensor, given: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor | None:
+        code, shape = self._codes[index], self._head.shape
+        if code is None or len(x) > code.most:
+            return None
+        rows = self._cache.reserve(index, len(x), (shape.kv_heads, shape.head_dim), x)
+        return code(x, given, angles, *rows, None)
 
     def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int]) -> Tensor:
         assert self._root is not None

@@ -134,5 +134,4 @@ class Eagle3Head(nn.Module, FeatureHead):
 
     def logits(self, features: Tensor, target: TargetParts) -> Tensor:
         normed = features if self.shape.norm_output else self.norm(features)
-        found: Tensor = self.lm_head(normed) if self.shape.own_output else target.project(normed)
-        return found
+        return target.linear(self.lm_head, normed) if self.shape.own_output else target.project(normed)

@@ -19,6 +19,9 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, Rotary
 
+_ROOM = 64  # rows of a draft that need no larger buffer
+_FEW = 16  # committed rows that code runs whole, though only the last one's output is wanted
+
 
 class FeatureHead(Head, Protocol):
     """A head whose rows are decoder layers over a feature and an embedding.
@@ -71,52 +74,87 @@ class FeatureState(HeadState):
         """Begin a text whose tokens before the position `first` have no rows."""
         self._head, self._target = head, target
         self._cache = HeadCache(len(head.layers), first=first)
-        self._last: Tensor | None = None  # [1, D], what the last committed row passes on
-        self._drafted: Tensor | None = None  # [rows, D], what the rows of the draft pass on
+        self._codes = [target.layer_code(head.layer(index)) for index in range(len(head.layers))]
+        # [room, D], what rows pass on to those below them: the last committed one, then those of the draft.
+        self._passed: Tensor | None = None
 
     @property
     def length(self) -> int:
         return self._cache.length
 
+    @property
+    def _last(self) -> Tensor:
+        """What the last committed row passes on, [1, D]."""
+        assert self._passed is not None
+        return self._passed[:1]
+
     def extend(self, hidden: Tensor, following: Tensor) -> None:
         features = self._head.features(hidden, self._target)
         positions, seen = self._cache.commit(len(features), features.device)
         embeddings = self._head.embed(following, self._target)
-        self._last, self._drafted = self._run(embeddings, features, positions, seen, last=True), None
+        self._pass_on(self._run(embeddings, features, positions, seen, last=True), 0)
 
     def start(self) -> Tensor:
-        assert self._last is not None
         return self._head.logits(self._last, self._target)
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        assert self._last is not None
-        known = self._last if self._drafted is None else torch.cat([self._last, self._drafted])
-        features = known[[row + 1 for row in above]]
-        positions, seen = self._cache.branch(above, known.device)
-        embeddings = self._head.embed(torch.tensor(tokens, device=known.device), self._target)
+        assert self._passed is not None
+        device, first = self._passed.device, self._cache.drafted + 1
+        if len(above) == 1:
+            features = self._passed[above[0] + 1 : above[0] + 2]
+        else:
+            features = self._passed[torch.tensor(above, device=device) + 1]
+        positions, seen = self._cache.branch(above, device)
+        embeddings = self._head.embed(torch.tensor(tokens, device=device), self._target)
         found = self._run(embeddings, features, positions, seen)
-        self._drafted = found if self._drafted is None else torch.cat([self._drafted, found])
+        self._pass_on(found, first)
         return self._head.logits(found, self._target)
 
     def drop(self) -> None:
         self._cache.drop()
-        self._drafted = None
 
     def crop(self, length: int) -> None:
         self._cache.crop(length)
-        self._last = self._drafted = None
+        self._passed = None
+
+    def _pass_on(self, rows: Tensor, first: int) -> None:
+        """Keep what rows pass on, from a place on."""
+        end, held = first + len(rows), self._passed
+        if held is None or len(held) < end:
+            self._passed = rows.new_empty(2 * end + _ROOM, rows.shape[1])
+            if held is not None:
+                self._passed[:first] = held[:first]
+        assert self._passed is not None
+        self._passed[first:end] = rows
 
     def _run(
-        self, embeddings: Tensor, features: Tensor, positions: Tensor, seen: Tensor, *, last: bool = False
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, seen: Tensor | None, *, last: bool = False
     ) -> Tensor:
         """Run new rows through all layers; return what they, or the last one alone, pass on."""
-        x, angles = features, self._head.rotary.angles(positions, features)
-        for index in range(len(self._head.layers)):
-            layer = self._head.layer(index)
-            residual, given = self._head.layer_input(index, embeddings, x)
-            keys, values = self._cache.append(index, *layer.self_attn.keys_values(given, angles))
-            if last and index == len(self._head.layers) - 1:
-                residual, given, seen, angles = residual[-1:], given[-1:], seen[-1:], (angles[0][-1:], angles[1][-1:])
-            queries = layer.self_attn.queries(given, angles)
-            x = layer.finish(residual, layer.self_attn.attend(queries, keys, values, seen))
-        return self._head.carried(x)
+        head, cache, x = self._head, self._cache, features
+        angles = head.rotary.looked_up(positions, cache.length + cache.drafted, features)
+        for index in range(len(head.layers)):
+            layer, ends = head.layer(index), last and index == len(head.layers) - 1
+            residual, given = head.layer_input(index, embeddings, x)
+            found = self._run_code(index, residual, given, angles, seen) if not ends or len(given) <= _FEW else None
+            if found is not None:
+                x = found[-1:] if ends else found
+                continue
+            keys, values = cache.append(index, *layer.self_attn.keys_values(given, angles))
+            mask, turned = seen, angles
+            if ends:
+                residual, given, mask, turned = residual[-1:], given[-1:], None, (angles[0][-1:], angles[1][-1:])
+            queries = layer.self_attn.queries(given, turned)
+            x = layer.finish(residual, layer.self_attn.attend(queries, keys, values, mask))
+        return head.carried(x)
+
+    def _run_code(
+        self, index: int, residual: Tensor, given: Tensor, angles: tuple[Tensor, Tensor], seen: Tensor | None
+    ) -> Tensor | None:
+        """Run new rows through a layer by the target's code; return None where it has none for these."""
+        code = self._codes[index]
+        if code is None or len(given) > code.most:
+            return None
+        shape = self._head.layer(index).self_attn.shape
+        rows = self._cache.reserve(index, len(given), (shape.kv_heads, shape.head_dim), residual)
+        return code(residual, given, angles, *rows, seen)

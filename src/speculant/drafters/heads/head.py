@@ -10,9 +10,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
+
+
+class LayerCode(Protocol):
+    """A decoder layer of a head in faster code, for a few rows of one text and without gradients."""
+
+    most: int  # rows of a call
+
+    def __call__(
+        self,
+        x: Tensor,
+        given: Tensor,
+        angles: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        length: int,
+        seen: Tensor | None,
+    ) -> Tensor | None:
+        """Return the layer's output [n, D], with the keys and values of the rows written; None if it does not do these.
+
+        Args:
+            x: [n, D], the residual stream.
+            given: [n, D'], what the attention reads, normalised.
+            angles: cos and sin [n, d] of the rows.
+            keys, values: [H_kv, room, d], contiguous; the new rows are the last of the first `length`.
+            length: of keys and values, with the new rows.
+            seen: Bool[n, length], which keys each row may see; None for all.
+        """
 
 
 class TargetParts(Protocol):
@@ -43,6 +70,19 @@ class TargetParts(Protocol):
 
     def projection(self) -> Tensor:
         """Return the weights [V, D] of the target's logits, before any bias and cap; heads may begin with a copy."""
+
+    def linear(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return module(x) of a linear layer of a head, by faster code where the engine has some for so few rows."""
+        found: Tensor = module(x)
+        return found
+
+    def layer_code(self, layer: nn.Module) -> LayerCode | None:
+        """Return faster code for a decoder layer of a head; None where there is none.
+
+        Args:
+            layer: with the parts and names of `layers.DecoderLayer`.
+        """
+        return None
 
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         """Return the rotary frequencies Float32[head_dim / 2] that a config describes, and the scale of cos and sin.

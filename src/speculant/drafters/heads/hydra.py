@@ -113,11 +113,11 @@ class Prefix(nn.Module):
     def newest(self, x: Tensor, cache: HeadCache) -> Tensor:
         """Append rows [n, D] to a cache; return the state [D] of the last one."""
         layer = self.layer
-        positions, seen = cache.commit(len(x), x.device)
+        positions, _ = cache.commit(len(x), x.device)
         angles, given = self.rotary.angles(positions, x), layer.attention_input(x)
         keys, values = cache.append(0, *layer.self_attn.keys_values(given, angles))
         queries = layer.self_attn.queries(given[-1:], (angles[0][-1:], angles[1][-1:]))
-        attended = layer.self_attn.attend(queries, keys, values, seen[-1:])
+        attended = layer.self_attn.attend(queries, keys, values, None)
         output: Tensor = self.norm(layer.finish(x[-1:], attended))[0]
         return output
 

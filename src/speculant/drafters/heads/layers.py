@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_TABLE = 9  # bits of the shortest table of angles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
@@ -56,6 +58,8 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.float32 is self.weight.dtype:
+            return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return torch.mul(self.weight, scaled.to(x.dtype))
@@ -71,6 +75,7 @@ class Rotary(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", found, persistent=False)  # of the config: no checkpoint has them
         self.scale = shape.scale
+        self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of the first positions
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin [..., n, head_dim] of positions Int64[..., n], in the dtype of another tensor."""
@@ -78,9 +83,18 @@ class Rotary(nn.Module):
         turned = torch.cat([turned, turned], dim=-1)
         return (turned.cos() * self.scale).to(like.dtype), (turned.sin() * self.scale).to(like.dtype)
 
+    def looked_up(self, positions: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `angles` returns of positions Int64[n] up to `most`, from a table."""
+        table = self._table
+        if table is None or len(table[0]) <= most or table[0].dtype is not like.dtype:
+            length = 1 << max(_TABLE, most.bit_length())
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._table = table = self.angles(torch.arange(length, device=like.device), like)
+        return table[0][positions], table[1][positions]
+
     def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
         """Move the frequencies, and keep them in float32 whatever the weights are in."""
-        exact = self.frequencies
+        exact, self._table = self.frequencies, None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.frequencies = exact.to(self.frequencies.device)
         return self

@@ -86,7 +86,7 @@ class MedusaHead(nn.ModuleList, Head):
         x = features.to(next(self.parameters()).dtype)
         for block in blocks:
             x = block(x)
-        logits: Tensor = projections[0](x) if projections else target.project(x)
+        logits = target.linear(projections[0], x) if projections else target.project(x)
         return logits if self.shape.scale == 1 else torch.mul(logits, self.shape.scale)
 
 

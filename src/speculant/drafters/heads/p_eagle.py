@@ -78,7 +78,6 @@ class PEagleState(FeatureState):
 
     def _run_masks(self) -> Tensor:
         head, rows = self._masked, self._masked.depth - 1
-        assert self._last is not None
         passed = self._last
         if rows:
             device = passed.device

@@ -54,14 +54,16 @@ class SpecDecHead(nn.Module, Head, TextHead):
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         return SpecDecState(self, tokens)
 
-    def encode(self, ids: Tensor, positions: Tensor, join: JoinKeys, seen: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def encode(
+        self, ids: Tensor, positions: Tensor, join: JoinKeys, seen: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
         """Return the keys and values [..., H, n, d] that each decoder layer reads of tokens Int64[..., n].
 
         Args:
             ids: the tokens.
             positions: Int64[..., n].
             join: puts an encoder layer's keys and values behind those of earlier tokens, and returns all.
-            seen: Bool[..., n, m], which tokens each may see.
+            seen: Bool[..., n, m], which tokens each may see; None for all.
         """
         x = self.embed_tokens(ids)
         angles = self.rotary.angles(positions, x)

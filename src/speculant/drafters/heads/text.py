@@ -14,6 +14,8 @@ from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.models.level_session import LevelText
 from speculant.drafters.models.warping import Warping
 
+_UNREAD = 64  # committed tokens whose states may wait to be read
+
 
 class HeadText(LevelText):
     """One request.
@@ -35,6 +37,8 @@ class HeadText(LevelText):
         self.tokens: list[int] = start.prompt.tolist()
         self.state: HeadState | None = None
         self._rows: list[int] = []  # by the number of a row of the draft, the state's
+        self._unread: list[int] = []  # committed tokens behind those that have no row yet
+        self._hidden: list[Tensor] = []  # the target's states at these, round by round
 
     @property
     def depth(self) -> int:
@@ -57,11 +61,11 @@ class HeadText(LevelText):
         return len(self._rows)
 
     def begin(self) -> Tensor:
-        """Drop all rows of a draft; return q [1, V] after the root."""
+        """Drop all rows of a draft, read what was committed; return q [1, V] after the root."""
         assert self.state is not None
         with torch.inference_mode():
-            self.state.drop()
             self._rows = []
+            self._catch_up(self.state)
             return self._distributions(self.state.start())
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
@@ -69,36 +73,56 @@ class HeadText(LevelText):
         assert self.state is not None
         first, grown = len(self._rows), len(self._rows)
         self._rows += [ROOT] * len(tokens)
-        found: list[Tensor] = [torch.empty(0)] * len(tokens)
+        levels, found = _levels(above, first), list[Tensor]()
         with torch.inference_mode():
-            for level in _levels(above, first):
+            for level in levels:
                 parents = [ROOT if above[node] == ROOT else self._rows[above[node]] for node in level]
-                logits = self._distributions(self.state.grow([tokens[node] for node in level], parents))
-                for node, q in zip(level, logits, strict=True):
-                    found[node], self._rows[first + node], grown = q, grown, grown + 1
-        return list(range(first, len(self._rows))), torch.stack(found)
+                found.append(self._distributions(self.state.grow([tokens[node] for node in level], parents)))
+                for node in level:
+                    self._rows[first + node], grown = grown, grown + 1
+            q = found[0]
+            if len(levels) > 1:  # in the order of the nodes
+                order = sorted(range(len(tokens)), key=[node for level in levels for node in level].__getitem__)
+                q = torch.cat(found)[order]
+        return list(range(first, len(self._rows))), q
 
     def observe(self, verified: Verified) -> None:
-        """Append the rows of committed tokens, with the target's own states."""
-        hidden, following = verified.hidden, verified.tokens.tolist()
+        """Take committed tokens with the target's own states; those after the prompt are read when a draft begins.
+
+        So rounds without a draft cost no pass of the head, and all that they committed is read in one.
+        """
+        hidden, following, most = verified.hidden, verified.tokens.tolist(), _UNREAD
         if self.state is None:  # of the prompt, as far as it was not cached before
             cached = 0 if hidden is None else len(self.tokens) - len(hidden)
             self.state = self._states.open(self.tokens[: cached + 1], self._cache)
-            following = self.tokens[cached + 1 :] + following
-        elif hidden is not None:
+            following, most = self.tokens[cached + 1 :] + following, 0
+        elif hidden is not None and len(hidden) > 1:
             hidden = hidden[[0, *(verified.path + 1).tolist()]]
         if hidden is None:  # the head reads the text
-            hidden = torch.empty(len(following), 0, 0)
-        with torch.inference_mode():
-            self.state.drop()
-            self.state.extend(hidden, torch.tensor(following, device=hidden.device))
+            hidden, most = torch.empty(len(following), 0, 0), 0
+        self._hidden.append(hidden)
+        self._unread += following
         self._rows = []
+        if len(self._unread) > most:
+            self._catch_up(self.state)
         self.tokens += verified.tokens.tolist()
+
+    def _catch_up(self, state: HeadState) -> None:
+        """Drop the rows of a draft; append those of committed tokens that have none."""
+        state.drop()
+        if not self._unread:
+            return
+        following, held = self._unread, self._hidden
+        self._unread, self._hidden = [], []
+        hidden = held[0] if len(held) == 1 else torch.cat(held)
+        with torch.inference_mode():
+            state.extend(hidden, torch.tensor(following, device=hidden.device))
 
     def release(self) -> None:
         """Keep the state for a text that goes on from this one."""
         state, self.state = self.state, None
         if state is not None:
+            self._catch_up(state)
             self._states.keep(self.tokens, state)
 
     def _distributions(self, logits: Tensor) -> Tensor:

@@ -59,16 +59,19 @@ class LevelSession(Session):
         if depth < 1:
             return DraftTree.empty()
         self._trees = trees = budget.trees and self._text.trees
-        shape, generator = self._shape, torch.Generator().manual_seed(self._start.round_seed(self._round))
+        shape, generator = self._shape, torch.Generator()
         sampled = bool(self._start.sampling.temperature) and not shape.choosing
+        if sampled:
+            generator.manual_seed(self._start.round_seed(self._round))
         tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
         level, q = [ROOT], self._text.begin()
-        laws = {ROOT: q[0]}
+        laws = {ROOT: q[0]} if sampled else {}
         for d in range(1, depth + 1):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
             room = budget.nodes if shape.choosing else budget.nodes - len(tokens)
             left = depth - d + 1
-            found = shape.expand(Level(d, q, joint, room, left, trees, sampled, generator))
+            prices = budget.level_price, budget.node_price
+            found = shape.expand(Level(d, q, joint, room, left, trees, sampled, generator, *prices))
             found = found if trees else found[:1]  # the first one drawn: the others do not choose it
             first = len(tokens)
             for each in found:
@@ -83,10 +86,11 @@ class LevelSession(Session):
             read, q = self._text.read([tokens[node] for node in level], above)
             for node, row in zip(level, read, strict=True):
                 rows[node] = row
-            laws |= zip(level, q, strict=True)
+            if sampled:
+                laws |= zip(level, q, strict=True)
         if shape.choosing:
             return heaviest(tokens, parents, weights, budget.nodes)
-        return drafted(tokens, parents, weights, laws if sampled else {}, shape.drawn)
+        return drafted(tokens, parents, weights, laws, shape.drawn)
 
     def observe(self, verified: Verified) -> None:
         """Learn which nodes were accepted."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -38,6 +38,7 @@ class Level:
         trees: whether nodes may have siblings; else only the first candidate is used.
         sampled: whether tokens are drawn from q; else the most probable ones are chosen.
         generator: the round's random stream.
+        level_price, node_price: what a further level, and a further node, has to gain; see `core.drafter.Budget`.
     """
 
     depth: int
@@ -48,6 +49,8 @@ class Level:
     trees: bool
     sampled: bool
     generator: torch.Generator
+    level_price: float = 0.0
+    node_price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,10 @@ class BestFirst(Shape):
 
     OPT-Tree (Wang et al., TACL 2025, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with any draft
     model. LLMCad (Xu et al. 2023, arXiv 2309.04255) ends the tree where confidence has fallen: `least`.
+
+    The tree also ends where the next level is not expected to gain what its time is worth elsewhere, and nodes that
+    cannot be in the draft are not expanded: those less probable than as many others as the budget allows, or than pays
+    for verifying a node. So a tree is a chain where nodes are expensive to verify, and wide where they are not.
     """
 
     drawn: Literal["iid", "distinct"] = "iid"
@@ -265,17 +272,33 @@ class BestFirst(Shape):
             raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {MOST_NODES}, least from 0 to below 1.")
         self.passes, self._top_k, self._least = depth, top_k, least
         self._acceptance, self._grown = acceptance, 0
+        self._level: Level | None = None  # that was expanded last
+        self._weights: list[float] = []  # of all nodes before it
 
     def expand(self, level: Level) -> list[Candidate]:
-        level, self._grown = replace(level, sampled=False), level.depth
-        return [each for place in range(len(level.q)) for each in drawn_below(level, place, self._top_k, distinct=True)]
+        if level.depth == 1:
+            self._weights = []
+        self._level, self._grown = level, level.depth
+        topk = level.q.topk(min(self._top_k, level.q.shape[1]))
+        return [
+            Candidate(place, token, p)
+            for place, (tokens, values) in enumerate(zip(topk.indices.tolist(), topk.values.tolist(), strict=True))
+            for token, p in zip(tokens, values, strict=True)
+        ]
 
     def select(self, weights: Sequence[float]) -> list[int]:
+        level = self._level
+        assert level is not None
+        self._weights += weights
+        room = sorted(self._weights, reverse=True)[level.room :]
+        least = max(self._least, level.node_price, room[0] if room else 0.0)
         best = sorted(range(len(weights)), key=lambda place: -weights[place])[: self._top_k]
-        return [place for place in best if weights[place] > self._least]
+        found = [place for place in best if weights[place] > least]
+        gain = sum(weights[place] for place in found) * self._acceptance.next_level(level.depth)
+        return found if gain > level.level_price else []
 
     def forecast(self, nodes: int) -> Float64:
-        return self._acceptance.gains(self.passes)
+        return np.empty(0)  # it ends by itself where a level does not pay
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         self._acceptance.observe(self._grown, len(path))
@@ -297,8 +320,9 @@ def drawn_below(level: Level, place: int, count: int, *, distinct: bool) -> list
     if count < 1:
         return []
     if not level.sampled:
-        best = q.topk(min(count, len(q)))
-        return [Candidate(place, int(t), float(p)) for t, p in zip(best.indices, best.values, strict=True)]
+        topk = q.topk(min(count, len(q)))
+        found = zip(topk.indices.tolist(), topk.values.tolist(), strict=True)
+        return [Candidate(place, token, p) for token, p in found]
     if distinct:
         count = min(count, int((q > 0).sum()))
     tokens = torch.multinomial(q.cpu(), count, replacement=not distinct, generator=level.generator)

@@ -71,6 +71,11 @@ class LevelAcceptance:
         rates = np.minimum.accumulate((self._accepted + prior) / (self._grown + _PRIOR_TRIALS))
         return np.asarray(np.cumsum(rates[:depth]), np.float64)
 
+    def next_level(self, depth: int) -> float:
+        """Return the rate at which drafts that were accepted to a depth from 1 on are accepted to the next one."""
+        rates = np.diff(self.gains(min(depth + 1, MOST_LEVELS)), prepend=0.0)[-2:]
+        return float(rates[-1] / rates[0])
+
     def chain_gains(self, nodes: int) -> Float64:
         """Return Float64[D, nodes], the same for chains of 1, 2, ... nodes, as `Session.forecast` returns it."""
         places = np.arange(min(nodes, MOST_LEVELS))

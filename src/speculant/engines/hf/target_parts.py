@@ -13,14 +13,19 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.capabilities import base_model, check_model
+from speculant.engines.hf.cpu.head_code import HeadCode, HeadLayer
 from speculant.engines.hf.model_view import find_layers
 
 
 class HFTargetParts:
     """See `drafters.heads.head.TargetParts`. The modules stay the model's."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, fast: bool = False) -> None:
         """Find the parts.
+
+        Args:
+            model: a causal LM.
+            fast: whether heads may run compiled code, where it is available.
 
         Raises:
             UnsupportedError: the model's decoder layers or its final norm cannot be told.
@@ -32,7 +37,8 @@ class HFTargetParts:
                 f"heads need the embeddings, decoder layers and output projection of {type(model).__name__}, "
                 "which cannot be found; use a method without a head, such as 'mix'."
             )
-        self._model = model
+        self._model, self.fast = model, fast
+        self._code = HeadCode() if fast and output.weight.device.type == "cpu" else None
         self.config = model.config.get_text_config(decoder=True)
         self.vocabulary, self.layers = int(self.config.vocab_size), len(place)
         self.positions: int | None = getattr(self.config, "max_position_embeddings", None)
@@ -54,7 +60,7 @@ class HFTargetParts:
         return found
 
     def project(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self._output(hidden.to(self._output.weight.dtype))
+        found = self.linear(self._output, hidden.to(self._output.weight.dtype))
         if self._factor != 1.0:
             found = found * self._factor
         return found if self._cap is None else torch.tanh(found / self._cap) * self._cap
@@ -62,6 +68,13 @@ class HFTargetParts:
     def projection(self) -> Tensor:
         found: Tensor = self._output.weight[: self.vocabulary]
         return found if self._factor == 1.0 else found * self._factor
+
+    def linear(self, module: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = module(x) if self._code is None else self._code.linear(module, x)
+        return found
+
+    def layer_code(self, layer: nn.Module) -> HeadLayer | None:
+        return None if self._code is None else self._code.layer(layer)
 
     def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         cache = DynamicCache()

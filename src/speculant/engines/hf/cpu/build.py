@@ -43,7 +43,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "attention": ("pi", ""),
     "before_attention": ("ppppi", ""),
     "after_attention": ("ppppssi", ""),
-    "layer": ("pppppi", ""),
+    "layer": ("ppppppi", ""),
     "norm": ("ppps", ""),
     "split_heads": ("pppppp", ""),
     "add_norm": ("ppppps", ""),

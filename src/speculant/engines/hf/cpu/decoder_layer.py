@@ -31,23 +31,25 @@ from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.products import Kernel
 
 
-class _Linear(ctypes.Structure):
+class LinearArguments(ctypes.Structure):
+    """The struct `Linear` of layer.cpp."""
+
     _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
 
 
-class _Layer(ctypes.Structure):
+class LayerArguments(ctypes.Structure):
     """The struct `Layer` of layer.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
-        *((name, _Linear) for name in LINEARS),
-        *((name, ctypes.c_int64) for name in ("hidden", "inner")),
+        *((name, LinearArguments) for name in LINEARS),
+        *((name, ctypes.c_int64) for name in ("hidden", "inner", "given")),
         *((name, ctypes.c_float) for name in ("input_eps", "post_eps", "q_eps", "k_eps")),
         *((name, ctypes.c_int) for name in ("is_bf16", "native_bf16")),
     )
 
 
-class _Positions(ctypes.Structure):
+class PositionArguments(ctypes.Structure):
     """The struct `Positions` of layer.cpp."""
 
     _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("shared", ctypes.c_int))
@@ -65,7 +67,7 @@ class FusedLayer:
         linears = {name: getattr(attention_module if name in LINEARS[:4] else mlp, name) for name in LINEARS}
         hidden, head = linears["q_proj"].in_features, attention_module.head_dim
         q_width, kv_width, inner = (linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
-        self._layer = _Layer(hidden=hidden, inner=inner)
+        self._layer = LayerArguments(hidden=hidden, inner=inner, given=hidden)
         self._heads, self._kv_heads, self._head = q_width // head, kv_width // head, head
         # The shapes that transformers makes from the config; a layer with others has been changed.
         shapes = [(q_width, hidden), (kv_width, hidden), (kv_width, hidden), (hidden, q_width)]
@@ -132,7 +134,7 @@ class FusedLayer:
             setattr(self._layer, f"{name}_norm", next(left))
             setattr(self._layer, f"{name}_eps", next(left))
         for name, _, _ in self._linears:
-            setattr(self._layer, name, _Linear(next(left), next(left) or None))
+            setattr(self._layer, name, LinearArguments(next(left), next(left) or None))
         self._dtype = next(left)
         self._layer.is_bf16 = self._dtype is torch.bfloat16
         self._current = current
@@ -166,17 +168,17 @@ class FusedLayer:
                 **options,
             )
             return answer
-        layer = _Layer.from_buffer_copy(self._layer)  # another thread may be in this layer with another kernel
+        layer = LayerArguments.from_buffer_copy(self._layer)  # another thread may be in this layer with another kernel
         layer.native_bf16 = kernel == "bf16_dot"
         cos, sin = position_embeddings
-        positions = _Positions(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
+        positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
         batch, rows, _ = hidden_states.shape
         shape = (batch, self._heads, rows, self._head)
         call = self._own_attention(shape, past_key_values, attention_mask, options)
         if call is not None and kernel is not None:
             x, y = hidden_states, torch.empty_like(hidden_states)
-            arguments = ctypes.byref(layer), x.data_ptr(), ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
-            self._native.layer(*arguments, torch.get_num_threads())
+            places = ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
+            self._native.layer(ctypes.byref(layer), x.data_ptr(), x.data_ptr(), *places, torch.get_num_threads())
             return y
         query = hidden_states.new_empty(shape)
         if call is not None:
@@ -194,7 +196,9 @@ class FusedLayer:
             attended = self._attend(query, key, value, attention_mask, past_key_values, options)
         return self._finish(layer, hidden_states, attended, kernel)
 
-    def _project(self, layer: _Layer, x: Tensor, positions: _Positions, call: Attention, kernel: Kernel | None) -> None:
+    def _project(
+        self, layer: LayerArguments, x: Tensor, positions: PositionArguments, call: Attention, kernel: Kernel | None
+    ) -> None:
         """Write the queries, and the new rows of keys and values, to where the attention's arguments point."""
         native, threads = self._native, torch.get_num_threads()
         pointers = ctypes.byref(positions), ctypes.byref(call)
@@ -206,7 +210,7 @@ class FusedLayer:
         projected = [self._product(name, normed) for name in ("q_proj", "k_proj", "v_proj")]
         native.split_heads(ctypes.byref(layer), *(each.data_ptr() for each in projected), *pointers)
 
-    def _finish(self, layer: _Layer, x: Tensor, attended: Tensor, kernel: Kernel | None) -> Tensor:
+    def _finish(self, layer: LayerArguments, x: Tensor, attended: Tensor, kernel: Kernel | None) -> Tensor:
         """Return the layer's output from its input and the output of its attention."""
         native, threads, rows = self._native, torch.get_num_threads(), x[..., 0].numel()
         if kernel is not None:

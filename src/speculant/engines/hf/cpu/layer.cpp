@@ -24,9 +24,10 @@ struct Linear {
 };
 
 struct Layer {
-  const void *input_norm, *post_norm, *q_norm, *k_norm;  // weights of RMSNorms: before attention, MLP; per head or null
+  // weights of RMSNorms: before attention, or null; before the MLP; per head, or null
+  const void *input_norm, *post_norm, *q_norm, *k_norm;
   Linear q, k, v, o, gate, up, down;
-  int64_t hidden, inner;
+  int64_t hidden, inner, given;  // given: of what queries, keys and values are projected from
   float input_eps, post_eps, q_eps, k_eps;
   int is_bf16;      // whether weights, inputs and outputs are bfloat16; otherwise they are float
   int native_bf16;  // whether products use the processor's bfloat16 instructions (linear_bf16.cpp)
@@ -106,17 +107,18 @@ static void write_heads(const float *x, void *y, int64_t batch_step, int64_t hea
 
 template <class T>
 static void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
-  const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head, size = rows * l->hidden;
+  const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head, size = rows * l->given;
   float *normed = scratch<0>(2 * size + rows * std::max(a->heads, a->kv_heads) * head);
   float *projected = normed + size, *input = projected + rows * std::max(a->heads, a->kv_heads) * head;
-  rms_norm<T>(as_floats((const T *)x, input, size), l->input_norm, l->input_eps, normed, rows, l->hidden);
-  project<T>(l, l->q, normed, projected, rows, a->heads * head, l->hidden, threads);
+  const float *from = as_floats((const T *)x, input, size);
+  if (l->input_norm) rms_norm<T>(from, l->input_norm, l->input_eps, normed, rows, l->given), from = normed;
+  project<T>(l, l->q, from, projected, rows, a->heads * head, l->given, threads);
   write_heads<T>(projected, a->q, a->heads * a->n * head, a->n * head, l->q_norm, l->q_eps, p, a->batch, a->n,
               a->heads, head);
-  project<T>(l, l->k, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
+  project<T>(l, l->k, from, projected, rows, a->kv_heads * head, l->given, threads);
   write_heads<T>(projected, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_eps, p, a->batch, a->n,
               a->kv_heads, head);
-  project<T>(l, l->v, normed, projected, rows, a->kv_heads * head, l->hidden, threads);
+  project<T>(l, l->v, from, projected, rows, a->kv_heads * head, l->given, threads);
   write_heads<T>(projected, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, a->batch, a->n,
               a->kv_heads, head);
 }
@@ -152,11 +154,12 @@ static void after_attention(const Layer *l, const void *input, const void *atten
 }
 
 template <class T>
-static void whole(const Layer *l, const void *x, const Positions *p, const Attention *arguments, void *y, int threads) {
+static void whole(const Layer *l, const void *x, const void *given, const Positions *p, const Attention *arguments,
+                  void *y, int threads) {
   Attention a = *arguments;
   const int64_t rows = a.batch * a.n, width = a.heads * a.head;
   a.q = scratch<1>(2 * rows * width), a.y = (T *)a.q + rows * width;
-  before_attention<T>(l, x, p, &a, threads);
+  before_attention<T>(l, given, p, &a, threads);
   attention(&a, threads);
   after_attention<T>(l, x, a.y, y, rows, width, threads);
 }
@@ -203,7 +206,7 @@ static void gate(const T *gated, const T *up, T *y, int64_t count, int threads) 
   for (int64_t i = 0; i < count; i++) y[i] = convert<T>(g[i]);
 }
 
-// Queries, keys and values of x[batch, n, hidden]: a's queries, and the last n rows of its keys and values.
+// Queries, keys and values of x[batch, n, given]: a's queries, and the last n rows of its keys and values.
 extern "C" void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
   l->is_bf16 ? before_attention<BFloat16>(l, x, p, a, threads) : before_attention<float>(l, x, p, a, threads);
 }
@@ -215,9 +218,11 @@ extern "C" void after_attention(const Layer *l, const void *x, const void *atten
              : after_attention<float>(l, x, attended, y, rows, width, threads);
 }
 
-// The whole layer with the attention of attention.cpp; a's queries and output are allocated here.
-extern "C" void layer(const Layer *l, const void *x, const Positions *p, const Attention *a, void *y, int threads) {
-  l->is_bf16 ? whole<BFloat16>(l, x, p, a, y, threads) : whole<float>(l, x, p, a, y, threads);
+// The whole layer with the attention of attention.cpp, whose queries and output are allocated here. What the attention
+// reads is `given`, [rows, given], x itself in ordinary layers; x is what its output is added to.
+extern "C" void layer(const Layer *l, const void *x, const void *given, const Positions *p, const Attention *a, void *y,
+                      int threads) {
+  l->is_bf16 ? whole<BFloat16>(l, x, given, p, a, y, threads) : whole<float>(l, x, given, p, a, y, threads);
 }
 
 // y = RMSNorm(x), before attention; [rows, hidden].
