@@ -1,0 +1,124 @@
+"""Compiled code for heads: it returns what PyTorch returns, and leaves alone what it does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eagles import eagle3_head, eagle_head, states, target_model
+from speculant.drafters.heads.head import Head
+from speculant.engines.hf.cpu import head_code
+from speculant.engines.hf.cpu.head_code import HeadCode, HeadLayer
+from speculant.engines.hf.target_parts import HFTargetParts
+
+pytestmark = pytest.mark.usefixtures("compiled")
+LARGE = {"inner": 512}  # so that a layer is worth a call
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Return a target."""
+    return target_model()
+
+
+@torch.inference_mode()
+def drafted(head: Head, target: HFTargetParts, taps: int) -> list[Tensor]:
+    """Return all logits of a text: committed rows, a tree, a chain, and a draft after more committed rows."""
+    state, (hidden, following) = head.open(0, target), states(40, taps)
+    hidden = hidden.to(target.projection().dtype)
+    state.extend(hidden[:30], following[:30])
+    found = [state.start(), state.grow([3, 4, 5], [-1, -1, -1]), state.grow([6, 7, 8, 9], [0, 0, 2, 1])]
+    state.drop()
+    state.extend(hidden[30:33], following[30:33])
+    found += [state.start(), state.grow([9], [-1]), state.grow([10], [0])]
+    state.drop()
+    for row in range(33, 40):
+        state.extend(hidden[row : row + 1], following[row : row + 1])
+    return [*found, state.start(), state.grow([11], [-1])]
+
+
+HEADS: dict[str, Any] = {
+    "eagle": lambda: (eagle_head(**LARGE), 1),
+    "biases and norms": lambda: (eagle_head(bias=True, norms=True, **LARGE), 1),
+    "all heads have keys": lambda: (eagle_head(kv_heads=4, **LARGE), 1),
+    "eagle3": lambda: (eagle3_head(layer=LARGE), 3),
+    "eagle3, two layers": lambda: (eagle3_head(layer=LARGE, layers=2), 3),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_those_of_pytorch(
+    model: Any, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    """Guards inputs wider than the layer, missing norms, masks of trees, and committed rows of several layers."""
+    head, taps = HEADS[name]()
+    head.to(dtype)
+    model = model if dtype is torch.float32 else target_model().to(dtype)
+    calls = list[int]()
+    run = HeadLayer.__call__
+
+    def counted(self: HeadLayer, *arguments: Any) -> Tensor | None:
+        found = run(self, *arguments)
+        calls.append(found is not None)
+        return found
+
+    monkeypatch.setattr(HeadLayer, "__call__", counted)
+    wanted = drafted(head, HFTargetParts(model), taps)
+    assert not calls
+    found = drafted(head, HFTargetParts(model, fast=True), taps)
+    assert len(calls) > 10
+    assert all(calls)
+    tolerance = 1e-5 if dtype is torch.float32 else 0.1
+    for one, other in zip(wanted, found, strict=True):
+        assert torch.allclose(one.float(), other.float(), atol=tolerance, rtol=tolerance)
+
+
+def test_new_weights_count_at_once(model: Any) -> None:
+    """Guards heads that are trained while they draft: weights changed in place, and replaced ones."""
+    head, target = eagle_head(**LARGE), HFTargetParts(model, fast=True)
+    state = head.open(0, target)
+    hidden, following = states(5, 1)
+    with torch.inference_mode():
+        state.extend(hidden, following)
+        before = state.grow([3], [-1])
+    layer: Any = head.layers[0]
+    for change in (lambda w: w.data.mul_(2), lambda w: setattr(w, "data", w.data * 2)):
+        change(layer.mlp.down_proj.weight)
+        with torch.inference_mode():
+            state.drop()
+            after = state.grow([3], [-1])
+        assert not torch.allclose(before, after)
+        before = after
+
+
+def test_what_is_small_or_unknown_is_left_to_pytorch() -> None:
+    """Guards layers that a call would not speed up, other classes of linear layers, and gradients."""
+    code = HeadCode()
+    assert code.layer(eagle_head().layer(0)) is None
+    odd: Any = eagle_head(**LARGE).layer(0)
+    assert code.layer(odd) is not None
+    odd.mlp.up_proj = nn.Sequential(odd.mlp.up_proj)
+    assert code.layer(odd) is None
+    layer = code.layer(eagle_head(**LARGE).layer(0))
+    assert layer is not None
+    x, keys = torch.randn(1, 32), torch.zeros(2, 8, 8)
+    angles = torch.ones(1, 8), torch.zeros(1, 8)
+    with torch.enable_grad():
+        assert layer(x, x, angles, keys, keys.clone(), 1, None) is None
+    with torch.inference_mode():
+        assert layer(x, x, angles, keys, keys.clone(), 1, None) is not None
+        assert layer(x.double(), x, angles, keys, keys.clone(), 1, None) is None
+
+
+def test_large_products_of_few_rows_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards output projections, and that they stay those of PyTorch where gradients are wanted."""
+    monkeypatch.setattr(head_code, "LEAST_LINEAR", 1)
+    code, linear = HeadCode(), nn.Linear(32, 100)
+    x = torch.randn(5, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(code.linear(linear, x), linear(x))
+    assert code.linear(linear, x).requires_grad

@@ -1,0 +1,115 @@
+"""Pauses of drafting: short where asking costs little, long enough where it costs much, and over when drafts pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from speculant.core.tree import DraftTree
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.latency import LatencyModel
+from speculant.sizing.pausing import Pausing
+from speculant.sizing.policy import AdaptiveSizing
+from speculant.sizing.throughput import Throughput
+from trees import chain
+from walks import curve, observe
+
+
+def asked(pausing: Pausing, gain: float, took: float, rounds: int) -> int:
+    """Return in how many rounds a draft is asked for, where all gain and take the same."""
+    count = 0
+    for _ in range(rounds):
+        if pausing.left:
+            pausing.skip()
+        else:
+            pausing.observe(gain, took, 1.0)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("took", [0.2, 0.5, 0.9])
+def test_asking_in_vain_costs_a_small_share(took: float) -> None:
+    """Guards expensive drafting that gains nothing: 2 % of the time, once pauses are as long as they get."""
+    pausing = Pausing()
+    asked(pausing, 0.0, took, 300)
+    assert asked(pausing, 0.0, took, 2000) * took / 2000 < 0.02
+
+
+def test_cheap_drafting_pauses_for_few_rounds() -> None:
+    """Guards drafters that cost little: a text that begins to repeat itself is noticed soon."""
+    pausing = Pausing()
+    assert asked(pausing, 0.0, 0.02, 900) >= 98
+    assert pausing.begin() == Pausing()
+
+
+def test_drafts_that_pay_end_a_pause() -> None:
+    """Guards the way back: when drafts gain more than they take again, every round asks again."""
+    pausing = Pausing()
+    asked(pausing, 0.0, 0.5, 500)
+    asked(pausing, 2.0, 0.5, 200)
+    assert asked(pausing, 2.0, 0.5, 50) == 50
+
+
+def test_a_new_request_goes_on_with_a_long_pause() -> None:
+    """Guards short requests: each would ask in vain anew."""
+    pausing, count = Pausing(), 0
+    for _ in range(100):
+        request = pausing.begin()
+        count += asked(request, 0.0, 0.8, 20)
+        pausing.follow(request)
+    assert count < 60
+
+
+def forecast(_nodes: int) -> np.ndarray:
+    """Return that nothing is known but that drafts take time by the level."""
+    return np.empty(0)
+
+
+def run(*, first: float, further: float, rate: float, requests: int) -> tuple[float, float]:
+    """Decode with trees that end where a level does not pay; return the time of plain decoding per time, and levels.
+
+    Args:
+        first: what drafting takes for the first level, in plain passes.
+        further: for each further one.
+        rate: of acceptance, of one node a level.
+        requests: of 48 rounds each.
+    """
+    latency, acceptance, throughput, pausing = LatencyModel(most=64), AcceptanceModel(), Throughput(), Pausing()
+    random, truth, tokens, seconds, levels = np.random.default_rng(1), curve(0.02), 0, 0.0, list[int]()
+    for _ in range(requests):
+        sizing = AdaptiveSizing(latency, acceptance, throughput, None, pausing)
+        state = sizing.open(forecast)
+        for _ in range(48):
+            [nodes] = sizing.nodes([state])
+            depth = min(nodes, 1)
+            while 0 < depth < min(nodes, 7) and rate**depth * rate > state.level_price:
+                depth += 1
+            [tree] = sizing.trim([state], [chain(*rate ** np.arange(1, depth + 1)) if depth else DraftTree.empty()])
+            right = int(np.argmin(np.append(random.random(len(tree)) < rate, False)))
+            target, drafting = (
+                float(truth.of(np.array([len(tree)]))[0]),
+                bool(depth) * first + further * max(0, depth - 1),
+            )
+            observe(sizing, [state], [tree], [right], target=target, draft=drafting)
+            tokens, seconds = tokens + right + 1, seconds + target + drafting
+            levels += [depth] if depth else []
+    return tokens / seconds, float(np.mean(levels[len(levels) // 2 :]))
+
+
+def test_drafting_that_does_not_pay_costs_next_to_nothing() -> None:
+    """Guards "never slower": levels that take nearly a pass each and are seldom right, over short requests."""
+    assert run(first=0.9, further=0.9, rate=0.4, requests=40)[0] > 0.97
+
+
+def test_levels_that_take_no_time_are_found() -> None:
+    """Guards heads that draft a block in one pass: one level does not pay, seven of them do."""
+    speed, levels = run(first=0.9, further=0.01, rate=0.85, requests=40)
+    assert speed > 1.5
+    assert levels > 5
+
+
+def test_levels_that_take_time_are_few() -> None:
+    """Guards heads that take a pass for each level: none is grown that gains less than its time."""
+    speed, levels = run(first=0.3, further=0.3, rate=0.7, requests=40)
+    assert speed > 1.2
+    assert levels < 4
