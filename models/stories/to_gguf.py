@@ -1,7 +1,7 @@
 """Write the bundled model, or another of the Llama kind, as GGUF files that llama.cpp reads.
 
-    python models/stories/to_gguf.py -o stories --formats f32,bf16,q8_0,q4_k
-    speculant generate "Once upon a time" --model stories/q8_0.gguf
+python models/stories/to_gguf.py -o stories --formats f32,bf16,q8_0,q4_k
+speculant generate "Once upon a time" --model stories/q8_0.gguf
 """
 
 from __future__ import annotations

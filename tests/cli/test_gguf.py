@@ -33,7 +33,7 @@ def test_compare_and_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 wrong" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", [["--dtype", "float32"], ["--attention", "eager"], ["--fast"], ["--device", "mps"]])
+@pytest.mark.parametrize("option", [["--dtype", "float32"], ["--attn", "eager"], ["--fast"], ["--device", "mps"]])
 def test_options_that_do_not_apply(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """They are refused before anything is loaded."""
     assert main(["generate", "a", "--model", "missing.gguf", *option]) == 2
@@ -44,6 +44,11 @@ def test_other_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     """Commands that need hidden states or gradients name those that take GGUF files; missing files are named."""
     assert main(["generate", "a", "--model", str(tmp_path / "missing.gguf")]) != 0
     assert "does not exist" in capsys.readouterr().err
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"prompt_ids": [1, 5, 6, 5], "output_ids": [6, 5, 6, 5, 6]}\n')
+    argv = ["bench", str(bundled_gguf()), "--forced", str(trace), "--out", str(tmp_path / "out")]
+    assert main([*argv, "--methods", "none,hf:generate"]) == 2
+    assert "hf:generate needs a model of transformers" in capsys.readouterr().err
 
 
 def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -51,7 +56,7 @@ def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     trace.write_text('{"prompt_ids": [1, 5, 6, 5], "output_ids": [6, 5, 6, 5, 6]}\n')
     argv = ["bench", "--forced", str(trace), "--methods", "none,mix", "--out", str(tmp_path / "out")]
-    assert main([*argv, "--model", str(bundled_gguf("q8_0")), "--threads", "1"]) == 0
+    assert main([*argv, str(bundled_gguf("q8_0")), "--threads", "1"]) == 0
     settings = json.loads((tmp_path / "out" / "result.json").read_text())["settings"]
     assert settings["dtype"] == "q8_0"
     assert settings["attention"] == "llama.cpp's"
