@@ -62,13 +62,13 @@ $(VENV)/.peers: $(VENV)/.ready
 test-peers: $(VENV)/.peers
 	$(BIN)/pytest -m peers tests/bench tests/drafters
 
-# That llama.cpp computes what transformers does. It is built from source, which takes minutes.
+# GGUF models by llama.cpp. It is built from source, which takes minutes; pip keeps the wheel for the next time.
 $(VENV)/.llamacpp: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt llama-cpp-python gguf
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp
-	$(BIN)/pytest -m peers tests/bench/systems/test_llamacpp.py tests/bench/systems/test_gguf_file.py
+	$(PYTEST) tests/engines/llamacpp tests/api/test_gguf.py tests/cli/test_gguf.py tests/bench/systems/test_llamacpp.py
 
 # Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
 .sglang/.ready: $(VENV)/.ready constraints-sglang.txt

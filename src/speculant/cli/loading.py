@@ -164,7 +164,7 @@ def check_gguf_options(loading: Loading) -> None:
     given = {
         "--dtype": loading.dtype,
         "--device": None if loading.device == "cpu" else loading.device,
-        "--attention": loading.attention,
+        "--attn": loading.attention,
         "--fast": loading.fast,
     }
     for option, value in given.items():

@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from speculant.api.speculator import Speculator
 from speculant.bench.scaling.peak_memory import PeakMemory
 from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
+from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.engine import HFEngine
@@ -138,7 +139,7 @@ def _at_length(
         "learn_seconds": learned,
         "prefill_peak_bytes": _above(peak.read(), base),
     }
-    drafting = _Drafting(speculator, target, session, text[length:], clock)
+    drafting = _Drafting(speculator.drafter.needs, engine, target, session, text[length:], clock)
     samples_of = {size: _Samples() for size in sizes}
     peaks = {}
     for size in sizes:  # the first of each size allocates, and shows what is held at most
@@ -175,9 +176,9 @@ class _Drafting:
     """Rounds of a session along a text, of which nothing is accepted."""
 
     def __init__(
-        self, speculator: Speculator, target: HFTargetCache, session: Session, text: Int32, clock: Clock
+        self, needs: Needs, engine: HFEngine, target: HFTargetCache, session: Session, text: Int32, clock: Clock
     ) -> None:
-        self._needs, self._engine = speculator.drafter.needs, speculator.engine
+        self._needs, self._engine = needs, engine
         self._target, self._session, self._text = target, session, text
         self._clock, self._at = clock, 0
 

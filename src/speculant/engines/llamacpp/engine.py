@@ -81,7 +81,7 @@ class LlamaEngine(Engine):
             UnsupportedError: they do not.
         """
         if drafts and not self._probed:
-            check_trees(self)
+            check_trees(self.context)
             self._probed = True
 
     def open(

@@ -6,16 +6,12 @@ of attention do, so a small tree is run and compared with plain decoding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-import torch
 from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from speculant.engines.llamacpp.engine import LlamaEngine
+from speculant.engines.llamacpp.context import LlamaContext
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
 TOLERANCE = 0.2  # of the spread of a row's logits; quantised caches differ by some hundredths
 _PREFIX = 5
@@ -23,18 +19,18 @@ _PARENTS = (-1, 0, 0, 1, 2)  # the root, two branches below it, and one node bel
 _PATHS = ((0, 1, 3), (0, 2, 4))
 
 
-def check_trees(engine: LlamaEngine) -> None:
+def check_trees(context: LlamaContext) -> None:
     """Run a tree and its branches one token at a time, and compare.
 
     Raises:
         UnsupportedError: the logits differ by more than rounding.
     """
-    vocabulary, tokens = engine.capabilities.vocabulary, _PREFIX + len(_PARENTS)
-    if engine.context.positions <= tokens:
+    tokens = _PREFIX + len(_PARENTS)
+    if context.positions <= tokens:
         return
-    ids = (np.arange(tokens) * 7 + 3) % vocabulary
+    ids = (np.arange(tokens) * 7 + 3) % context.model.vocabulary
     drafted = ids[_PREFIX:].astype(np.int32)
-    cache = engine.open(torch.from_numpy(ids[None, :_PREFIX]))
+    cache = LlamaTargetCache(context, ids[:_PREFIX].tolist())
     try:
         cache.prefill()
         tree: Tensor = cache.forward(drafted, np.array(_PARENTS, np.int32)).logits.clone()

@@ -67,7 +67,12 @@ class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return False
 
     def forward(
-        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, past_key_values: Any = None
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        **options: Any,
     ) -> Any:
         """Refuse: only speculators run passes of it.
 
