@@ -1,14 +1,13 @@
 """Drafts inside vLLM beside vLLM's own `ngram` and `suffix`: MAT, proposal time, identity, sampling.
 
-    make benchmark-vllm        # or, in an environment with vLLM, see docs/vllm.md:
-    SPECULANT_DATA=... python benchmarks/vllm_engine.py -o benchmarks/results/vllm.json
+    SPECULANT_DATA=... make benchmark-vllm
 
-All systems decode the same requests, k = 8, each in a process of its own and with an empty memory. `stories`: the
-bundled model, fp32, greedy, 50 held-out prompts of 12 words, 40 to 200 tokens, 16 at a time, so that requests join and
-leave. `edits`: recorded answers of Llama 3.1 8B to edit requests, replayed by a model that answers each prompt with its
-recording; five turns of eight conversations, where each prompt holds the turns before it. `sampling`: the first four
-tokens of 3,000 answers to one prompt, and the total variation between systems and plain decoding; the noise floor is
-that between two runs of plain decoding.
+All systems decode the same requests, k = 8, one after the other in one engine whose drafter is replaced, each with an
+empty memory. `stories`: the bundled model, fp32, greedy, 50 held-out prompts of 12 words, 40 to 200 tokens, 16 at a
+time, so that requests join and leave. `edits`: recorded answers of Llama 3.1 8B to edit requests, replayed by a model
+that answers each prompt with its recording; five turns of eight conversations, where each prompt holds the turns before
+it. `sampling`: the first four tokens of 3,000 answers to one prompt, and the total variation between systems and plain
+decoding; the noise floor is that between two runs of plain decoding.
 
 vLLM's drafters run with vLLM's defaults, and once more with settings that draft more.
 """
@@ -19,40 +18,27 @@ import argparse
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speculant.bench.vllm.jobs import Done, Job, ours, run
-from speculant.bench.vllm.workloads import edits, samples, stories, total_variation
+from speculant.bench.vllm.jobs import Ask, Done, Turn, ours, run
+from speculant.bench.vllm.workloads import edits, on_bundled_model, on_recordings, samples, stories, total_variation
 from speculant.cli.env import environment
 
 DRAFTS = 8
 SAMPLES, SAMPLED_TOKENS, TEMPERATURE = 3000, 4, 0.7
-SYSTEMS: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
-    "plain": (None, {}),
-    "ngram": ({"method": "ngram", "num_speculative_tokens": DRAFTS}, {}),
-    "ngram, 2 to 5 tokens": (
-        {
-            "method": "ngram",
-            "num_speculative_tokens": DRAFTS,
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 5,
-        },
-        {},
-    ),
-    "suffix": ({"method": "suffix", "num_speculative_tokens": DRAFTS}, {}),
+NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": DRAFTS}
+SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "suffix": (SUFFIX, {}),
     "suffix, any probability, factor 4": (
-        {
-            "method": "suffix",
-            "num_speculative_tokens": DRAFTS,
-            "suffix_decoding_min_token_prob": 0.0,
-            "suffix_decoding_max_spec_factor": 4.0,
-        },
+        {**SUFFIX, "suffix_decoding_min_token_prob": 0.0, "suffix_decoding_max_spec_factor": 4.0},
         {},
     ),
+    "ngram": (NGRAM, {}),
+    "ngram, 2 to 5 tokens": ({**NGRAM, "prompt_lookup_min": 2}, {}),
     "speculant mix": (ours(DRAFTS), {}),
     "speculant suffix": (ours(DRAFTS), {"SPECULANT_METHOD": "suffix"}),
 }
@@ -61,38 +47,73 @@ SYSTEMS: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--parts", nargs="+", default=["stories", "edits", "sampling"])
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), help="plain comes first")
+    parser.add_argument("--parts", nargs="+", choices=["bundled", "edits"], default=["bundled", "edits"])
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     results["environment"], results["drafts"] = environment(), DRAFTS
     with tempfile.TemporaryDirectory() as folder:
-        jobs = {"stories": lambda: stories(data), "edits": lambda: edits(data, Path(folder) / "replay")}
-        for part in args.parts:
-            if part == "sampling":
-                results[part] = sampling(Path(folder))
-            else:
-                results[part] = compared(jobs[part](), Path(folder), part, args.systems)
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+        if "bundled" in args.parts:
+            results |= bundled(data, Path(folder))
+        if "edits" in args.parts:
+            results["edits"] = conversations(data, Path(folder))
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def compared(job: Job, folder: Path, part: str, systems: list[str]) -> dict[str, Any]:
-    """Return the rows of systems on one job; outputs are compared with those of the first."""
-    rows: dict[str, Any] = {}
-    plain: list[list[int]] = []
-    for name in systems:
-        speculative, settings = SYSTEMS[name]
-        done = run(replace(job, speculative=speculative), folder / part, environment=settings)
-        plain = plain or done.outputs
-        rows[name] = row(done, plain)
-        print(part, name, rows[name], flush=True)
-    return rows
+def bundled(data: Path, folder: Path) -> dict[str, Any]:
+    """Return the figures of the bundled model: stories, and sampled answers."""
+    waves = stories(data)
+    plain = run(on_bundled_model(Turn(waves=waves), drawn(0), drawn(1)), folder / "plain")
+    # vLLM's sampling comes first: it is repaired as soon as our proposer is built in the process.
+    turns = [drawn(2, SUFFIX), *turns_of(waves), drawn(3, ours(DRAFTS))]
+    before, *done, after = run(on_bundled_model(*turns), folder / "bundled")
+    found = {
+        "samples": SAMPLES,
+        "temperature": TEMPERATURE,
+        "plain, again": variations(plain[1], plain[2]),
+        "suffix, as vLLM is": variations(plain[1], before),
+        "speculant mix": variations(plain[1], after),
+    }
+    print(found, flush=True)
+    return {"stories": rows("stories", done, plain[0].outputs), "sampling": found}
+
+
+def conversations(data: Path, folder: Path) -> dict[str, Any]:
+    """Return the figures of the replayed edit conversations."""
+    waves = edits(data, folder / "replay")
+    plain = run(on_recordings(folder / "replay", Turn(waves=waves)), folder / "plain")
+    done = run(on_recordings(folder / "replay", *turns_of(waves)), folder / "edits")
+    return rows("edits", done, plain[0].outputs)
+
+
+def turns_of(waves: list[list[Ask]]) -> list[Turn]:
+    """Return a turn for each system."""
+    return [Turn(waves=waves, speculative=each, settings=settings) for each, settings in SYSTEMS.values()]
+
+
+def drawn(number: int, speculative: dict[str, Any] | None = None) -> Turn:
+    """Return a turn of sampled answers; their seeds depend on its number."""
+    asks = samples(SAMPLES, tokens=SAMPLED_TOKENS, temperature=TEMPERATURE, first_seed=number * SAMPLES)
+    return Turn(waves=asks, speculative=speculative)
+
+
+def variations(first: Done, second: Done) -> list[float]:
+    """Return the total variation of the first one, two, ... tokens."""
+    lengths = range(1, SAMPLED_TOKENS + 1)
+    return [round(total_variation(first.outputs, second.outputs, length), 4) for length in lengths]
+
+
+def rows(part: str, done: list[Done], plain: list[list[int]]) -> dict[str, Any]:
+    """Return the figures of all systems."""
+    found = {name: row(each, plain) for name, each in zip(SYSTEMS, done, strict=True)}
+    for name, each in found.items():
+        print(part, name, each, flush=True)
+    return found
 
 
 def row(done: Done, plain: list[list[int]]) -> dict[str, Any]:
-    """Return the figures of a run."""
-    full = [us / rows for us, rows in zip(done.propose_us, done.rows, strict=True) if rows >= max(done.rows) // 2]
+    """Return the figures of a turn; times are of steps with the largest batch."""
+    full = [us / rows for us, rows in zip(done.propose_us, done.rows, strict=True) if rows == max(done.rows)]
     return {
         "vllm": done.version,
         "requests": len(done.outputs),
@@ -108,22 +129,6 @@ def row(done: Done, plain: list[list[int]]) -> dict[str, Any]:
         },
         "seconds": round(done.seconds, 2),
     }
-
-
-def sampling(folder: Path) -> dict[str, Any]:
-    """Return total variations of sampled answers against plain decoding, position by position."""
-    draws: dict[str, list[list[int]]] = {}
-    systems = {"plain, again": None, "ngram": SYSTEMS["ngram"][0], "speculant mix": ours(DRAFTS)}
-    for number, (name, speculative) in enumerate({"plain": None, **systems}.items()):
-        job = samples(SAMPLES, tokens=SAMPLED_TOKENS, temperature=TEMPERATURE, first_seed=number * SAMPLES)
-        draws[name] = run(replace(job, speculative=speculative), folder / "sampling").outputs
-    found: dict[str, Any] = {"samples": SAMPLES, "temperature": TEMPERATURE}
-    for name in systems:
-        found[name] = [
-            round(total_variation(draws["plain"], draws[name], length), 4) for length in range(1, SAMPLED_TOKENS + 1)
-        ]
-        print("sampling", name, found[name], flush=True)
-    return found
 
 
 if __name__ == "__main__":

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from speculant.bench.vllm.jobs import RECORDING_PROPOSER, Ask, Done, Job, ours, run
-from speculant.bench.vllm.workloads import edits, samples, stories, total_variation
+from speculant.bench.vllm.jobs import RECORDING_PROPOSER, Ask, Done, Turn, ours, run
+from speculant.bench.vllm.recording import FOLDER
+from speculant.bench.vllm.workloads import edits, on_bundled_model, on_recordings, samples, stories, total_variation
 from speculant.memory.file import read_header
 
 DRAFTS = 8
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": DRAFTS}
 COUNT, TOKENS, TEMPERATURE = 1500, 3, 0.7
-Runner = Callable[[str, Any], Done]
 
 
 @pytest.fixture(scope="module")
@@ -42,71 +39,71 @@ def data() -> Path:
     return Path(os.environ["SPECULANT_DATA"])
 
 
+def mixed(waves: list[list[Ask]]) -> list[list[Ask]]:
+    """Return greedy requests, each followed by a sampled one."""
+    found: list[Ask] = []
+    for i, ask in enumerate(waves[0][:8]):
+        found += [replace(ask, most=60), replace(ask, most=60, temperature=0.8, top_p=0.9, seed=i)]
+    return [found]
+
+
+def drawn(number: int) -> list[list[Ask]]:
+    """Return sampled answers to one prompt; the seeds depend on the number."""
+    return samples(COUNT, tokens=TOKENS, temperature=TEMPERATURE, first_seed=number * COUNT)
+
+
 @pytest.fixture(scope="module")
-def decoded(folder: Path, data: Path) -> Runner:
-    """Return the result of a workload, "stories" or "edits", with a speculative configuration; each is run once."""
-    jobs = {"stories": stories(data), "edits": edits(data, folder / "replay")}
-
-    @cache
-    def once(name: str, speculative: str) -> Done:
-        return run(replace(jobs[name], speculative=json.loads(speculative)), folder / name)
-
-    return lambda name, speculative: once(name, json.dumps(speculative))
+def plain(folder: Path, data: Path) -> list[Done]:
+    """Return what vLLM generates without drafts: stories, requests of both kinds, sampled answers."""
+    waves = stories(data)
+    return run(on_bundled_model(*(Turn(waves=each) for each in (waves, mixed(waves), drawn(0)))), folder / "plain")
 
 
-@pytest.mark.parametrize("workload", ["stories", "edits"])
-def test_greedy_output_is_identical(decoded: Runner, workload: str) -> None:
-    """50 held-out prompts and the edit conversations: token for token what vLLM generates without drafts.
+@pytest.fixture(scope="module")
+def drafted(folder: Path, data: Path) -> list[Done]:
+    """Return the same with drafts, and stories with vLLM's own drafters."""
+    waves = stories(data)
+    turns = [
+        *(Turn(waves=waves, speculative=each) for each in (SUFFIX, NGRAM)),
+        *(Turn(waves=each, speculative=ours(DRAFTS)) for each in (waves, mixed(waves), drawn(1))),
+    ]
+    return run(on_bundled_model(*turns), folder / "drafted")
 
-    The batch holds 16 rows at most and requests are of different lengths, so they join and leave.
+
+def test_stories(plain: list[Done], drafted: list[Done]) -> None:
+    """50 held-out prompts, greedy: token for token what vLLM generates without drafts, in fewer passes than its own.
+
+    The batch holds 16 rows and requests are of different lengths, so they join and leave.
     """
-    plain, drafted = decoded(workload, None), decoded(workload, ours(DRAFTS))
-    assert drafted.outputs == plain.outputs
-    assert drafted.accepted > 0
-    assert max(drafted.rows) == (16 if workload == "stories" else 8)
+    suffix, ngram, found = drafted[:3]
+    assert found.outputs == plain[0].outputs
+    assert max(found.rows) == 16
+    assert found.mat > max(suffix.mat, ngram.mat)
 
 
-@pytest.mark.parametrize("workload", ["stories", "edits"])
-@pytest.mark.parametrize("other", [NGRAM, SUFFIX], ids=["ngram", "suffix"])
-def test_more_tokens_a_pass_than_vllms_own(decoded: Runner, workload: str, other: dict[str, Any]) -> None:
-    """The same requests with vLLM's own drafters, at their defaults."""
-    assert decoded(workload, ours(DRAFTS)).mat > decoded(workload, other).mat
+def test_edit_conversations(folder: Path, data: Path) -> None:
+    """Recorded edit conversations of five turns, replayed: the same two things."""
+    waves = edits(data, folder / "replay")
+    turns = [Turn(waves=waves, speculative=each) for each in (SUFFIX, NGRAM, ours(DRAFTS))]
+    suffix, ngram, found = run(on_recordings(folder / "replay", *turns), folder / "edits")
+    recorded = json.loads((folder / "replay" / "recordings.json").read_text())
+    answers = {tuple(prompt): output for prompt, output in recorded}
+    assert found.outputs == [answers[tuple(ask.prompt)] for wave in waves for ask in wave]
+    assert found.mat > max(suffix.mat, ngram.mat)
 
 
-def test_tensor_parallel_ranks(folder: Path, data: Path) -> None:
-    """Two ranks decode as one does and draft the same in every step; one of them saves the memory."""
-    whole = stories(data)
-    job = replace(whole, waves=[whole.waves[0][:12]], rows=4)
-    plain = run(job, folder / "one")
-    memory, drafts = folder / "memory" / "m.speculant", folder / "drafts"
-    drafts.mkdir()
-    two = replace(job, ranks=2, speculative=ours(DRAFTS, RECORDING_PROPOSER))
-    environment = {"SPECULANT_MEMORY": str(memory), "DRAFTS_FOLDER": str(drafts)}
-    done = run(two, folder / "two", environment=environment)
-    assert done.outputs == plain.outputs
-    ranks = [path.read_text() for path in sorted(drafts.iterdir())]
-    assert len(ranks) == 2
-    assert ranks[0] == ranks[1]
-    assert len(ranks[0].splitlines()) > 100
-    assert [path.name for path in memory.parent.iterdir()] == [memory.name]
-    assert read_header(memory)[0]["kind"] == "mix"
+def test_greedy_beside_sampled_requests(plain: list[Done], drafted: list[Done]) -> None:
+    """A greedy request is not disturbed by sampled ones in its batch."""
+    assert drafted[3].outputs[::2] == plain[1].outputs[::2]
 
 
-def test_sampling_is_lossless(folder: Path) -> None:
+def test_sampling_is_lossless(plain: list[Done], drafted: list[Done]) -> None:
     """Answers sampled with drafts are distributed as those without, as far as so many samples can tell."""
-    plain, drafted = (
-        run(
-            replace(
-                samples(COUNT, tokens=TOKENS, temperature=TEMPERATURE, first_seed=i * COUNT), speculative=speculative
-            ),
-            folder / "sampling",
-        )
-        for i, speculative in enumerate([None, ours(DRAFTS)])
-    )
-    assert drafted.drafted > COUNT
-    random, pooled = np.random.default_rng(0), [*plain.outputs, *drafted.outputs]
+    first, second = plain[2].outputs, drafted[4].outputs
+    assert drafted[4].drafted > COUNT
+    random, pooled = np.random.default_rng(0), [*first, *second]
     for length in range(1, TOKENS + 1):
-        found = total_variation(plain.outputs, drafted.outputs, length)
+        found = total_variation(first, second, length)
         by_chance = []
         for _ in range(200):
             order = random.permutation(2 * COUNT)
@@ -115,22 +112,27 @@ def test_sampling_is_lossless(folder: Path) -> None:
         assert found <= max(by_chance), (length, found, max(by_chance))
 
 
-def test_greedy_beside_sampled_requests(folder: Path, data: Path) -> None:
-    """A greedy request is not disturbed by sampled ones in its batch."""
-    whole = stories(data)
-    greedy = [replace(ask, most=60) for ask in whole.waves[0][:8]]
-    mixed: list[Ask] = []
-    for i, ask in enumerate(greedy):
-        mixed += [ask, replace(ask, temperature=0.8, top_p=0.9, seed=i)]
-    job = replace(whole, waves=[mixed])
-    plain, drafted = (run(replace(job, speculative=each), folder / "mixed") for each in (None, ours(DRAFTS)))
-    assert drafted.outputs[::2] == plain.outputs[::2]
+def test_tensor_parallel_ranks(folder: Path, data: Path) -> None:
+    """Two ranks generate what one does and draft the same in every step; one of them saves the memory."""
+    waves = [stories(data)[0][:12]]
+    (alone,) = run(on_bundled_model(Turn(waves=waves), rows=4), folder / "one")
+    memory, drafts = folder / "memory" / "m.speculant", folder / "drafts"
+    drafts.mkdir()
+    settings = {"SPECULANT_MEMORY": str(memory), FOLDER: str(drafts)}
+    turn = Turn(waves=waves, speculative=ours(DRAFTS, RECORDING_PROPOSER), settings=settings)
+    (done,) = run(on_bundled_model(turn, rows=4, ranks=2), folder / "two")
+    assert done.outputs == alone.outputs
+    ranks = [path.read_text() for path in sorted(drafts.iterdir())]
+    assert len(ranks) == 2
+    assert ranks[0] == ranks[1]
+    assert len(ranks[0].splitlines()) > 100
+    assert [path.name for path in memory.parent.iterdir()] == [memory.name]
+    assert read_header(memory)[0]["kind"] == "mix"
 
 
 def test_lossy_acceptance_is_refused(folder: Path, data: Path) -> None:
     """VLLM ends with our message before it serves anything."""
     lossy = {**ours(DRAFTS), "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
-    whole = stories(data)
-    job = Job(model=whole.model, waves=[whole.waves[0][:1]], speculative=lossy)
+    job = on_bundled_model(Turn(waves=[stories(data)[0][:1]], speculative=lossy))
     with pytest.raises(RuntimeError, match="not lossless"):
         run(job, folder / "lossy")

@@ -38,7 +38,7 @@ class RowDrafter:
 
     Attributes:
         drafter: whose drafts these are.
-        learned: committed tokens that it has learned from; what was learned before is saved if it has not grown.
+        learned: grows whenever the drafter has learned something.
         faults: errors of the drafter.
     """
 
@@ -80,7 +80,6 @@ class RowDrafter:
             self._fault(error)
             with suppress(Exception):
                 self.finish()
-            self._requests = KnownRequests()
             return [DraftTree.empty() for _ in rows]
 
     def finish(self) -> None:
@@ -111,7 +110,7 @@ class RowDrafter:
 
     def _drop_finished(self) -> None:
         for known in self._requests.absent():
-            if int(known.text[-1]) in self._ends:
+            if known.length and int(known.text[-1]) in self._ends:
                 self._close(self._requests.drop(known))
         for request in self._requests.drop_absent():
             self._close(request)
@@ -170,6 +169,7 @@ class RowDrafter:
     def _close(self, request: _Request) -> None:
         session, request.session = request.session, None
         if session is not None:
+            self.learned += 1  # some drafters learn an output only now
             try:
                 session.close()
             except Exception as error:

@@ -45,7 +45,15 @@ def load_memory(drafter: Drafter, *, memory: Path | None, base: Path | None) -> 
 class BackgroundSaver:
     """Saves a drafter's memory to a file from a thread, and once more at the end of the process."""
 
-    def __init__(self, drafter: Persistent, path: Path, *, every: float, learned: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        drafter: Persistent,
+        path: Path,
+        *,
+        every: float,
+        learned: Callable[[], int],
+        finish: Callable[[], object] = lambda: None,
+    ) -> None:
         """Start the thread.
 
         Args:
@@ -53,8 +61,9 @@ class BackgroundSaver:
             path: the file.
             every: seconds between saves.
             learned: returns a count that grows when there is something to save.
+            finish: is called before the last save; ends the requests that still run, so that they are learned.
         """
-        self._drafter, self._path, self._learned = drafter, path, learned
+        self._drafter, self._path, self._learned, self._finish = drafter, path, learned, finish
         self._saved, self._failed = learned(), False
         self._lock, self._ended = threading.Lock(), threading.Event()
         # Workers are processes of multiprocessing, which end without running `atexit`; a Finalize runs in both cases.
@@ -82,6 +91,7 @@ class BackgroundSaver:
         """Save for the last time and end the thread."""
         self._ended.set()
         self._at_exit.cancel()
+        self._finish()
         self.save()
 
     def _run(self, every: float) -> None:

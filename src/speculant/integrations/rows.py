@@ -95,13 +95,14 @@ class KnownRequests(Generic[T]):
     def __init__(self, *, patience: int = 32, most_absent: int = 64) -> None:
         self._patience, self._most_absent = patience, most_absent
         self._all: list[Known[T]] = []  # in the order in which they were first seen
+        _agree(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)  # load the compiled kernel before the first request
 
     def __len__(self) -> int:
         return len(self._all)
 
     def match(self, rows: Sequence[Row]) -> list[Known[T] | None]:
         """Return the request that each row shows, None for those not seen before; one request for one row."""
-        slots = {known.slot: known for known in self._all}
+        slots = {known.slot: known for known in self._all if not known.absent}
         keys = {known.key: known for known in self._all if known.key is not None}
         lengths: dict[int, list[Known[T]]] = defaultdict(list)
         for known in self._all:

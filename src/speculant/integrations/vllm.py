@@ -69,7 +69,9 @@ class Proposer:
         path = _own_file(settings, vllm_config)
         if may_save and path is not None and isinstance(drafter, Persistent) and vllm_config.parallel_config.rank == 0:
             rows = self.rows
-            self._saver = BackgroundSaver(drafter, path, every=settings.save_every, learned=lambda: rows.learned)
+            self._saver = BackgroundSaver(
+                drafter, path, every=settings.save_every, learned=lambda: rows.learned, finish=rows.finish
+            )
         logger.info("drafting with '%s', up to %d tokens for a request", settings.method, self._most)
 
     def propose(

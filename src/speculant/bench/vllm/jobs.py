@@ -1,4 +1,4 @@
-"""What a run of vLLM is asked to do and what came of it, exchanged as JSON between processes.
+"""What a run of vLLM is asked to do, and its results, exchanged as JSON between processes.
 
 Each run is a process of its own: vLLM holds its model, threads and process groups until the process ends.
 """
@@ -30,37 +30,50 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Requests that one engine decodes with one drafter, which begins with nothing learned.
+
+    Attributes:
+        waves: requests that are submitted together; a wave begins when the one before has ended.
+        speculative: vLLM's speculative_config; None for plain decoding.
+        settings: environment variables of the drafter.
+    """
+
+    waves: list[list[Ask]]
+    speculative: dict[str, Any] | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run.
+    """A run: one engine, whose drafter is replaced from turn to turn, so that all have the same conditions.
+
+    Plain turns and others need engines of their own. All turns draft as many tokens.
 
     Attributes:
         model: a checkpoint's folder, or one that `replay_model.write_replay_model` wrote.
-        waves: requests that are submitted together; a wave begins when the one before has ended.
-        speculative: vLLM's speculative_config, or None for plain decoding.
+        turns: what is decoded, in order.
         rows: most requests in a batch.
-        ranks: of tensor parallelism.
+        ranks: of tensor parallelism; with several there is one turn, whose drafter cannot be watched.
         replay: whether the model replays recordings.
         longest: the model's length.
-        repair: whether vLLM's sampling on CPUs is repaired where vLLM's own drafters run; ours always do so.
     """
 
     model: str
-    waves: list[list[Ask]]
-    speculative: dict[str, Any] | None = None
+    turns: list[Turn]
     rows: int = 16
     ranks: int = 1
     replay: bool = False
     longest: int = 1024
-    repair: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The result of a run.
+    """The result of a turn.
 
     Attributes:
         outputs: of each request, in order of the waves, the ids including an end token.
-        passes: target passes of all requests, the prompt's last included; 0 where workers are other processes.
+        passes: target passes of all requests, the prompt's last included; 0 where drafters cannot be watched.
         drafted, accepted: tokens, as vLLM counts them.
         propose_us: for each step, the microseconds that proposing took.
         rows: for each step, the rows that drafts were asked for.
@@ -89,8 +102,8 @@ def ours(drafts: int = 8, proposer: str = PROPOSER) -> dict[str, Any]:
     return {"method": "custom_class", "model": proposer, "num_speculative_tokens": drafts}
 
 
-def run(job: Job, folder: Path, *, environment: Mapping[str, str] | None = None) -> Done:
-    """Run a job in a process of its own, whose output is kept in the folder.
+def run(job: Job, folder: Path, *, environment: Mapping[str, str] | None = None) -> list[Done]:
+    """Run a job in a process of its own, whose output is kept in the folder; return the results of its turns.
 
     Raises:
         RuntimeError: it failed; the message holds the end of its output.
@@ -113,11 +126,14 @@ def run(job: Job, folder: Path, *, environment: Mapping[str, str] | None = None)
         code = subprocess.run(command, env=own, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     if code or not done.exists():
         raise RuntimeError(f"vLLM ended with code {code}; the end of {log}:\n{log.read_text()[-4000:]}")
-    return Done(**json.loads(done.read_text()))
+    return [Done(**each) for each in json.loads(done.read_text())]
 
 
 def read_job(path: Path) -> Job:
     """Return a job that `run` wrote."""
     content = json.loads(path.read_text())
-    content["waves"] = [[Ask(**ask) for ask in wave] for wave in content["waves"]]
-    return Job(**content)
+    turns = [
+        Turn(**{**turn, "waves": [[Ask(**ask) for ask in wave] for wave in turn["waves"]]})
+        for turn in content.pop("turns")
+    ]
+    return Job(**content, turns=turns)
