@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp clean
+.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
+	test-vllm benchmark-vllm clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -45,25 +46,56 @@ typecheck: setup
 test-oldest: .venv-oldest/.ready
 	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n auto --dist worksteal tests/engines tests/decoding tests/api/test_speculator.py tests/test_stories.py
 
-# Against the official ADED drafter and Arctic's suffix tree. The latter is built from source with the torch that is
-# here; left to itself, its build would fetch another one.
+# Against the official ADED drafter and Arctic's suffix tree, and heads against their authors' classes. Arctic's is built
+# from source with the torch that is here; left to itself, its build would fetch another one. The heads' packages require
+# what their training needs; their classes do with less.
 $(VENV)/.peers: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,peers]'
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt cmake grpcio-tools nanobind ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
 		-c constraints.txt arctic-inference
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt datasets loguru openai pydantic-settings
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt eagle-llm hs-connectors medusa-llm \
+		specforge speculators
 	@touch $@
 
 test-peers: $(VENV)/.peers
-	$(BIN)/pytest -m peers tests/bench
+	$(BIN)/pytest -m peers tests/bench tests/drafters
 
-# That llama.cpp computes what transformers does. It is built from source, which takes minutes.
+# GGUF models by llama.cpp. It is built from source, which takes minutes; pip keeps the wheel for the next time.
 $(VENV)/.llamacpp: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt llama-cpp-python gguf
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp
-	$(BIN)/pytest -m peers tests/bench/systems/test_llamacpp.py tests/bench/systems/test_gguf_file.py
+	$(PYTEST) tests/engines/llamacpp tests/api/test_gguf.py tests/cli/test_gguf.py tests/bench/systems/test_llamacpp.py
+
+# Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
+.sglang/.ready: $(VENV)/.ready constraints-sglang.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target .sglang -r constraints-sglang.txt
+	@touch $@
+
+test-sglang: .sglang/.ready
+	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py
+
+# vLLM in an environment of its own: 4 GB, a minute or two to install. The drafters that vLLM calls `suffix` are Arctic's
+# and are built from source with the torch that is here; left to itself, their build would fetch another one.
+VLLM := .venv-vllm/bin
+.venv-vllm/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/pip install -q --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	PATH="$(CURDIR)/$(VLLM):$$PATH" $(VLLM)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+		arctic-inference==0.3.0
+	$(VLLM)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+# Each run of vLLM is a process, which takes half a minute to start; kernels are cached apart from other environments'.
+VLLM_ENV := OMP_NUM_THREADS=1 NUMBA_CACHE_DIR=$(CURDIR)/.venv-vllm/kernels
+test-vllm: .venv-vllm/.ready
+	$(VLLM_ENV) $(VLLM)/pytest -o filterwarnings= tests/integrations/vllm_engine.py
+
+benchmark-vllm: .venv-vllm/.ready
+	$(VLLM_ENV) $(VLLM)/python benchmarks/vllm_engine.py -o benchmarks/results/vllm.json
 
 clean:
-	rm -rf $(VENV) .venv-oldest build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-vllm .sglang build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -10,32 +10,44 @@ Each system starts from the same weights and takes the same number of steps:
 
     python benchmarks/distillation.py TEXTS -o benchmarks/results/distillation.json
 
-TEXTS is a folder of shards (.npz) with `ids` and `lengths`, as `models/stories/target_texts.py` writes them.
+All are trained by the code of `speculant train draft-model`, and measured with their last weights. TEXTS is a folder of
+shards (.npz) with `ids` and `lengths`, as `models/stories/target_texts.py` writes them.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from speculant.api.loading import bundled_draft_model, load_model
-from speculant.training.distill import DistillSettings, acceptance, distil
+from speculant.training.files import Files
+from speculant.training.fingerprint import TargetIdentity, identify
+from speculant.training.kinds import DRAFT_MODEL
+from speculant.training.reading import TrainData
+from speculant.training.run import train_head
+from speculant.training.settings import TrainSettings
+from speculant.training.student import Student
 from speculant.training.texts import Texts, from_parts
 
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "seq-kd": {"loss": "ce"},
     "off-policy kl": {"loss": "kl"},
     "on-policy kl": {"loss": "kl", "on_policy": 1.0},
     "on-policy tvd": {"loss": "tvd", "on_policy": 1.0},
 }
 LONGEST = 160  # tokens of a text
+HELD_BACK = 8  # texts on which trainings measure themselves
+NEW: dict[str, Any] = {"lr": 0.03, "optimizer": "muon"}  # of layers that are new
+BATCH = 8  # texts measured at once
 
 
 def main() -> None:
@@ -48,69 +60,117 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    target, _ = load_model(None)
     texts = read_texts(args.texts, args.count + 64)
     held_out = texts.select(np.arange(64))
-    texts = texts.select(np.arange(64, len(texts)))
     began = time.process_time()
-    start = new_student(1)
-    distil(start, target, texts, DistillSettings(steps=args.warm_steps, loss="ce", lr=2e-3))
-    results: dict[str, Any] = {
-        "texts": len(texts),
-        "held_out_texts": len(held_out),
-        "warm_steps": args.warm_steps,
-        "steps": args.steps,
-        "parameters": sum(weight.numel() for weight in start.parameters()),
-        "before": measured([start], target, held_out),
-        "after": {},
-    }
-    for name, options in WAYS.items():
-        student = copy.deepcopy(start)
-        distil(student, target, texts, DistillSettings(steps=args.steps, lr=1e-3, seed=1, **options))  # type: ignore[arg-type]
-        results["after"][name] = measured([student], target, held_out)
-        print(name, results["after"][name], flush=True)
-    results["boosting"] = boosting(target, texts, held_out, args.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), texts.select(np.arange(64, len(texts))), held_out)
+        start = bench.trained("start", bench.new_student(1), args.warm_steps, loss="ce", **NEW)
+        results: dict[str, Any] = {
+            "texts": args.count,
+            "held_out_texts": len(held_out),
+            "warm_steps": args.warm_steps,
+            "steps": args.steps,
+            "parameters": sum(weight.numel() for weight in load_model(str(start))[0].parameters()),
+            "before": bench.measured([start]),
+            "after": {},
+        }
+        for name, options in WAYS.items():
+            student = bench.trained(name, start, args.steps, lr=1e-3, seed=1, **options)
+            results["after"][name] = bench.measured([student])
+            print(name, results["after"][name], flush=True)
+        results["boosting"] = boosting(bench, args.steps)
+        print(results["boosting"], flush=True)
     results["cpu_seconds"] = round(time.process_time() - began)
     args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
-def boosting(target: Any, texts: Texts, held_out: Texts, steps: int) -> dict[str, Any]:
+def boosting(bench: Bench, steps: int) -> dict[str, Any]:
     """Return the agreement of one model and of the union of two, each new and trained for so many steps on kl.
 
     Two models that are trained alike but for their first weights tell what boosting itself gains.
     """
-    settings = DistillSettings(steps=steps, lr=2e-3, loss="kl", seed=2)
-    one, alike, boosted = new_student(2), new_student(3), new_student(3)
-    distil(one, target, texts, settings)
-    distil(alike, target, texts, settings)
-    distil(boosted, target, texts, settings, before=[one])
-    longer = new_student(2)
-    distil(longer, target, texts, DistillSettings(steps=2 * steps, lr=2e-3, loss="kl", seed=2))
-    found = {
-        "one model": measured([one], target, held_out),
-        "one model, twice the steps": measured([longer], target, held_out),
-        "two models alike": measured([one, alike], target, held_out),
-        "two models boosted": measured([one, boosted], target, held_out),
+    options: dict[str, Any] = {"loss": "kl", "seed": 2, **NEW}
+    first, second = bench.new_student(2), bench.new_student(3)
+    one = bench.trained("one", first, steps, **options)
+    alike = bench.trained("alike", second, steps, **options)
+    boosted = bench.trained("boosted", second, steps, before=(str(one),), **options)
+    longer = bench.trained("longer", first, 2 * steps, **options)
+    return {
+        "one model": bench.measured([one]),
+        "one model, twice the steps": bench.measured([longer]),
+        "two models alike": bench.measured([one, alike]),
+        "two models boosted": bench.measured([one, boosted]),
     }
-    print(found, flush=True)
-    return found
 
 
-def new_student(seed: int) -> Any:
-    """Return a model of the bundled draft model's shape whose embeddings are that one's and whose layers are new."""
-    bundled, _ = load_model(str(bundled_draft_model()))
-    torch.manual_seed(seed)
-    student = type(bundled)(bundled.config)
-    student.load_state_dict(
-        {name: weight for name, weight in bundled.state_dict().items() if "embed" in name or "lm_head" in name},
-        strict=False,
-    )
-    return student.eval()
+class Bench:
+    """The target, its texts, and a folder of students."""
 
+    def __init__(self, folder: Path, texts: Texts, held_out: Texts) -> None:
+        self._folder, self._texts, self._held_out = folder, texts, held_out
+        self._target, self._tokenizer = load_model(None)
 
-def measured(students: list[Any], target: Any, texts: Texts) -> dict[str, float]:
-    """Return the acceptance on held-out texts."""
-    return {name: round(value, 4) for name, value in acceptance(students, target, texts).items()}
+    def new_student(self, seed: int) -> Path:
+        """Write a model of the bundled draft model's shape with that one's embeddings and new layers."""
+        bundled, _ = load_model(str(bundled_draft_model()))
+        torch.manual_seed(seed)
+        student = type(bundled)(bundled.config)
+        tables = {name: weight for name, weight in bundled.state_dict().items() if "embed" in name or "lm_head" in name}
+        student.load_state_dict(tables, strict=False)
+        student.save_pretrained(self._folder / f"new-{seed}")
+        return self._folder / f"new-{seed}"
+
+    def trained(self, name: str, init: Path, steps: int, *, before: tuple[str, ...] = (), **options: Any) -> Path:
+        """Train a student; return its folder."""
+        out = self._folder / name.replace(" ", "-")
+        settings = TrainSettings(
+            steps=steps,
+            evaluate_every=steps,
+            anchors=LONGEST,
+            warmup=20,
+            held_out=HELD_BACK,
+            keep="last",
+            **options,
+        )
+        data = TrainData(self._texts, ("texts of the target",), ())
+        files = Files(out=out, init=str(init), before=before)
+        train_head(DRAFT_MODEL, self._target, data, self._identity(), settings, files, tokenizer=self._tokenizer)
+        return out
+
+    @torch.no_grad()
+    def measured(self, folders: Sequence[Path]) -> dict[str, float]:
+        """Return how well students predict what the target writes, over all positions of held-out texts.
+
+        Returns:
+            "overlap": of the first student, the mean of sum min(p, q), the acceptance of speculative sampling at
+            temperature 1. "agreement": likewise, where both have the same most probable token. "union": where any
+            student has the target's, which a tree of their drafts then holds.
+        """
+        students = [Student(load_model(str(folder))[0]) for folder in folders]
+        sums, count = np.zeros(3), 0
+        for ids, counted in self._batches():
+            p = self._target(input_ids=ids, use_cache=False).logits[:, :-1][counted].float().softmax(-1)
+            q = [each.project(each.states(ids)[:, :-1][counted]).float().softmax(-1) for each in students]
+            same = torch.stack([each.argmax(-1) == p.argmax(-1) for each in q])
+            sums += float(torch.minimum(p, q[0]).sum()), int(same[0].sum()), int(same.any(0).sum())
+            count += len(p)
+        means = [round(value, 4) for value in (sums / count).tolist()]
+        return dict(zip(("overlap", "agreement", "union"), means, strict=True))
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield held-out texts Int64[B, T], and after which of their positions Bool[B, T - 1] the target wrote."""
+        for first in range(0, len(self._held_out), BATCH):
+            texts = self._held_out.select(np.arange(first, min(first + BATCH, len(self._held_out))))
+            ids = torch.zeros(len(texts), int(texts.lengths.max()), dtype=torch.long)
+            for row in range(len(texts)):
+                ids[row, : len(texts[row])] = torch.from_numpy(texts[row].astype(np.int64))
+            place = torch.arange(ids.shape[1] - 1)
+            lengths, prompts = torch.from_numpy(texts.lengths)[:, None], torch.from_numpy(texts.prompts)[:, None]
+            yield ids, (place < lengths - 1) & (place >= prompts - 1)
+
+    def _identity(self) -> TargetIdentity:
+        return identify(self._target, self._tokenizer, name="the bundled story model", source="bundled")
 
 
 def read_texts(folder: Path, count: int) -> Texts:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from speculant.core.engine import NO_NEEDS, Capabilities, Needs, Pass
 from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.engines.hf.engine import HFEngine
 
 Text = tuple[int, ...]
 
 
 class MemoEngine:
-    """Passes of a transformers model without a key-value cache; logits are kept by the text before them."""
+    """Passes of a transformers model without a key-value cache; what they return is kept by the text before it.
+
+    Attributes:
+        model: the model.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._model, self._logits = model, dict[Text, Tensor]()
+        self.model, self._logits = model, dict[Text, Tensor]()
+        self._engine, self._states = HFEngine(model), dict[tuple[Text, tuple[int, ...]], Tensor]()
         self.capabilities = Capabilities(vocabulary=model.config.vocab_size)
 
     def open(self, prompt: Int32) -> MemoCache:
@@ -30,12 +38,35 @@ class MemoEngine:
         for text in texts:
             if text not in self._logits:
                 with torch.no_grad():
-                    self._logits[text] = self._model(torch.tensor([text])).logits[0, -1]
+                    self._logits[text] = self.model(torch.tensor([text])).logits[0, -1]
         return torch.stack([self._logits[text] for text in texts])
+
+    def states(self, text: Text, layers: tuple[int, ...]) -> Tensor:
+        """Return the outputs [T, L', D] of decoder layers at all tokens of a text."""
+        if (text, layers) not in self._states:
+            cache = self._engine.open(torch.tensor([text]))
+            result = cache.prefill(needs=Needs(hidden_layers=layers, prompt=True))
+            assert result is not None
+            self._states[text, layers] = result.hidden
+        return self._states[text, layers]
+
+    def result(self, texts: Sequence[Text], needs: Needs) -> Pass:
+        """Return the pass over rows, given the text of each, with the best tokens and hidden states that are needed."""
+        logits, layers = self.logits(texts), needs.hidden_layers
+        hidden = torch.stack([self.states(text, layers)[-1] for text in texts]) if layers else None
+        if not needs.top_k:
+            return Pass(logits=logits, hidden=hidden)
+        best = logits.topk(needs.top_k)
+        return Pass(
+            logits=logits, hidden=hidden, top_ids=best.indices.numpy().astype(np.int32), top_logits=best.values.numpy()
+        )
 
     def forward(self, batch: Sequence[tuple[MemoCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         """Return the passes over each sequence's root and nodes; see `core.engine.Engine`."""
-        return [cache.forward([root, *draft.tokens], [ROOT, *(draft.parents + 1)]) for cache, root, draft in batch]
+        return [
+            cache.forward([root, *draft.tokens], [ROOT, *(draft.parents + 1)], needs=needs)
+            for cache, root, draft in batch
+        ]
 
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
         """Return arrays as lists."""
@@ -55,7 +86,10 @@ class MemoCache:
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass:
         """Read the prompt."""
         self.length, self.unread = len(self._text), 0
-        return Pass(logits=self._engine.logits([self._text]))
+        found = self._engine.result([self._text], needs)
+        if not (needs.hidden_layers and needs.prompt):
+            return found
+        return replace(found, hidden=self._engine.states(self._text, needs.hidden_layers))
 
     def forward(
         self, tokens: Sequence[int], parents: Sequence[int], *, needs: Needs = NO_NEEDS, layers: Any = None
@@ -65,7 +99,7 @@ class MemoCache:
         for token, parent in zip(tokens, parents, strict=True):
             above = self._text if parent == ROOT else self._rows[parent]
             self._rows.append((*above, int(token)))
-        return Pass(logits=self._engine.logits(self._rows[first:]))
+        return self._engine.result(self._rows[first:], needs)
 
     def check(self, draft: DraftTree) -> None:
         """Accept any draft."""

@@ -1,11 +1,14 @@
-"""Whether drafts that are sampled leave the target's distribution as it is: chi-square tests on the bundled pair.
+"""Whether drafts leave the target's distribution as it is: chi-square tests on the bundled model.
 
 A short prompt is continued by a few tokens many times, at a temperature and with top-k, so that there are few enough
 texts to compute the exact probability of each from the target's own logits. The round, drafters, acceptance rules and
 samplers are the library's; passes of both models are computed once per text (`memo_engine.py`). Each method runs with
-its own acceptance rule, or with `--rules` of those that it may use. Results are added to the file as each is finished.
+its own acceptance rule, or with `--rules` of those that it may use. Methods with a head draft with the bundled one;
+`NAME:TREE` names the shape of their drafts. Results are added to the file as each is finished.
 
     python benchmarks/methods_distribution.py -o benchmarks/results/methods-distribution.json
+    python benchmarks/methods_distribution.py -o benchmarks/results/methods-distribution.json --rules \
+        speculative-sampling --methods eagle,eagle3:chain,eagle3,medusa:chain,medusa:static,dflash,mix-head
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, TemperatureLogitsWarper, TopKLogitsWarper
 
 from memo_engine import MemoEngine
+from speculant.api.heads import bundled_head
 from speculant.core.drafter import Start
 from speculant.core.sampler import Sampling
 from speculant.core.stats import Stats
@@ -46,7 +50,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--methods", metavar="NAME,...", help="default: all that sample with a draft model")
+    parser.add_argument("--methods", metavar="NAME[:TREE],...", help="default: all that sample with a draft model")
     parser.add_argument("--rules", metavar="NAME,...", help="acceptance rules; default: each method's own")
     args = parser.parse_args()
     own = [name for name, each in METHODS.items() if each.samples and each.exactness == "lossless"]
@@ -57,8 +61,9 @@ def main() -> None:
     engines = MemoEngine(pair.model), MemoEngine(pair.draft_model)
     results: dict[str, Any] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
     for name in names:
-        for rule in args.rules.split(",") if args.rules else [METHODS[name].verifier]:
-            if rule not in METHODS[name].verifiers or f"{name} {rule}" in results:
+        method = METHODS[name.partition(":")[0]]
+        for rule in args.rules.split(",") if args.rules else [method.verifier]:
+            if rule not in method.verifiers or f"{name} {rule}" in results:
                 continue
             results[f"{name} {rule}"] = found = tested(name, rule, engines, ids, law, args)
             print(name, rule, found, flush=True)
@@ -73,12 +78,18 @@ def tested(
     law: dict[tuple[int, ...], float],
     args: Any,
 ) -> dict[str, Any]:
-    """Return the statistics of a method's texts."""
+    """Return the statistics of a method's texts; its name may have a tree, as `eagle3:chain` has."""
     target, draft = engines
-    drafter = METHODS[name].build(vocabulary=target.capabilities.vocabulary, open_cache=draft.open)
-    parts: Any = Parts(
-        engine=target, drafter=drafter, verifier=build_verifier(name, rule), sizing=FixedSizing(args.nodes)
+    method, tree = METHODS[name.partition(":")[0]], name.partition(":")[2]
+    verifier = build_verifier(method.name, rule)
+    drafter = method.build(
+        vocabulary=target.capabilities.vocabulary,
+        open_cache=draft.open if method.takes_draft_model else None,
+        head=bundled_head(method, target.model) if method.heads else None,
+        settings={"tree": tree} if tree else None,
+        sampled=verifier.sampled,
     )
+    parts: Any = Parts(engine=target, drafter=drafter, verifier=verifier, sizing=FixedSizing(args.nodes))
     counts, stats, prompt = Counter[tuple[int, ...]](), Stats(method=name), np.array(ids, np.int32)
     for seed in range(args.samples):
         plan = SamplingPlan(

@@ -36,10 +36,10 @@ def main() -> None:
     parser.add_argument("texts", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--chart", type=Path)
-    parser.add_argument("--requests", type=int, default=48, help="of each of three parts")
+    parser.add_argument("--requests", type=int, default=40, help="of each of three parts")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--noise", type=float, default=0.5, help="in the draft model, a share of each weight's spread")
+    parser.add_argument("--noise", type=float, default=0.2, help="in the draft model, a share of each weight's spread")
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -126,7 +126,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes = figure.add_subplot()
     for name, label, color in (("online", "learns online", "#2463b0"), ("still", "stays as it is", "#8a8a8a")):
         values = np.array(results[name]["mat"])
-        axes.plot(np.convolve(values, np.ones(SPAN) / SPAN, "valid"), label=label, color=color)
+        means = np.convolve(values, np.ones(SPAN) / SPAN, "valid")
+        axes.plot(np.arange(len(means)) + SPAN / 2, means, label=label, color=color)
     count = results["requests"]
     for place, name in enumerate(results["parts"]):
         axes.axvline(place * count, color="#cccccc", linewidth=0.8)
@@ -135,7 +136,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("tokens per target pass")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -25,12 +25,13 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from speculant.bench.systems.llamacpp import Engine
+from speculant.bench.systems.llamacpp import convert
 from speculant.cli.env import environment
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
 READ_BYTES = 1 << 29
 SIZE = 1024
@@ -73,16 +74,14 @@ def plain_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
     return run
 
 
-def llamacpp_pass(model: Any, prompt: torch.Tensor, most: int) -> Callable[[int], None]:
-    """Return llama.cpp's pass over up to `most` tokens."""
-    engine = Engine(model)
-    prefix = prompt.shape[1]
-    engine.reserve(prefix + most)
-    engine.decode(prompt[0].tolist(), 0)
+def llamacpp_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
+    """Return llama.cpp's pass over a chain of tokens."""
+    cache = LlamaTargetCache(convert(model).context, prompt[0].tolist())
+    cache.prefill()
 
     def run(tokens: int) -> None:
-        engine.decode([1] * tokens, prefix, every=True)
-        engine.keep(prefix)
+        cache.forward(np.ones(tokens, np.int32), np.arange(-1, tokens - 1, dtype=np.int32))
+        cache.rollback()
 
     return run
 
@@ -122,7 +121,7 @@ def main() -> None:
     passes["fast"] = our_pass(model, prompt, fast)
     counts = [int(n) for n in args.nodes.split(",")]
     try:
-        passes["llamacpp"] = llamacpp_pass(model, prompt, max(counts))
+        passes["llamacpp"] = llamacpp_pass(model, prompt)
     except UnsupportedError as error:
         print(f"without llama.cpp: {error}")
     much, left, right = torch.rand(READ_BYTES // 4), torch.rand(SIZE, SIZE), torch.rand(SIZE, SIZE)

@@ -1,47 +1,175 @@
-"""Heads for tiny targets: random ones of public kinds, and one that knows what the target is going to choose."""
+"""Heads for tiny targets: random ones of every public kind, and one that knows what the target is going to choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from block_heads import random_weights
+from models import perturbed, tiny_model
+from speculant.api.draft_caches import open_draft_caches
+from speculant.core.drafter import EMPTY_PATH, Start, Verified
+from speculant.core.engine import Needs
+from speculant.core.tree import DraftTree
+from speculant.drafters.heads.blockwise import BlockwiseHead
+from speculant.drafters.heads.dflash import BlockShape, DFlashHead
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.eagle import EagleHead
+from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
+from speculant.drafters.heads.glide import GlideHead, target_cross_shape
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.hydra import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
+from speculant.drafters.heads.lookahead_embeddings import LookaheadHead
+from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
+from speculant.drafters.heads.mlp import MLPHead, MLPShape
+from speculant.drafters.heads.p_eagle import PEagleHead
+from speculant.drafters.heads.pard import PardHead
+from speculant.drafters.heads.specdec import SpecDecHead
+from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.registry import METHODS
 
+DEPTH = 4  # of heads that draft a fixed number of tokens
 
-def eagle(target: TargetParts) -> nn.Module:
-    """Return a random EAGLE head for a target."""
+
+def layer_of(target: TargetParts, **changes: Any) -> LayerShape:
+    """Return the shape of a small decoder layer of the target's hidden size."""
     size = target.hidden_size
-    return EagleHead(LayerShape(hidden=size, inner=48, heads=4, kv_heads=2, head_dim=size // 4))
+    return LayerShape(hidden=size, inner=48, heads=4, kv_heads=2, head_dim=size // 4, **changes)
 
 
-BUILDERS: Mapping[str, Callable[[TargetParts], nn.Module]] = {"eagle": eagle}  # by kind
-HEADED = [  # methods that can be tested with these
-    name for name, method in METHODS.items() if "*" in method.heads or set(method.heads) & BUILDERS.keys()
+def eagle3_shape(target: TargetParts) -> Eagle3Shape:
+    """Return the shape of a head that reads the first and the last layer, and drafts every second token."""
+    ids = draft_ids(target)
+    return Eagle3Shape(
+        layer=layer_of(target),
+        taps=(0, -1),
+        target_hidden=target.hidden_size,
+        vocabulary=target.vocabulary,
+        draft_vocabulary=len(ids),
+    )
+
+
+def draft_ids(target: TargetParts) -> Tensor:
+    """Return every second token of a target, and one more."""
+    return torch.cat([torch.arange(1, target.vocabulary, 2), torch.tensor([target.vocabulary - 1])]).unique()
+
+
+def p_eagle(target: TargetParts) -> nn.Module:
+    """Return a P-EAGLE head."""
+    return PEagleHead(eagle3_shape(target), mask_token=1, depth=DEPTH, ids=draft_ids(target))
+
+
+def medusa(target: TargetParts) -> nn.Module:
+    """Return Medusa heads."""
+    return MedusaHead(MedusaShape(hidden=target.hidden_size, vocabulary=target.vocabulary, heads=DEPTH))
+
+
+def hydra(target: TargetParts, prefix: LayerShape | None = None) -> nn.Module:
+    """Return Hydra heads; Hydra++ with a prefix."""
+    size = target.hidden_size
+    return HydraHead(HydraShape(hidden=size, vocabulary=target.vocabulary, heads=DEPTH, prefix=prefix))
+
+
+def mlp(target: TargetParts) -> nn.Module:
+    """Return an MLP speculator."""
+    return MLPHead(MLPShape(hidden=target.hidden_size, inner=24, vocabulary=target.vocabulary, steps=DEPTH))
+
+
+def dflash(target: TargetParts, **changes: Any) -> nn.Module:
+    """Return a DFlash head; `changes` are of its block."""
+    block = BlockShape(layers=2, size=DEPTH + 1, mask=1, vocabulary=target.vocabulary, **changes)
+    return DFlashHead(layer_of(target, norms=True), block, (0, -1))
+
+
+def pard(target: TargetParts) -> PardHead:
+    """Return a PARD model."""
+    draft = perturbed(tiny_model("llama", vocab_size=target.vocabulary), 0.05)
+    caches = open_draft_caches(draft, target.vocabulary)
+    size = target.vocabulary
+    return PardHead(caches, size - 1, vocabulary=size, target_vocabulary=size, tokens=DEPTH)
+
+
+def specdec(target: TargetParts) -> nn.Module:
+    """Return an encoder of the text and a decoder of blocks."""
+    return SpecDecHead(layer_of(target), vocabulary=target.vocabulary, encoder=1, decoder=1, block=DEPTH)
+
+
+BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
+    "eagle": lambda target: EagleHead(layer_of(target)),
+    "eagle3": lambda target: Eagle3Head(eagle3_shape(target), ids=draft_ids(target)),
+    "p-eagle": p_eagle,
+    "medusa": medusa,
+    "hydra": hydra,
+    "hydra++": lambda target: hydra(target, layer_of(target)),
+    "mlp": mlp,
+    "blockwise": lambda target: BlockwiseHead(target.hidden_size, 16, DEPTH),
+    "dflash": dflash,
+    "dspark": lambda target: dflash(target, anchored=True, markov=6, confidence=True),
+    "pard": pard,
+    "glide": lambda target: GlideHead(layer_of(target), target_cross_shape(target), vocabulary=target.vocabulary),
+    "pass": lambda target: LookaheadHead(DEPTH - 1, target.hidden_size, vocabulary=target.vocabulary),
+    "specdec": specdec,
+}
+VARIANTS: Mapping[str, str] = {"dspark": "dflash"}  # the kinds of those that loaders count as another kind
+NAMES = tuple(BUILDERS)
+HEADED = [name for name, method in METHODS.items() if method.heads]
+UNITED = {"mix-head": ("eagle3", "medusa", "dspark", "pard", "glide", "pass"), "suffix-head": ("eagle3", "dflash")}
+PAIRS = [  # every method with every head that is tested with it
+    (method, name)
+    for method in HEADED
+    for name in UNITED.get(method, NAMES)
+    if method in UNITED or VARIANTS.get(name, name) in METHODS[method].heads
 ]
+SINGLE = [(method, name) for method, name in PAIRS if method not in UNITED or name == "eagle3"]
 
 
-def random_head(model: Any, kind: str = "eagle", *, seed: int = 0) -> LoadedHead:
+def random_head(model: Any, name: str = "eagle", *, seed: int = 0) -> LoadedHead:
     """Return a random head on a target, in its dtype."""
-    target = HFTargetParts(model)
+    target, kind = HFTargetParts(model), VARIANTS.get(name, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head: Any = BUILDERS[kind](target)
-    head.to(model.dtype).eval().requires_grad_(False)
-    return LoadedHead(head, target, kind, "eagle2")
+        head: Any = BUILDERS[name](target)
+        if isinstance(head, nn.Module):
+            random_weights(head, seed)
+            head.to(model.dtype).eval().requires_grad_(False)
+    own = {"eagle": "eagle2"}.get(kind) or next(name for name in HEADED if kind in METHODS[name].heads)
+    return LoadedHead(head, target, kind, own)
+
+
+def begun(needs: Needs, model: Any, text: Sequence[int], **options: Any) -> tuple[HFEngine, Start, Verified]:
+    """Return the engine, the start of a request, and what its session observes of the prompt's pass.
+
+    Args:
+        needs: of the drafter.
+        model: the target.
+        text: the prompt, and the token that the pass yielded.
+        options: further arguments of Start.
+    """
+    engine = HFEngine(model)
+    cache: Any = engine.open(torch.tensor([text[:-1]]))
+    result = cache.prefill(needs=needs)
+    start = Start(prompt=np.array(text[:-1], np.int32), target=cache, **options)
+    tokens = np.array(text[-1:], np.int32)
+    seen = Verified(
+        tree=DraftTree.empty(),
+        path=EMPTY_PATH,
+        tokens=tokens,
+        top_ids=result.top_ids,
+        top_logits=result.top_logits,
+        hidden=result.hidden,
+    )
+    return engine, start, seen
 
 
 def head_for(method: str, model: Any) -> LoadedHead:
     """Return a random head that a method takes."""
-    kinds = METHODS[method].heads
-    return random_head(model, next((kind for kind in BUILDERS if kind in kinds), "eagle"))
+    return random_head(model, next(name for other, name in PAIRS if other == method))
 
 
 class OracleHead(Head):

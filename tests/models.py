@@ -101,6 +101,13 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
     return model
 
 
+def endless(name: str, **changes: Any) -> Any:
+    """Return a tiny model whose texts do not end."""
+    model = tiny_model(name, **changes)
+    model.generation_config.eos_token_id = None
+    return model
+
+
 def perturbed(model: Any, share: float) -> Any:
     """Return the model with noise in its weights, a share of each one's spread: a draft model for the original."""
     source = torch.Generator().manual_seed(4)

@@ -17,10 +17,11 @@ LEVELS = (
     {"core"},
     {"memory"},
     {"registry"},
-    {"sizing", "verifiers", "drafters", "engines"},
+    {"sizing", "verifiers", "drafters", "engines", "sharing"},
     {"decoding"},
     {"api"},
-    {"serving", "bench", "training", "integrations"},
+    {"integrations"},
+    {"serving", "bench", "training"},
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -81,7 +82,7 @@ def test_modules_do_not_import_each_other() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("name", ["core", "memory", "sizing", "decoding", "verifiers", "drafters"])
+@pytest.mark.parametrize("name", ["core", "memory", "sizing", "decoding", "verifiers", "drafters", "sharing"])
 def test_no_engine_below_the_api(name: str) -> None:
     """Guards drafters and the round, which run inside any engine: engines are imported by engines/ alone."""
     heavy = {"transformers", "llama_cpp", "vllm"}

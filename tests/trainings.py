@@ -12,10 +12,11 @@ from models import tiny_model
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.training.batches import Groups
 from speculant.training.features import Features
+from speculant.training.files import Files
 from speculant.training.fingerprint import TargetIdentity, identify
 from speculant.training.kinds import find_kind
 from speculant.training.reading import TrainData
-from speculant.training.run import Files, train_head
+from speculant.training.run import train_head
 from speculant.training.settings import TrainSettings
 from speculant.training.texts import Texts, from_parts
 
@@ -62,12 +63,18 @@ def tiny_settings(**changes: Any) -> TrainSettings:
 
 
 def tiny_training(
-    out: Path, *, model: Any = None, data: TrainData | None = None, files: dict[str, Any] | None = None, **changes: Any
+    out: Path,
+    *,
+    kind: str = "eagle",
+    model: Any = None,
+    data: TrainData | None = None,
+    files: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> dict[str, Any] | None:
-    """Train an EAGLE head for a tiny model into a folder; return its figures."""
+    """Train a head or draft model for a tiny model into a folder; return its figures."""
     model = model or tiny_model("llama")
     return train_head(
-        find_kind("eagle"),
+        find_kind(kind),
         model,
         data or tiny_data(),
         tiny_identity(model),

@@ -111,6 +111,14 @@ def test_compare_with_a_draft_model(tiny_folder: Path, record: Callable[..., Any
     assert sampled["speedup"] > 0
 
 
+def test_several_draft_models(tiny_folder: Path, record: Callable[..., Any]) -> None:
+    """Guards --draft-model where it is repeated: all of them draft, and the text is that of plain decoding."""
+    argv = ["Tom", "--model", str(tiny_folder), "--max-new-tokens", "6", "--nodes", "4", "--compare"]
+    argv += ["--method", "specinfer", "--draft-model", str(tiny_folder), "--draft-model", str(tiny_folder)]
+    found = record(*argv)
+    assert found["identical"] is True
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_baseline_runs_the_same_passes(fast: bool) -> None:
     """A speed-up is that of drafts, whatever --fast and --no-fast make of a pass."""

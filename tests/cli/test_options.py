@@ -74,7 +74,7 @@ def test_the_speculator_is_as_described(tiny_folder: Path) -> None:
 def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> None:
     """The draft model is loaded like the target, and the rule is the one that is named."""
     loading = Loading(model=str(tiny_folder), dtype="float32", threads=1)
-    loaded = load_speculator(loading, Drafting(method="draft-model", draft_model=str(tiny_folder), nodes=3))
+    loaded = load_speculator(loading, Drafting(method="draft-model", draft_models=(str(tiny_folder),), nodes=3))
     assert isinstance(loaded.speculator.verifier, SpeculativeSampling)
     result = loaded.speculator.generate("Tom", max_new_tokens=6, temperature=0)
     assert result.stats.accepted > 0
@@ -90,6 +90,7 @@ def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> No
         (["--verifier", "sample-then-folow"], "Did you mean 'sample-then-follow'?"),
         (["--method", "draft-model", "--draft-model", "d", "--verifier", "sample-then-follow"], "drawn with"),
         (["--method", "lookup", "--draft-model", "d"], "the method 'lookup' takes no draft model"),
+        (["--method", "draft-model", "--draft-model", "d", "--draft-model", "e"], "takes one draft model; 'specinfer'"),
     ],
 )
 def test_rules_and_draft_models_are_checked_first(

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from models import tiny_model
 from speculant.cli.main import main
 from speculant.cli.train_progress import line
 from speculant.cli.values import byte_count
 from speculant.training.evaluate import Acceptance
-from speculant.training.kinds import KINDS
+from speculant.training.kinds import DRAFT_MODEL, KINDS
 from speculant.training.progress import Progress
 from speculant.training.settings import TrainSettings
 
 CaptureFixture = pytest.CaptureFixture[str]
+DRAFT = ["train", "draft-model"]
 SHORT = ["--steps", "4", "--evaluate-steps", "2", "--texts", "4", "--anchors", "4", "--threads", "1"]
 
 
@@ -52,6 +54,85 @@ def test_from_prompts_to_a_head_that_drafts(
     assert "trained head already" in capsys.readouterr().err
     assert main(["train", "eagle", *given, "--resume"]) == 0
     assert "finished" in capsys.readouterr().err
+
+
+def test_from_texts_to_a_draft_model_that_drafts(
+    texts: Path, tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture
+) -> None:
+    """Guards the path of the manual for draft models: train one, align it, generate with it; the text is the same."""
+    out, given = tmp_path / "draft", ["--model", str(tiny_folder), "--data", str(texts), *SHORT]
+    assert main([*DRAFT, *given, "--out", str(out), "--set", "hidden=32", "--set", "layers=1"]) == 0
+    assert "draft model " in capsys.readouterr().out
+    files = {each.name for each in out.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "training.json"} <= files
+    card = (out / "README.md").read_text()
+    assert "new weights (hidden=32, layers=1)" in card
+    assert str(tmp_path) not in card
+    aligned = [*DRAFT, *given, "--out", str(tmp_path / "aligned"), "--init", str(out), "--before", str(out)]
+    assert main([*aligned, "--on-policy", "0.5", "--new-tokens", "6", "--save-dtype", "bfloat16"]) == 0
+    card = (tmp_path / "aligned" / "README.md").read_text()
+    assert "| begun with | draft |" in card
+    assert "50% of the batches" in card
+    assert "| complements | draft:" in card
+    assert main([*DRAFT, *given, "--out", str(out)]) == 2
+    assert "trained draft model already" in capsys.readouterr().err
+    generate = ["generate", "Once", "--model", str(tiny_folder), "--max-new-tokens", "12", "--threads", "1", "--method"]
+    assert main([*generate, "none"]) == 0
+    plain = capsys.readouterr().out
+    assert main([*generate, "draft-model", "--draft-model", str(tmp_path / "aligned"), "--nodes", "3"]) == 0
+    assert capsys.readouterr().out == plain
+
+
+def test_a_draft_model_of_another_shape(texts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """Guards --like: the config of another model with the target's vocabulary."""
+    tiny_model("qwen3").config.save_pretrained(tmp_path / "shape")
+    given = ["--model", str(tiny_folder), "--data", str(texts), "--out", str(tmp_path / "draft"), *SHORT]
+    assert main([*DRAFT, *given, "--like", str(tmp_path / "shape"), "--set", "layers=2"]) == 0
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert (config["model_type"], config["vocab_size"], config["num_hidden_layers"]) == ("qwen3", 4096, 2)
+    assert "the shape of shape, layers=2" in (tmp_path / "draft" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--on-policy", "1.5"], "share from 0 to 1"),
+        (["--on-policy", "much"], "--on-policy"),
+        (["--new-tokens", "8"], "--new-tokens would be ignored without --on-policy"),
+        (["--temperature", "0"], "above 0"),
+        (["--init", "x", "--like", "y"], "leave one of them out"),
+        (["--init", "x", "--set", "layers=1"], "no effect"),
+        (["--init", "./nowhere"], "there is no model at ./nowhere"),
+        (["--before", "./nowhere"], "there is no model at ./nowhere"),
+        (["--like", "./nowhere"], "there is no model at ./nowhere"),
+        (["--init", "{other}"], "another vocabulary"),
+        (["--before", "{other}"], "another vocabulary"),
+        (["--set", "depth=1"], "draft models have no option 'depth'"),
+        (["--set", "layers=-1"], "must be 1 or more"),
+        (["--depth", "2"], "no option --depth"),
+    ],
+)
+def test_bad_requests_of_draft_models_name_the_reason(
+    arguments: list[str], reason: str, texts: Path, tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture
+) -> None:
+    """Guards cause and exit code, for draft models of another vocabulary too; nothing is left behind."""
+    tiny_model("llama").save_pretrained(tmp_path / "other")
+    given = [each.format(other=tmp_path / "other") for each in arguments]
+    out = tmp_path / "draft"
+    assert main([*DRAFT, "--model", str(tiny_folder), "--data", str(texts), "--out", str(out), *given]) in (1, 2)
+    assert reason in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_heads_have_no_options_of_draft_models(capsys: CaptureFixture) -> None:
+    """Guards options that would have no effect, in the help and when they are given."""
+    assert main(["train", "eagle", "--data", "x", "--out", "y", "--on-policy", "0.5"]) == 2
+    assert "--on-policy" in capsys.readouterr().err
+    for kind, has in (("eagle", False), ("draft-model", True)):
+        assert main(["train", kind, "--help"]) == 0
+        listed = capsys.readouterr().out
+        assert ("--on-policy" in listed) is has
+        assert ("--feature-weight" in listed) is not has
 
 
 def test_ctrl_c_says_how_to_go_on(
@@ -139,7 +220,7 @@ def test_help_names_every_kind(capsys: CaptureFixture) -> None:
     """Guards the list of commands."""
     assert main(["train", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f" {kind.name} " in out for kind in KINDS)
+    assert all(f" {kind.name} " in out for kind in (*KINDS, DRAFT_MODEL))
     assert main(["train", "eagle", "--help"]) == 0
     assert "torchrun" in capsys.readouterr().out
 

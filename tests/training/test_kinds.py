@@ -13,8 +13,10 @@ from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.training.builders.eagle3 import default_taps
-from speculant.training.kinds import KINDS, Kind, find_kind
-from speculant.training.run import Files, train_head
+from speculant.training.files import Files
+from speculant.training.kind import Kind
+from speculant.training.kinds import KINDS, find_kind
+from speculant.training.run import train_head
 from trainings import sharp_model, tiny_data, tiny_identity, tiny_settings, tiny_texts
 
 

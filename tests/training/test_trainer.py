@@ -154,6 +154,14 @@ def test_training_ends_when_nothing_is_gained(tmp_path: Path) -> None:
     assert record["best"]["step"] == 0
 
 
+def test_the_last_weights_are_kept_on_request(tmp_path: Path) -> None:
+    """Guards --keep: the last weights are those of the record, and patience counts gains as ever."""
+    record = tiny_training(tmp_path / "head", steps=50, evaluate_every=1, patience=3, lr=1e-9, keep="last")
+    assert record is not None
+    assert record["steps"] == record["best"]["step"] == 3
+    assert "step 3, the last ones" in (tmp_path / "head" / "README.md").read_text()
+
+
 def test_minutes_end_a_training(tmp_path: Path) -> None:
     """Guards --minutes: the last step is measured, and the head written."""
     record = tiny_training(tmp_path / "head", steps=None, minutes=1e-4)
@@ -268,7 +276,7 @@ def test_bfloat16_arithmetic_keeps_float32_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"lr": 1e-3, "optimizer": "sgd"}, {"texts": 0}, {"loss": "mse"}, {"schedule": "x"}]
+    "changes", [{"lr": 1e-3, "optimizer": "sgd"}, {"texts": 0}, {"loss": "mse"}, {"schedule": "x"}, {"keep": "first"}]
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     """Guards settings from Python, which no option parser has seen."""

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from speculant.api.engines import AnyEngine
 from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.stats import BatchStats
 from speculant.decoding.step import Parts, prefill, step
-from speculant.engines.hf.engine import HFEngine
 
 PREFILL_TOKENS = 512  # of prompts, read between two rounds
 
@@ -51,7 +51,7 @@ class Batch:
         self,
         prepare: Callable[..., Generation],
         parts: Parts,
-        engine: HFEngine,
+        engine: AnyEngine,
         *,
         size: int,
         keep_caches: bool = False,

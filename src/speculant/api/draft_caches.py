@@ -127,7 +127,7 @@ def drafts_of(method: Method, model: Any, tokenizer: Any, draft_model: Any, draf
         method: of the registry; where it needs a draft model and none is given, the bundled model has its own.
         model, tokenizer: the target and its tokenizer, or None.
         draft_model: a model or its name, a list of them, what `open_draft_caches` returned, or None.
-        draft_tokenizer: the draft model's tokenizer, or None.
+        draft_tokenizer: the draft model's tokenizer, a list of them for a list of models, or None.
 
     Raises:
         UsageError: the method takes one draft model, or a tokenizer is given without a draft model.
@@ -139,18 +139,22 @@ def drafts_of(method: Method, model: Any, tokenizer: Any, draft_model: Any, draf
         draft_model, draft_tokenizer = default_draft_model(model)
         tokenizer = draft_tokenizer if tokenizer is None else tokenizer  # the bundled ones are the same
     several = isinstance(draft_model, list | tuple)
-    if several and not method.several:
-        raise UsageError(f"the method '{method.name}' takes one draft model; 'specinfer' takes several.")
+    if several:
+        method.check_several()
+    models = draft_model if several else [draft_model]
+    own = draft_tokenizer if isinstance(draft_tokenizer, list | tuple) else [draft_tokenizer] * len(models)
+    if len(own) != len(models):
+        raise UsageError(f"there are {len(models)} draft models and {len(own)} draft tokenizers; pass one for each.")
     return [
         open_draft_caches(
             each,
             model.config.get_text_config(decoder=True).vocab_size,
             tokenizer=tokenizer,
-            draft_tokenizer=draft_tokenizer,
+            draft_tokenizer=its,
             text=method.drafts_text,
             every=method.samples == "scored",
         )
-        for each in (draft_model if several else [draft_model])
+        for each, its in zip(models, own, strict=True)
         if each is not None
     ]
 

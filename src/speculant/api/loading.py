@@ -74,6 +74,20 @@ def load_model(
     return model.eval(), load_tokenizer(source, required=False)
 
 
+def load_config(source: str) -> Any:
+    """Load the config of a causal LM from a folder or the hub.
+
+    Raises:
+        ModelNotFoundError: there is none, or the hub cannot be reached.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source).get_text_config(decoder=True)
+    except Exception as error:  # as many as there are kinds of hubs and configs; each ends here with its reason
+        raise ModelNotFoundError(_why_not(source, error)) from error
+
+
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     """Load a tokenizer from a folder, the hub or the bundled model, whose draft model has the same.
 

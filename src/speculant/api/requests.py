@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from speculant.api.engines import AnyEngine
 from speculant.api.options import check_number, check_stop, unknown_option
 from speculant.api.result import Generation
 from speculant.core.drafter import Start
 from speculant.core.errors import PromptError, TokenizerError, UsageError
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
-from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
 from speculant.engines.hf.sampler import make_sampler
 
@@ -43,7 +43,7 @@ Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 class Preparation:
     """Prepares requests to one model."""
 
-    def __init__(self, engine: HFEngine, tokenizer: Any, *, method: str) -> None:
+    def __init__(self, engine: AnyEngine, tokenizer: Any, *, method: str) -> None:
         """Take the parts that all requests share.
 
         Args:

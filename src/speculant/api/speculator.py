@@ -15,6 +15,7 @@ from typing import Any
 from speculant.api.batch import Batch
 from speculant.api.custom_generate import Bound
 from speculant.api.draft_caches import check_merged, drafts_of
+from speculant.api.engines import check_engine_can, open_engine
 from speculant.api.heads import bundled_head, open_head
 from speculant.api.loading import load_model
 from speculant.api.online import open_online
@@ -29,10 +30,12 @@ from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
 from speculant.drafters.none import NoDrafter
 from speculant.engines.hf.capabilities import optional_layers
-from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
-from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.llamacpp.options import DEFAULT_SEQUENCES, LlamaCppOptions
+from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import build_verifier, find_method
+from speculant.sharing.opening import check_sharing, open_sharing
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
@@ -77,9 +80,7 @@ class Speculator:
         """
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
-        target = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._fast = prepare_model(target, fast)
-        self.engine = HFEngine(target, acceleration=self._fast, notes=notes)
+        self.engine, self._fast = open_engine(model, fast=fast, notes=notes)
         self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
         known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
         self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
@@ -118,6 +119,7 @@ class Speculator:
         head: Any = None,
         online: Any = None,
         fast: bool | Acceleration | None = None,
+        share: Any = None,
     ) -> Speculator:
         """Wrap a loaded model.
 
@@ -136,7 +138,7 @@ class Speculator:
                 model where the target is the bundled model. Where its tokenizer is another one it drafts the tokens
                 that both have; `stats.notes` says how many. A list for `specinfer`, which merges what they draft.
                 Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
-            draft_tokenizer: the draft model's tokenizer; None for the one that is loaded with a name.
+            draft_tokenizer: the draft model's tokenizer, or a list of them; None for what is loaded with a name.
             head: for methods that require one: a trained head, by folder or hub id, or what `open_head` returned. Its
                 format is found by itself; None for the bundled one where the target is the bundled model.
             online: True, or `training.online.settings.OnlineSettings` or a dict of some of them, to distil the draft
@@ -145,11 +147,15 @@ class Speculator:
             fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.
+            share: a store through which replicas learn from each other what they decode, such as
+                "redis://host:6379?tenant=NAME", or a `speculant.sharing.channel.Channel`; for methods whose memory
+                learns from text. Its failure costs drafts, never text; `close` ends its threads.
 
         Raises:
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
+        check_engine_can(model, method=method, head=head)
         check_model_object(model, tokenizer)
         compiled = fast is not False
         opened = None if head is None else open_head(head, model, fast=compiled)
@@ -161,6 +167,8 @@ class Speculator:
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
         if memory is not None and found.memory is None and not online:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
+        if share is not None:
+            check_sharing(found)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
         rule = build_verifier(method, verifier, lossy=lossy)
@@ -182,6 +190,8 @@ class Speculator:
             drafter = open_online(
                 drafter, online, target=model, method=found, drafts=drafts, head=opened, tokenizer=fingerprint
             )
+        if share is not None:
+            drafter = open_sharing(drafter, share, method=found, tokenizer=fingerprint, vocabulary=vocabulary)
         notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else ()))
         speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
         if memory is not None and Path(memory).exists():
@@ -208,12 +218,13 @@ class Speculator:
         head: Any = None,
         online: Any = None,
         fast: bool | Acceleration | None = None,
+        share: Any = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
-            method, verifier, lossy, nodes, memory, memory_limit, settings, fast: see `from_transformers`.
+            method, verifier, lossy, nodes, memory, memory_limit, settings, fast, share: see `from_transformers`.
             draft_model, draft_tokenizer, head, online: see there too.
         """
         if method is not None:
@@ -234,6 +245,75 @@ class Speculator:
             head=head,
             online=online,
             fast=fast,
+            share=share,
+        )
+
+    @classmethod
+    def from_gguf(
+        cls,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        gpu_layers: int | None = None,
+        context: int | None = None,
+        cache_tokens: int | None = None,
+        flash_attention: bool | None = None,
+        cache_type: str | None = None,
+        sequences: int = DEFAULT_SEQUENCES,
+        mmap: bool = True,
+        method: str | None = None,
+        verifier: str | None = None,
+        lossy: bool = False,
+        nodes: int | str | None = None,
+        memory: str | Path | None = None,
+        memory_limit: int | float | str = MEMORY_LIMIT,
+        settings: Any = None,
+        draft_model: Any = None,
+        draft_tokenizer: Any = None,
+        online: Any = None,
+    ) -> Speculator:
+        """Load a GGUF file with llama.cpp, weights, tokenizer and chat template, and wrap it.
+
+        Trained heads and methods that run a part of the target's layers need a model of transformers.
+
+        Args:
+            path: of the file.
+            threads, gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: see
+                `engines.llamacpp.options.LlamaCppOptions`.
+            method, verifier, lossy, nodes, memory, memory_limit, settings: see `from_transformers`.
+            draft_model, draft_tokenizer, online: see there too.
+
+        Raises:
+            ModelNotFoundError, ModelError: there is no such file, or it is damaged.
+            UnsupportedError: llama.cpp is not installed, or drafts cannot be verified on this model.
+            OutOfMemoryError: it does not fit.
+        """
+        if method is not None:
+            find_method(method)
+        options = LlamaCppOptions(
+            threads=threads,
+            gpu_layers=gpu_layers,
+            context=context,
+            cache_tokens=cache_tokens,
+            flash_attention=flash_attention,
+            cache_type=cache_type,
+            sequences=sequences,
+            mmap=mmap,
+        )
+        model, tokenizer = load_gguf(path, options)
+        return cls.from_transformers(
+            model,
+            tokenizer,
+            method=method,
+            verifier=verifier,
+            lossy=lossy,
+            nodes=nodes,
+            memory=memory,
+            memory_limit=memory_limit,
+            settings=settings,
+            draft_model=draft_model,
+            draft_tokenizer=draft_tokenizer,
+            online=online,
         )
 
     def generate(
@@ -440,7 +520,7 @@ class Speculator:
         self._persistent().load(_path(path))
 
     def close(self) -> None:
-        """End what works beside requests, such as the thread of online distillation; it can still generate."""
+        """End what works beside requests, such as online distillation and sharing; it can still generate."""
         if isinstance(self.drafter, Background):
             self.drafter.close()
 

@@ -116,7 +116,8 @@ class Baselines:
         import torch
 
         threads = torch.get_num_threads()
-        if threads == 1 or self._speculator.model.device.type != "cpu":
+        model = self._speculator.model
+        if threads == 1 or model.device.type != "cpu" or not any(True for _ in model.parameters()):
             return []
         short = self._options | {"max_new_tokens": THREAD_TOKENS, "stop": None}
         speeds: dict[int, float] = {}
@@ -135,13 +136,15 @@ class Baselines:
         )
         return [note]
 
-    def _reference(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Timed:
-        """Decode by `model.generate`, with the random stream that the seed gives."""
+    def _reference(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Timed | None:
+        """Decode by `model.generate`, with the random stream that the seed gives; None for GGUF files."""
         import torch
 
         from speculant.engines.hf.generate_capture import sampling_options
 
         speculator = self._speculator
+        if not any(True for _ in speculator.model.parameters()):  # llama.cpp holds the weights
+            return None
         model, tokenizer = speculator.model, speculator.tokenizer
         read = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else speculator.encode_chat(prompt)
         ids = torch.tensor([read], device=model.device)

@@ -169,7 +169,7 @@ def target(asked: Bench) -> tuple[Any, Any]:
     if asked.config is not None:
         model, tokenizer = random_model(Path(asked.config), **placement(asked)), None
     else:
-        model, tokenizer, _ = load(asked.loading)
+        model, tokenizer, _ = load(asked.loading, gguf=True)
     if asked.inflate is not None:
         layers, _, mlp = asked.inflate.partition("x")
         if not layers.isdigit() or (mlp and not mlp.isdigit()):

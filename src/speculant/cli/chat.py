@@ -18,7 +18,7 @@ from speculant.cli.options import (
     DraftDeviceOption,
     DraftDtypeOption,
     Drafting,
-    DraftModelOption,
+    DraftModelsOption,
     DtypeOption,
     FastOption,
     HeadOption,
@@ -34,6 +34,7 @@ from speculant.cli.options import (
     Sampling,
     SeedOption,
     SetOption,
+    ShareOption,
     StopOption,
     TemperatureOption,
     ThreadsOption,
@@ -85,7 +86,7 @@ def chat(
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
-    draft_model: DraftModelOption = None,
+    draft_model: DraftModelsOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
     head: HeadOption = None,
@@ -93,6 +94,7 @@ def chat(
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
+    share: ShareOption = None,
     model: ModelOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -122,11 +124,12 @@ def chat(
         memory_limit=memory_limit,
         verifier=verifier,
         lossy=lossy,
-        draft_model=draft_model,
+        draft_models=tuple(draft_model or ()),
         draft_dtype=draft_dtype,
         draft_device=draft_device,
         head=head,
         online=online,
+        share=share,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded, title = load_speculator(loading, drafting), model_title(model)
@@ -134,6 +137,7 @@ def chat(
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     with ExitStack() as ending:
+        ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
             ending.callback(loaded.speculator.save, loaded.memory)
         talk(Conversation(loaded.speculator, sampling.options()), title=title, method=loaded.speculator.method)
@@ -236,12 +240,10 @@ class Conversation:
 
         Templates render earlier turns in their own ways and text tokenises anew, so nothing is taken for granted.
         """
-        from speculant.engines.hf.cache import crop_cache
-
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if not shared:
             return None
-        crop_cache(self._cache, shared)
+        self._speculator.engine.crop(self._cache, shared)
         self._held = self._held[:shared]
         return self._cache

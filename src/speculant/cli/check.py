@@ -14,7 +14,7 @@ from speculant.cli.options import (
     DraftDeviceOption,
     DraftDtypeOption,
     Drafting,
-    DraftModelOption,
+    DraftModelsOption,
     DtypeOption,
     FastOption,
     HeadOption,
@@ -84,7 +84,7 @@ def check(
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
-    draft_model: DraftModelOption = None,
+    draft_model: DraftModelsOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
     head: HeadOption = None,
@@ -112,6 +112,8 @@ def check(
     if draft_model is not None and head is not None and method is None:
         raise UsageError("--draft-model and --head are reported one at a time; leave one out, or add --method.")
     described = (draft_model is not None or head is not None) and method is None
+    if described and len(draft_model or ()) > 1:
+        raise UsageError("draft models are described one at a time; leave the others out, or add --method specinfer.")
     if described and not (settings is None and nodes is None and verifier is None and not lossy):
         raise UsageError("--set, --nodes, --verifier and --lossy belong to a method; add --method, or leave them out.")
     drafting = Drafting(
@@ -121,7 +123,7 @@ def check(
         memory_limit=memory_limit,
         verifier=verifier,
         lossy=lossy,
-        draft_model=draft_model,
+        draft_models=tuple(draft_model or ()),
         draft_dtype=draft_dtype,
         draft_device=draft_device,
         head=head,

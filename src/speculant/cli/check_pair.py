@@ -19,7 +19,7 @@ def report_pair(
 
     Args:
         loading: of the target.
-        drafting: has the draft model.
+        drafting: has the draft model, and no other.
         prompts: whose continuations acceptance is measured on.
         tokens: of each continuation; None for 32.
         as_json: whether JSON is printed.
@@ -28,7 +28,8 @@ def report_pair(
     from speculant.cli.loading import load, load_draft_model, model_title
 
     model, tokenizer, _ = load(loading)
-    draft_model, draft_tokenizer = load_draft_model(drafting, loading)
+    [name] = drafting.draft_models
+    draft_model, draft_tokenizer = load_draft_model(name, drafting, loading)
     import numpy as np
 
     from speculant.api.draft_caches import open_draft_caches
@@ -52,7 +53,7 @@ def report_pair(
         acceptance = measure_pair(plain, drafts, ids, tokens=tokens or TOKENS)
         report = PairReport(target=target, draft=draft, pair=pair, specials=specials, acceptance=acceptance)
     if as_json:
-        found: dict[str, Any] = {"model": model_title(loading.model), "draft_model": model_title(drafting.draft_model)}
+        found: dict[str, Any] = {"model": model_title(loading.model), "draft_model": model_title(name)}
         found |= {"environment": environment(model)} | report.to_json()
         print(json.dumps(found, indent=2))
     else:

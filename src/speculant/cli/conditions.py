@@ -43,7 +43,9 @@ def conditions(
     import torch
 
     from speculant.bench.systems.system import SpeculantSystem
+    from speculant.engines.llamacpp.engine import LlamaEngine
 
+    gguf = isinstance(runner.plain.engine, LlamaEngine)
     return {
         "model": model_name(asked),
         "tasks": {task.name: len(task.items) for task in runner.tasks},
@@ -64,7 +66,7 @@ def conditions(
         "max_new_tokens": asked.max_new_tokens,
         "dtype": str(runner.plain.model.dtype).removeprefix("torch."),
         "device": str(runner.plain.model.device),
-        "attention": runner.plain.model.config._attn_implementation,
+        "attention": "llama.cpp's" if gguf else runner.plain.model.config._attn_implementation,
         "fast": any(isinstance(each, SpeculantSystem) and each.fast for each in runner.systems),
         "threads": torch.get_num_threads(),
     }

@@ -14,7 +14,7 @@ from speculant.cli.options import (
     DraftDeviceOption,
     DraftDtypeOption,
     Drafting,
-    DraftModelOption,
+    DraftModelsOption,
     DtypeOption,
     FastOption,
     HeadOption,
@@ -30,6 +30,7 @@ from speculant.cli.options import (
     Sampling,
     SeedOption,
     SetOption,
+    ShareOption,
     StopOption,
     TemperatureOption,
     ThreadsOption,
@@ -104,7 +105,7 @@ def generate(
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
-    draft_model: DraftModelOption = None,
+    draft_model: DraftModelsOption = None,
     draft_dtype: DraftDtypeOption = None,
     draft_device: DraftDeviceOption = None,
     head: HeadOption = None,
@@ -112,6 +113,7 @@ def generate(
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
+    share: ShareOption = None,
     model: ModelOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -155,16 +157,18 @@ def generate(
         memory_limit=memory_limit,
         verifier=verifier,
         lossy=lossy,
-        draft_model=draft_model,
+        draft_models=tuple(draft_model or ()),
         draft_dtype=draft_dtype,
         draft_device=draft_device,
         head=head,
         online=online,
+        share=share,
     )
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded = load_speculator(loading, drafting)
     generation = Generation(loaded, sampling.options(), output)
     with ExitStack() as ending:  # called from the last to the first, each of them even if another fails
+        ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
             ending.callback(generation.remember)
         if json is not None:

@@ -53,15 +53,28 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     if drafting.memory is not None and not keeps:  # what is misspelled should not cost the loading of a model
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
     check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
+    if drafting.share is not None:
+        from speculant.sharing.address import parse_address
+        from speculant.sharing.opening import check_sharing
+
+        check_sharing(method)
+        parse_address(drafting.share)
     settings = build_settings(method, drafting.settings)
     from speculant.api.loading import is_bundled
 
+    if is_gguf_model(loading.model):
+        check_gguf_options(loading)
     bundled = is_bundled(model_source(loading.model))
-    method.check_draft_model(given=(method.takes_draft_model and bundled) or drafting.draft_model is not None)
+    method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(drafting.draft_models))
+    if len(drafting.draft_models) > 1:
+        method.check_several()  # before models are loaded
     if found is not None or not bundled:
         method.check_head(None if found is None else found.format.kind)
-    model, tokenizer, threads = load(loading)
-    draft_model, draft_tokenizer = (None, None) if drafting.draft_model is None else load_draft_model(drafting, loading)
+    model, tokenizer, threads = load(loading, gguf=True)
+    from speculant.api.engines import check_engine_can
+
+    check_engine_can(model, method=method.name, head=found)
+    drafts = [load_draft_model(name, drafting, loading) for name in drafting.draft_models]
     head = None if found is None else found.open(model)
     from speculant.api.speculator import Speculator
 
@@ -73,27 +86,40 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             method=method.name,
             verifier=drafting.verifier,
             lossy=drafting.lossy,
-            draft_model=draft_model,
-            draft_tokenizer=draft_tokenizer,
+            draft_model=[each for each, _ in drafts] if len(drafts) > 1 else drafts[0][0] if drafts else None,
+            draft_tokenizer=[each for _, each in drafts] if len(drafts) > 1 else drafts[0][1] if drafts else None,
             head=head,
             online=drafting.online,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
             fast=loading.fast,
+            share=drafting.share,
             **options,
         )
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
     return Loaded(speculator, memory, settings, threads, drafting.verifier, head)
 
 
-def load(loading: Loading) -> tuple[Any, Any, str]:
+def load(loading: Loading, *, gguf: bool = False) -> tuple[Any, Any, str]:
     """Load a model; return it, its tokenizer or None, and how many threads there are and why.
+
+    Args:
+        loading: what and how.
+        gguf: whether it may be a GGUF file, which llama.cpp runs.
 
     Raises:
         ModelError: it cannot be loaded.
-        UsageError: there is no such device or dtype.
+        UsageError: there is no such device or dtype, or it does not apply to the model.
+        UnsupportedError: it is a GGUF file, and the command needs a model of transformers.
     """
     name = model_source(loading.model)
+    if name is not None and is_gguf_model(name):
+        if not gguf:
+            raise UnsupportedError(
+                "this command needs a model of transformers, and a GGUF file was named. generate, chat, check, tune "
+                "and bench take GGUF files."
+            )
+        return load_gguf_model(name, loading)
     if name is not None and not Path(name).exists():
         say(f"there is no folder {name} here; asking the hub, which may take a while.")
     with waiting("loading PyTorch and transformers"), quick_imports():
@@ -106,8 +132,51 @@ def load(loading: Loading) -> tuple[Any, Any, str]:
     return model, tokenizer, set_threads_for(model, loading.threads)
 
 
-def load_draft_model(drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
-    """Load a draft model, in the dtype and on the device of the target unless others are given.
+def load_gguf_model(name: str, loading: Loading) -> tuple[Any, Any, str]:
+    """Load a GGUF file with llama.cpp; see `load`."""
+    check_gguf_options(loading)
+    with waiting("loading PyTorch and transformers"), quick_imports():
+        quieten()
+        from speculant.api.speculator import Speculator  # noqa: F401  (imported here, where the user sees a reason)
+        from speculant.engines.llamacpp.request_model import load_gguf
+    with waiting(f"loading {name}"):
+        model, tokenizer = load_gguf(name)
+    threads = set_threads_for(model, loading.threads)
+    import torch
+
+    model.context.set_threads(torch.get_num_threads())
+    return model, tokenizer, threads
+
+
+def is_gguf_model(name: str | None) -> bool:
+    """Return whether a model is named by a GGUF file."""
+    from speculant.engines.llamacpp.file import is_gguf
+
+    return name is not None and not Path(name).is_dir() and is_gguf(name)
+
+
+def check_gguf_options(loading: Loading) -> None:
+    """Refuse options that a GGUF file has no use for.
+
+    Raises:
+        UsageError: one was given.
+    """
+    given = {
+        "--dtype": loading.dtype,
+        "--device": None if loading.device == "cpu" else loading.device,
+        "--attn": loading.attention,
+        "--fast": loading.fast,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{option} does not apply to a GGUF file, whose weights, device and attention are llama.cpp's. Leave "
+                "it out; Speculator.from_gguf has options for offloading and the cache."
+            )
+
+
+def load_draft_model(name: str, drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
+    """Load one of the draft models, in the dtype and on the device of the target unless others are given.
 
     Returns:
         It, and its tokenizer or None.
@@ -118,7 +187,7 @@ def load_draft_model(drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
     """
     from speculant.api.loading import load_model
 
-    name, device = drafting.draft_model, drafting.draft_device or loading.device
+    device = drafting.draft_device or loading.device
     check_device(drafting.draft_device, option="--draft-device")
     with waiting(f"loading {name}"):
         return load_model(model_source(name), dtype=drafting.draft_dtype or loading.dtype, device=device)

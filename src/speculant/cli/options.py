@@ -13,7 +13,7 @@ from speculant.registry import METHODS, VERIFIERS
 
 BUNDLED = "bundled"
 DEFAULT_METHOD = "mix"  # without a head
-MODEL_HELP = "a folder or a hub id; default: bundled, the story model that comes with the package"
+MODEL_HELP = "a folder, a hub id or a .gguf file; default: bundled, the story model that comes with the package"
 
 _model = nonempty(f"name a folder or a hub id, or leave the option out for the {BUNDLED} model")
 
@@ -109,13 +109,13 @@ LossyFlag = Annotated[
     bool,
     typer.Option("--lossy", help="allow acceptance rules that change the output", rich_help_panel="Drafting"),
 ]
-DraftModelOption = Annotated[
-    str | None,
+DraftModelsOption = Annotated[
+    list[str] | None,
     typer.Option(
         "--draft-model",
         metavar="PATH|ID",
         parser=nonempty("name a folder or a hub id, or leave the option out"),
-        help="a smaller model, for methods that need one; default: the bundled model's",
+        help="a smaller model, for methods that need one; repeated for specinfer; default: the bundled model's",
         rich_help_panel="Drafting",
     ),
 ]
@@ -185,6 +185,19 @@ MemoryLimitOption = Annotated[
         rich_help_panel="Drafting",
     ),
 ]
+ShareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--share",
+        metavar="URL",
+        parser=nonempty("name a store such as redis://host:6379, or leave the option out"),
+        envvar="SPECULANT_SHARE",
+        show_envvar=False,
+        help="learn from other replicas, and let them learn, through redis://host:port[/db][?tenant=NAME]; default: "
+        "$SPECULANT_SHARE, which keeps a password out of the list of processes",
+        rich_help_panel="Drafting",
+    ),
+]
 MaxNewTokensOption = Annotated[
     int,
     typer.Option(
@@ -247,7 +260,7 @@ class Loading:
     """How a model is loaded and run.
 
     Attributes:
-        model: a folder or a hub id; None for the bundled model.
+        model: a folder, a hub id or a GGUF file; None for the bundled model.
         dtype, device, attention, fast: as in `Speculator.from_pretrained`.
         threads: CPU threads; None for a number that fits the model.
     """
@@ -272,10 +285,11 @@ class Drafting:
         memory_limit: megabytes that the memory may take.
         verifier: the acceptance rule, or None for the method's own.
         lossy: whether it may change the output.
-        draft_model: a folder or a hub id for methods that need a draft model, or None.
-        draft_dtype, draft_device: how it is loaded; None for the target's.
+        draft_models: folders or hub ids, one for methods that need a draft model, or several where they are merged.
+        draft_dtype, draft_device: how they are loaded; None for the target's.
         head: a folder or a hub id for methods that need a trained head, or None.
         online: whether the draft model or head learns while it drafts.
+        share: the URL of the store that replicas learn from each other through, or None.
 
     Raises:
         UsageError: an option would have no effect.
@@ -288,16 +302,17 @@ class Drafting:
     memory_limit: int = 256
     verifier: str | None = None
     lossy: bool = False
-    draft_model: str | None = None
+    draft_models: tuple[str, ...] = ()
     draft_dtype: str | None = None
     draft_device: str | None = None
     head: str | None = None
     online: bool = False
+    share: str | None = None
 
     def __post_init__(self) -> None:
         given = {"--draft-dtype": self.draft_dtype, "--draft-device": self.draft_device}
         ignored = [name for name, value in given.items() if value is not None]
-        if self.draft_model is None and ignored:
+        if not self.draft_models and ignored:
             names = " and ".join(ignored)
             raise UsageError(f"{names} would be ignored without --draft-model. Add it, or leave {names} out.")
 

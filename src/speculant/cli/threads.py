@@ -13,7 +13,7 @@ def set_threads(model: Any, asked: int | None) -> str:
     """Set the number of threads that a model's passes use.
 
     Args:
-        model: a loaded transformers model.
+        model: a loaded model.
         asked: the number; None for one that fits the model, unless the environment names one.
 
     Returns:
@@ -30,7 +30,7 @@ def set_threads(model: Any, asked: int | None) -> str:
     named = next((name for name in VARIABLES if os.environ.get(name)), None)
     if named is not None:
         return f"{before}, by {named}"
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters()) or model.num_parameters()
     fitting = threads_for(parameters, before)
     torch.set_num_threads(fitting)
     return f"{fitting} of {before} for {parameters / 1e6:.0f} million parameters; --threads sets another number"

@@ -1,17 +1,26 @@
-"""`speculant train`: heads that draft for a model, trained on what it writes."""
+"""`speculant train`: heads and draft models that draft for a model, trained on what it writes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 
 from speculant.cli.commands import Command, Group
 from speculant.cli.options import AttentionOption, DeviceOption, DtypeOption, Loading, ModelOption, ThreadsOption
 from speculant.cli.train_data import register_data
+from speculant.cli.train_draft_options import (
+    BeforeOption,
+    LikeOption,
+    OnPolicyOption,
+    OpeningOption,
+    WritingTemperatureOption,
+    WrittenTokensOption,
+)
+from speculant.cli.train_help import DRAFT_MODEL_EXAMPLES, DRAFT_MODEL_HELP, EXAMPLES, HEAD_EXAMPLES, HEAD_HELP, HELP
 from speculant.cli.train_options import (
     AccumulateOption,
     AnchorsOption,
@@ -28,6 +37,7 @@ from speculant.cli.train_options import (
     FeatureWeightOption,
     HeldOutOption,
     InitOption,
+    KeepOption,
     LengthOption,
     LossOption,
     LrOption,
@@ -48,35 +58,32 @@ from speculant.cli.train_options import (
 )
 from speculant.cli.values import shortened
 from speculant.core.errors import UsageError
-from speculant.training.kinds import KINDS, Kind, find_kind
+from speculant.training.kind import Kind
+from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 
-HELP = """\
-Train heads that draft for a model. First let the model write texts, with `data`; then train a head on them."""
-
-EXAMPLES = """
-speculant train data --model your/model --prompts chats.jsonl --out texts
-speculant train eagle --model your/model --data texts --out head
-speculant generate "Why?" --model your/model --head head
-"""
-
-HEAD_HELP = """\
-Train a head of kind {name} for a model ({source}).
-
-Ends after --steps or --minutes with the weights that were accepted most on held-out texts, in DIR: the head in its
-public layout, a model card, and training.json. Ctrl-C saves; the same command with --resume goes on. With --steps, a
-training that was interrupted gives the same head as one that was not."""
-
-HEAD_EXAMPLES = """
-speculant train {name} --model your/model --data texts --out head
-speculant train {name} --model your/model --data texts --out head --resume
-torchrun --nproc-per-node 8 -m speculant train {name} --model your/model --data texts --out head
-"""
+DRAFT_ONLY = ("like", "before", "on_policy", "temperature", "opening", "new_tokens")
+HEADS_ONLY = ("feature_weight", "depth", "depth_from", "decay")  # a draft model learns all depths in one
 
 
 class TrainCommand(Command):
-    """The command, whose --data takes all values up to the next option."""
+    """The command, whose --data takes all values up to the next option.
 
-    lists = ("--data",)
+    Attributes:
+        without: parameters of `train` that it does not have.
+    """
+
+    lists = ("--data", "--before")
+    without: ClassVar[Sequence[str]] = DRAFT_ONLY
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of this kind."""
+        return [param for param in super().get_params(ctx) if param.name not in self.without]
+
+
+class DraftModelCommand(TrainCommand):
+    """The command of draft models."""
+
+    without = HEADS_ONLY
 
 
 def register(app: typer.Typer) -> None:
@@ -92,6 +99,13 @@ def register(app: typer.Typer) -> None:
             short_help=f"train a head of kind {kind.name}",
             epilog=HEAD_EXAMPLES.format(name=kind.name),
         )(train)
+    group.command(
+        DRAFT_MODEL.name,
+        cls=DraftModelCommand,
+        help=DRAFT_MODEL_HELP.format(source=DRAFT_MODEL.source),
+        short_help="train a draft model",
+        epilog=DRAFT_MODEL_EXAMPLES,
+    )(train)
     app.add_typer(group, name="train")
 
 
@@ -120,7 +134,7 @@ def train(
     weight_decay: WeightDecayOption = 0.0,
     clip: ClipOption = 1.0,
     texts: TextsOption = 8,
-    anchors: AnchorsOption = 32,
+    anchors: AnchorsOption = None,
     accumulate: AccumulateOption = 1,
     length: LengthOption = None,
     precision: PrecisionOption = "float32",
@@ -130,6 +144,13 @@ def train(
     evaluate_steps: EvaluateStepsOption = 200,
     held_out: HeldOutOption = 128,
     patience: PatienceOption = 0,
+    keep: KeepOption = "best",
+    like: LikeOption = None,
+    before: BeforeOption = None,
+    on_policy: OnPolicyOption = 0.0,
+    temperature: WritingTemperatureOption = None,
+    opening: OpeningOption = None,
+    new_tokens: WrittenTokensOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     attention: AttentionOption = None,
@@ -145,15 +166,24 @@ def train(
     kind = find_kind(str(context.info_name))
     place = Path(out)
     if not (resume and finished(place)):
-        check_output(place, resume=resume)  # before the model is loaded
+        check_output(place, resume=resume, noun=kind.noun)  # before the model is loaded
     options: dict[str, Any] = {
         "loss": loss or kind.loss,
         "feature_weight": kind.feature_weight if feature_weight is None else feature_weight,
         "depth": depth or kind.depth,
         "decay": decay or kind.decay,
         "lr": lr or kind.lr,
+        "anchors": anchors or kind.anchors,
     }
-    from speculant.training.run import Files, train_head
+    written = {"temperature": temperature, "opening": opening, "new_tokens": new_tokens}
+    options |= {name: value for name, value in written.items() if value is not None}
+    if not on_policy and (ignored := [name for name, value in written.items() if value is not None]):
+        raise UsageError(
+            f"--{ignored[0].replace('_', '-')} would be ignored without --on-policy: it is of the texts that the draft "
+            "model writes. Add --on-policy, or leave it out."
+        )
+    from speculant.training.files import Files
+    from speculant.training.run import train_head
     from speculant.training.settings import TrainSettings
     from speculant.training.workers import launched_device, launched_first
 
@@ -168,13 +198,27 @@ def train(
         weight_decay=weight_decay,
         clip=clip,
         texts=texts,
-        anchors=anchors,
         accumulate=accumulate,
         precision=precision,
         seed=seed,
         evaluate_every=evaluate_steps,
         patience=patience,
+        keep=keep,
         held_out=held_out,
+        on_policy=on_policy,
+    )
+    files = Files(
+        out=place,
+        cache=cache,
+        cache_folder=None if cache_dir is None else Path(cache_dir),
+        resume=resume,
+        init=init,
+        checkpoint_steps=checkpoint_steps,
+        checkpoint_minutes=checkpoint_minutes,
+        options=head_options(kind, set_ or ()),
+        like=like,
+        before=tuple(before or ()),
+        dtype=save_dtype,
     )
     device = device or launched_device()
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, threads=threads)
@@ -188,21 +232,19 @@ def train(
     for each in texts_read.notes:
         note(f"warning: {each}")
     note(f"{len(texts_read.texts)} texts, {texts_read.texts.tokens} tokens; threads: {used}.")
-    files = Files(
-        out=place,
-        cache=cache,
-        cache_folder=None if cache_dir is None else Path(cache_dir),
-        resume=resume,
-        init=init,
-        checkpoint_steps=checkpoint_steps,
-        checkpoint_minutes=checkpoint_minutes,
-        options=head_options(kind, set_ or ()),
-        dtype=save_dtype,
-    )
     try:
         with shown(settings) as report:
             record = train_head(
-                kind, target, texts_read, identity, settings, files, longest=length, report=report, note=note
+                kind,
+                target,
+                texts_read,
+                identity,
+                settings,
+                files,
+                tokenizer=tokenizer,
+                longest=length,
+                report=report,
+                note=note,
             )
     except KeyboardInterrupt:
         saved = state_file(place).exists()
@@ -213,7 +255,7 @@ def train(
         raise
     if record is not None:
         best = record["best"]
-        print(f"head        {out}")
+        print(f"{kind.noun:<12}{out}")
         print(f"best        step {best['step']} of {record['steps']}, {record['seconds'] / 60:.1f} minutes")
         print(f"acceptance  {' '.join(format(rate, '.3f') for rate in best['agreement'])} by depth, greedy")
         print(f"chain       {best['greedy']:.2f} tokens a round greedy, {best['sampled']:.2f} sampled (estimated)")
@@ -236,6 +278,6 @@ def head_options(kind: Kind, given: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set takes NAME=VALUE, not '{shortened(each)}'.")
         if name not in known:
             some = ", ".join(f"{key} ({value})" for key, value in known.items()) or "none"
-            raise UsageError(f"heads of kind {kind.name} have no option '{shortened(name)}'; there are: {some}.")
+            raise UsageError(f"{kind.plural} have no option '{shortened(name)}'; there are: {some}.")
         found[name] = parse(Setting(name, type(known[name]), known[name], ""), text.strip())
     return found

@@ -18,7 +18,7 @@ DataOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    str, typer.Option("--out", metavar="DIR", help="the folder that gets the head", rich_help_panel="Files")
+    str, typer.Option("--out", metavar="DIR", help="the folder that gets what is trained", rich_help_panel="Files")
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="go on with the training in DIR", rich_help_panel="Files")]
 InitOption = Annotated[
@@ -26,7 +26,7 @@ InitOption = Annotated[
     typer.Option(
         "--init",
         metavar="PATH|ID",
-        help="begin with this head; default: new weights",
+        help="begin with this head or draft model; default: new weights",
         rich_help_panel="Files",
     ),
 ]
@@ -35,7 +35,7 @@ OfHeadOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="an option of new heads of this kind; may be repeated; a wrong name lists them",
+        help="an option of new weights of this kind; may be repeated; a wrong name lists them",
         rich_help_panel="Training",
     ),
 ]
@@ -204,12 +204,12 @@ TextsOption = Annotated[
     typer.Option("--texts", metavar="N", parser=whole(1), help="of a batch; default: 8", rich_help_panel="Training"),
 ]
 AnchorsOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--anchors",
         metavar="N",
         parser=whole(1),
-        help="positions of a text that are trained, at most; default: 32",
+        help="positions of a text that are trained, at most; default: the kind's",
         rich_help_panel="Training",
     ),
 ]
@@ -238,7 +238,7 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="of the head's arithmetic: float32 (default) or bfloat16; weights stay float32",
+        help="of the arithmetic: float32 (default) or bfloat16; weights stay float32",
         rich_help_panel="Training",
     ),
 ]
@@ -271,6 +271,15 @@ HeldOutOption = Annotated[
         metavar="N",
         parser=whole(1),
         help="texts to measure on, a tenth at most; default: 128",
+        rich_help_panel="Training",
+    ),
+]
+KeepOption = Annotated[
+    str,
+    typer.Option(
+        "--keep",
+        metavar="best|last",
+        help="the weights that are written: the best ones in greedy decoding on held-out texts (default), or the last",
         rich_help_panel="Training",
     ),
 ]

@@ -64,7 +64,7 @@ def tune(
 
     check_result("--json", json, JSON)
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
-    loaded, tokenizer, used = load(loading)
+    loaded, tokenizer, used = load(loading, gguf=True)
     from speculant.api.speculator import Speculator
     from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
 

@@ -7,6 +7,7 @@ from speculant.registry.methods import (
     check_verifier,
     find_memory_kind,
     find_method,
+    learns_from_text,
     methods_reading,
 )
 from speculant.registry.rules import VERIFIERS, Rule, find_rule
@@ -21,5 +22,6 @@ __all__ = [
     "find_memory_kind",
     "find_method",
     "find_rule",
+    "learns_from_text",
     "methods_reading",
 ]

@@ -117,6 +117,15 @@ class Method:
                 "Only the bundled model has one of its own."
             )
 
+    def check_several(self) -> None:
+        """Check whether it takes several draft models.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if not self.several:
+            raise UsageError(f"the method '{self.name}' takes one draft model; 'specinfer' takes several.")
+
     def check_head(self, kind: str | None) -> None:
         """Check whether a head of the right kind is given where its drafter needs one, and only there.
 

@@ -68,6 +68,11 @@ def learns_online(method: Method) -> bool:
     return trained and method.memory is None and method.exactness == "lossless" and method.name != "pearl"
 
 
+def learns_from_text(method: Method) -> bool:
+    """Return whether a method's memory learns from committed tokens alone, so that it can learn those of others."""
+    return method.memory is not None and method.replayable
+
+
 def find_method(name: str) -> Method:
     """Return the method of that name.
 

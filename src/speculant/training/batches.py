@@ -10,7 +10,7 @@ import numpy as np
 
 from speculant.training.texts import Int64, Texts
 
-TRAINING, HELD_OUT = 0, 1  # of random streams
+TRAINING, HELD_OUT, WRITTEN = 0, 1, 2  # of random streams
 
 
 class Groups:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from speculant.core.errors import OutOfMemoryError
 from speculant.training.texts import Texts, from_parts
 
 COMPACT_EVERY = 8  # passes between removals of texts that have ended
@@ -34,24 +33,13 @@ def continued(model: Any, prompts: Sequence[Prompt], *, new_tokens: int, seed: S
         prompts: none of them empty; of like length, since shorter ones are padded.
         new_tokens: of a text, at most, and no more than the model has positions for.
         seed: of sampling.
-
-    Raises:
-        OutOfMemoryError: they do not fit at once.
     """
     longest = max(len(prompt.ids) for prompt in prompts)
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     end = longest + new_tokens if positions is None else max(longest, min(longest + new_tokens, positions))
     number = int(np.random.SeedSequence(list(seed)).generate_state(1)[0])
-    try:
-        with torch.inference_mode():
-            ids, ends = _run(model, prompts, longest, end, torch.Generator(model.device).manual_seed(number))
-    except RuntimeError as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
-            raise
-        raise OutOfMemoryError(
-            f"the device ran out of memory with {len(prompts)} texts of up to {end} tokens at once. Use fewer --rows "
-            "or --new-tokens, or a smaller dtype; shards that are written stay."
-        ) from error
+    with torch.inference_mode():
+        ids, ends = _run(model, prompts, longest, end, torch.Generator(model.device).manual_seed(number))
     given = [len(prompt.ids) for prompt in prompts]
     parts = [row[longest - size : stop] for row, size, stop in zip(ids, given, ends, strict=True)]
     return from_parts(parts, given)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import TargetParts
-from speculant.training.batches import HELD_OUT
 from speculant.training.features import Features
 from speculant.training.recipe import Recipe, TrainBatch
 
@@ -45,12 +45,15 @@ def measure_acceptance(recipe: Recipe, features: Features, target: TargetParts) 
 
     Deeper tokens are drafted as if those before them had been drafted as the text has them, so texts that were sampled
     make `greedy` an estimate.
+
+    Raises:
+        UsageError: there are no anchors: the draft models trained before leave nothing to learn.
     """
     agreement, overlap = torch.zeros(recipe.depth), torch.zeros(recipe.depth)
     lengths, count = torch.zeros(2), 0
     ids: Tensor | None = getattr(recipe.head, "ids", None)
     for group in range(len(features.groups)):
-        batch = features.batch(group, features.groups.anchors(group, HELD_OUT, group))
+        batch = features.held_out_batch(group)
         kept = torch.ones(2, len(batch.anchors), device=batch.ids.device)
         for depth, (agreed, shared) in enumerate(_compared(recipe, batch, target, ids)):
             agreement[depth] += agreed.sum().cpu()
@@ -58,6 +61,11 @@ def measure_acceptance(recipe: Recipe, features: Features, target: TargetParts) 
             kept *= torch.stack([agreed, shared])
             lengths += kept.sum(1).cpu()
         count += len(batch.anchors)
+    if not count:
+        raise UsageError(
+            "the draft models of --before predict every token of the held-out texts, so there is nothing left to "
+            "learn. Leave one out, or name more data."
+        )
     greedy, sampled = (1 + lengths / count).tolist()
     return Acceptance(tuple((agreement / count).tolist()), tuple((overlap / count).tolist()), greedy, sampled, count)
 

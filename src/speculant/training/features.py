@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from torch import Tensor
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.model_view import LayerList, find_layers, tapped_layer, view_model
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.batches import Groups
+from speculant.training.batches import HELD_OUT, TRAINING, Groups
 from speculant.training.feature_cache import FeatureCache
 from speculant.training.recipe import TrainBatch
-from speculant.training.texts import Int64
+from speculant.training.settings import TrainSettings
+from speculant.training.texts import Int64, Texts
 
 LAST = -1
 
@@ -77,6 +79,15 @@ class Features:
             anchors=torch.from_numpy(anchors).to(self._device),
         )
 
+    def training_batch(self, number: int) -> TrainBatch:
+        """Return the batch that is trained on as the n-th, counted over all epochs and processes."""
+        group = self.groups.at(number)
+        return self.batch(group, self.groups.anchors(group, TRAINING, number))
+
+    def held_out_batch(self, group: int) -> TrainBatch:
+        """Return a group with the anchors that acceptance is measured at, the same each time."""
+        return self.batch(group, self.groups.anchors(group, HELD_OUT, group))
+
     def flush(self) -> None:
         """Let cached states survive a crash of the machine."""
         if self.cache is not None:
@@ -110,6 +121,34 @@ class Features:
                 input_ids=ids, attention_mask=None, use_cache=False, return_dict=True, **self._options
             )
         return torch.stack([found[layer].to(ids.device) for layer in self.layers], dim=2)
+
+
+def head_features(
+    model: Any,
+    target: HFTargetParts,
+    texts: Texts,
+    head: Any,
+    settings: TrainSettings,
+    depth: int,
+    _before: Sequence[Any] = (),
+) -> Features:
+    """Return the batches of texts for a head.
+
+    Args:
+        model: the target.
+        target: its parts.
+        texts: long enough, see `usable`.
+        head: to be trained; it names the layers that it taps.
+        settings: of the training.
+        depth: the deepest that is trained or measured.
+        _before: of draft models alone.
+    """
+    return Features(model, target, text_groups(texts, settings, depth), head.taps)
+
+
+def text_groups(texts: Texts, settings: TrainSettings, depth: int) -> Groups:
+    """Return texts in the groups of a training."""
+    return Groups(texts, size=settings.texts, anchors=settings.anchors, depth=depth, seed=settings.seed)
 
 
 def stored_layers(taps: tuple[int, ...], layers: int) -> tuple[int, ...]:

@@ -45,11 +45,17 @@ def identify(model: Any, tokenizer: Any, *, name: str, source: str) -> TargetIde
         name: for people.
         source: for commands.
     """
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
+    return TargetIdentity(name, source, weights_digest(model), fingerprint, vocabulary)
+
+
+def weights_digest(model: Any) -> str:
+    """Return a hash of a module's weights: of their names, shapes and some of their values."""
     digest = hashlib.blake2b(digest_size=12)
     for key, weight in sorted(model.named_parameters()):
         flat = weight.detach().flatten()
         some = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].to("cpu", torch.bfloat16)  # the same for fp32 copies
         digest.update(f"{key} {tuple(weight.shape)}".encode())
         digest.update(some.view(torch.int16).numpy().tobytes())
-    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
-    return TargetIdentity(name, source, digest.hexdigest(), tokenizer_fingerprint(tokenizer, vocabulary), vocabulary)
+    return digest.hexdigest()

@@ -45,9 +45,9 @@ class TrainState:
         tokens: of texts that were read.
         stale: measurements since the best one.
         history: of the measurements.
-        best: the best head's weights.
-        best_step: when it was.
-        best_score: its tokens of a greedy round.
+        best: the weights that are kept, the best or the last ones.
+        best_step: when they were.
+        best_score: the most tokens of a greedy round so far.
     """
 
     step: int = 0

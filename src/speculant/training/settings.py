@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,9 @@ from speculant.training.optimizers import OPTIMIZERS
 from speculant.training.schedule import SCHEDULES
 
 PRECISIONS = ("float32", "bfloat16")
+KEPT = ("best", "last")
 MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change where a training goes on
+COUNTS = ("depth", "texts", "anchors", "accumulate", "evaluate_every", "held_out", "opening", "new_tokens")  # 1 or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,11 @@ class TrainSettings:
         evaluate_every: steps between measurements of acceptance.
         patience: measurements without gain after which it ends; 0 for never.
         held_out: texts that acceptance is measured on.
+        keep: the weights that are kept: "best" by the tokens of a greedy round on held-out texts, or "last".
+        on_policy: the share of batches whose texts the draft model writes itself, spread evenly (DistillSpec).
+        temperature: at which it writes them.
+        opening: tokens of a text that it continues, where the length of the text's prompt is not known.
+        new_tokens: that it writes, at most.
     """
 
     steps: int | None = None
@@ -60,6 +68,11 @@ class TrainSettings:
     evaluate_every: int = 200
     patience: int = 0
     held_out: int = 128
+    keep: str = "best"
+    on_policy: float = 0.0
+    temperature: float = 1.0
+    opening: int = 16
+    new_tokens: int = 64
 
     def __post_init__(self) -> None:
         parse_loss(self.loss)
@@ -67,13 +80,17 @@ class TrainSettings:
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("schedule", self.schedule, SCHEDULES),
             ("precision", self.precision, PRECISIONS),
+            ("keep", self.keep, KEPT),
         ):
             if value not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
-        least = {"depth": 1, "texts": 1, "anchors": 1, "accumulate": 1, "evaluate_every": 1, "held_out": 1, "seed": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
+        for name in ("seed", *COUNTS):
+            if getattr(self, name) < (bound := int(name in COUNTS)):
                 raise UsageError(f"{name} must be {bound} or more, not {getattr(self, name)}.")
+        if not 0 <= self.on_policy <= 1:
+            raise UsageError(f"on_policy must be a share from 0 to 1, not {self.on_policy}.")
+        if not 0 < self.temperature < math.inf:
+            raise UsageError(f"temperature must be above 0, not {self.temperature}: the draft model samples its texts.")
 
     def record(self) -> dict[str, Any]:
         """Return them for a JSON file."""

@@ -17,7 +17,7 @@ from torch import nn
 
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.drafters.heads.head import TargetParts
-from speculant.training.batches import TRAINING, stream_seed
+from speculant.training.batches import stream_seed
 from speculant.training.checkpoints import load_state, save_state
 from speculant.training.evaluate import Acceptance, measure_acceptance
 from speculant.training.features import Features
@@ -32,7 +32,7 @@ from speculant.training.workers import Workers
 
 
 class Trainer:
-    """One training. The head's weights are the last ones during it, and the best ones after it."""
+    """One training. The head's weights are the last ones during it, and those to be kept after it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Trainer:
         self._whole = True  # whether weights and optimizers are of the same step
 
     def run(self) -> TrainState:
-        """Train to the end; return the state, with the best weights in the head.
+        """Train to the end; return the state, with the weights to be kept in the head.
 
         Raises:
             KeyboardInterrupt: it was interrupted; its state is saved.
@@ -186,11 +186,12 @@ class Trainer:
         """Train one step."""
         settings, state, workers = self.settings, self.state, self._workers
         recipe = self._recipes[settings.depth if done >= settings.depth_from else 1]
-        groups = self._features.groups
         for part in range(settings.accumulate):
             number = (state.step * settings.accumulate + part) * workers.count + workers.rank
-            group = groups.at(number)
-            batch = self._features.batch(group, groups.anchors(group, TRAINING, number))
+            batch = self._features.training_batch(number)
+            state.tokens += int(batch.lengths.sum()) * workers.count
+            if not len(batch.anchors):  # other draft models predict all of it
+                continue
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
                 torch.manual_seed(stream_seed(settings.seed, number))
                 with torch.autocast(self._device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
@@ -203,7 +204,6 @@ class Trainer:
                         self._sums[depth] += loss.detach()
                 (total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
             self._sums[-1] += 1
-            state.tokens += int(batch.lengths.sum()) * workers.count
         trained = [weight for weight in self.head.parameters() if weight.requires_grad]
         workers.average(trained)
         if settings.clip:
@@ -231,11 +231,10 @@ class Trainer:
         acceptance = measure_acceptance(self._recipes[self.settings.measured], self._held_out, self._target)
         (score,) = self._workers.agreed(acceptance.greedy, device=self._device)
         best = not state.history or score > state.best_score
-        if best:
+        if best or self.settings.keep == "last":
             state.best = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}
-            state.best_step, state.best_score, state.stale = state.step, score, 0
-        else:
-            state.stale += 1
+            state.best_step = state.step
+        state.best_score, state.stale = (score, 0) if best else (state.best_score, state.stale + 1)
         state.history.append({"step": state.step, "losses": progress.losses, **acceptance.record()})
         self._sums.zero_()
         self._report(self._progress(done, progress.losses, acceptance, best))

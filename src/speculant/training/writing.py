@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from speculant.core.errors import FileError, UsageError
+from speculant.core.errors import FileError, OutOfMemoryError, UsageError
 from speculant.training.continuing import Prompt, continued
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.shards import read_manifest, shard_file, write_manifest, write_shard
+from speculant.training.texts import Texts
 from speculant.training.workers import Workers
 
 POOL = 16  # shards whose prompts are drawn together, then sorted by length
@@ -106,7 +108,7 @@ def write_texts(
         if path.exists():
             found += 1
             continue
-        texts = continued(model, drawing.shard(number), new_tokens=settings.new_tokens, seed=[settings.seed, number])
+        texts = _continued(model, drawing.shard(number), settings, number)
         write_shard(path, texts)
         written, tokens = written + 1, tokens + texts.tokens
         if advance is not None:
@@ -150,6 +152,24 @@ class Drawing:
         elif again and temperatures.any():  # written greedily once more, it would be the same text
             shares = shares * (temperatures > 0)
         return Prompt(ids, float(generator.choice(temperatures, p=shares / shares.sum())))
+
+
+def _continued(model: Any, prompts: Sequence[Prompt], settings: WritingSettings, number: int) -> Texts:
+    """Return the texts of a shard.
+
+    Raises:
+        OutOfMemoryError: they do not fit at once.
+    """
+    try:
+        return continued(model, prompts, new_tokens=settings.new_tokens, seed=[settings.seed, number])
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+            raise
+        longest = max(len(prompt.ids) for prompt in prompts)
+        raise OutOfMemoryError(
+            f"the device ran out of memory with {len(prompts)} texts of up to {longest + settings.new_tokens} tokens "
+            "at once. Use fewer --rows or --new-tokens, or a smaller dtype; shards that are written stay."
+        ) from error
 
 
 def _begin(out: Path, prompts: Sequence[Sequence[int]], settings: WritingSettings, target: TargetIdentity) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from models import SHAPE, VOCABULARY, tiny_model
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import Request, Sampling
-from speculant.bench.systems.llamacpp import BATCH, Engine, LlamaCpp, check_llamacpp, import_llamacpp
+from speculant.bench.systems.llamacpp import LlamaCpp, check_llamacpp, convert
 from speculant.bench.systems.selection import parse_methods
 from speculant.bench.systems.system import SpeculantSystem
 from speculant.cli.main import main
-from speculant.core.errors import OutOfMemoryError, UnsupportedError
+from speculant.core.errors import ModelError, UnsupportedError
+from speculant.engines.llamacpp.library import load_library
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
 PROMPT = np.array([3, 4, 5, 6, 3, 4], np.int32)
 GREEDY = Sampling()
@@ -69,29 +70,16 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
     pytest.importorskip("llama_cpp")
     model = KINDS[kind]()
     ids = torch.randint(3, VOCABULARY, (1, 100), generator=torch.Generator().manual_seed(2))
-    engine = Engine(model)
-    engine.reserve(100)
-    found = engine.decode(ids[0].tolist(), 0, every=True)
+    cache = LlamaTargetCache(convert(model).context, ids[0].tolist())
+    first = cache._prompt
+    cache._prompt = first[:1]
+    cache.prefill()
+    rows = np.array(first[1:], np.int32), np.arange(-1, 98, dtype=np.int32)
+    found = cache.forward(*rows).logits.numpy()
     with torch.no_grad():
-        expected = model(ids).logits[0].numpy()
+        expected = model(ids).logits[0, 1:].numpy()
     assert np.abs(expected).max() > 0.3
     assert np.abs(found - expected).max() < 1e-3
-
-
-@pytest.mark.peers
-def test_a_pass_is_rolled_back(model: Any) -> None:
-    """Rows that were not kept leave nothing behind, and texts may be longer than a batch and than the last one."""
-    engine, text = Engine(model), (PROMPT.tolist() * 400)[: BATCH + 50]
-    engine.reserve(10)
-    alone = engine.decode(PROMPT.tolist(), 0).copy()
-    engine.decode([7, 8, 9], len(PROMPT), every=True)
-    engine.keep(len(PROMPT) - 1)
-    assert np.allclose(engine.decode([int(PROMPT[-1])], len(PROMPT) - 1), alone, atol=1e-5)
-    engine.reserve(len(text) + 1)
-    long = engine.decode(text[:-1], 0).copy()
-    assert long.shape == (1, VOCABULARY)
-    engine.reserve(8)
-    assert np.allclose(engine.decode(PROMPT.tolist(), 0), alone, atol=1e-5)
 
 
 @pytest.mark.peers
@@ -112,8 +100,9 @@ def test_forced(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording is said to its end, past what would end the text, and each of its tokens is fed to a pass."""
     output = np.array([7, 8, 9, 2] * 4, np.int32)
     player, fed = LlamaCpp(model), list[list[int]]()
-    decode = player._engine.decode
-    monkeypatch.setattr(player._engine, "decode", lambda tokens, at: (fed.append(list(tokens)), decode(tokens, at))[1])
+    context = player._model.context
+    decode = context.decode
+    monkeypatch.setattr(context, "decode", lambda rows, keep: (fed.append(rows.tokens.tolist()), decode(rows, keep))[1])
     outcome = player.run(Request(PROMPT, len(output), output), GREEDY)
     assert outcome.ids == output.tolist()
     assert fed == [PROMPT.tolist(), *([token] for token in output[:-1].tolist())]
@@ -124,8 +113,8 @@ def test_nothing_is_left_on_the_disk(model: Any, tmp_path: Path, monkeypatch: py
     """The converted file is gone once it is loaded, and also where it cannot be."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     LlamaCpp(model)
-    monkeypatch.setattr(import_llamacpp(), "llama_model_load_from_file", lambda *_: None)
-    with pytest.raises(OutOfMemoryError, match="cannot load the model"):
+    monkeypatch.setattr(load_library().api, "llama_model_load_from_file", lambda *_: None)
+    with pytest.raises(ModelError, match="cannot be loaded"):
         LlamaCpp(model)
     assert list(tmp_path.iterdir()) == []
 
@@ -145,23 +134,10 @@ def test_a_run_with_llama_cpp(model: Any, tmp_path: Path, capfd: pytest.CaptureF
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is named before a model is loaded; a library that does not run here is another fault."""
-    for loaded in [each for each in sys.modules if each.split(".")[0] == "llama_cpp"]:
-        monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    """The extra is named before a model is loaded."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UnsupportedError, match=r"not installed: pip install 'speculant\[llamacpp\]'"):
         parse_methods("none,llamacpp", forced=True, draft_model=False)
-
-
-def test_a_library_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is said that the package is there and must be built anew."""
-    for loaded in [each for each in sys.modules if each.split(".")[0] == "llama_cpp"]:
-        monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setitem(sys.modules, "gguf", ModuleType("gguf"))
-    (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('Failed to load shared library')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnsupportedError, match=r"does not run here: Failed to load.*Build it anew"):
-        import_llamacpp()
 
 
 def test_sampling_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Heads draft for targets of several architectures, and never change their text."""
+"""Heads of every kind draft for targets of several architectures, and never change their text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import pytest
 import torch
 
 from guesses import prompts
-from heads import HEADED, head_for, oracle, random_head
+from heads import HEADED, NAMES, PAIRS, SINGLE, begun, head_for, oracle, random_head
 from interrupts import interrupted
-from models import PHI3, tiny_model
+from models import PHI3, endless
 from passes import plain_text
 from speculant import Speculator
 from speculant.core.errors import UsageError
+from speculant.core.sampler import Sampling
 from speculant.drafters.heads.drafter import HeadDrafter
-from speculant.registry import METHODS
+from speculant.drafters.heads.head import TextHead
+from speculant.drafters.heads.kept import KeptStates
+from speculant.drafters.heads.text import HeadText
+from speculant.drafters.models.level_session import LevelSession
+from speculant.registry import METHODS, find_rule
 
 PROMPT = [5, 9, 14, 3, 8]
 MODELS = [
@@ -31,14 +36,11 @@ MODELS = [
     "bloom",
 ]
 NOISE = 0.6  # of an oracle, so that drafts are accepted in part
+SMALL = 5  # tokens
+STATIC: dict[str, Any] = {"settings": {"tree": "static"}}
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0, "eos_token_id": None}
-
-
-def endless(name: str, **changes: Any) -> Any:
-    """Return a tiny model whose texts do not end."""
-    model = tiny_model(name, **changes)
-    model.generation_config.eos_token_id = None
-    return model
+SHORT = GREEDY | {"max_new_tokens": 16}
+DRAWN = SHORT | {"temperature": 1.5, "seed": 2}
 
 
 def speculator_of(model: Any, head: Any = None, method: str = "eagle2", **options: Any) -> Speculator:
@@ -69,34 +71,73 @@ def test_greedy_text_is_the_targets(name: str, method: str) -> None:
     assert [each.ids for each in together] == [plain_text(model, torch.tensor([each]), 24) for each in prompts()]
 
 
-@pytest.mark.parametrize("method", HEADED)
-def test_every_method_keeps_the_text_with_a_random_head(method: str) -> None:
-    """Guards each row of the table: alone, in a batch, and through `generate` of transformers."""
-    model = endless("llama")
-    speculator = speculator_of(model, method=method)
-    texts = [plain_text(model, torch.tensor([prompt]), 24) for prompt in prompts()]
-    assert [speculator.generate(prompt, **GREEDY).ids for prompt in prompts()] == texts
-    assert [each.ids for each in speculator.generate_batch(prompts(), size=3, **GREEDY)] == texts
-    ids = torch.tensor([prompts()[0]])
-    found = model.generate(
-        ids, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0, custom_generate=speculator
+@pytest.fixture(scope="module")
+def small() -> tuple[Any, list[list[int]], list[list[int]]]:
+    """A target of few tokens, which random heads draft often, prompts, and its texts: greedy, and one drawn."""
+    model = endless("llama", vocab_size=SMALL, num_hidden_layers=2)
+    asked = [[token % SMALL for token in prompt] for prompt in (prompts()[0], prompts()[1], prompts()[3])]
+    plain = Speculator.from_transformers(model, method="none")
+    return (
+        model,
+        asked,
+        [each.ids for each in plain.generate_batch(asked, **SHORT)] + [plain.generate(asked[0], **DRAWN).ids],
     )
-    assert found[0, ids.shape[1] :].tolist() == texts[0]
-    stats = speculator.last_stats
-    assert stats is not None
-    assert stats.drafted
 
 
-@pytest.mark.parametrize("method", HEADED)
-def test_sample_then_follow_keeps_sampled_text(method: str) -> None:
-    """Guards seeds: with chosen drafts the text is plain decoding's, token by token."""
-    model = endless("gemma3")
-    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": 3}
-    plain = Speculator.from_transformers(model, method="none").generate(PROMPT, **options).ids
-    speculator = speculator_of(model, method=method, verifier="sample-then-follow")
-    assert speculator.generate(PROMPT, **options).ids == plain
-    batch = speculator.generate_batch([PROMPT, PROMPT[:2]], **options)
-    assert batch[0].ids == plain
+@pytest.mark.parametrize(("method", "name"), PAIRS)
+def test_every_method_keeps_the_text_with_every_head(
+    method: str, name: str, small: tuple[Any, list[list[int]], list[list[int]]]
+) -> None:
+    """Guards each row of the table with each head that it takes: by seed, and greedy in a batch that others join."""
+    model, asked, texts = small
+    speculator = speculator_of(model, random_head(model, name), method)
+    drawn = speculator.generate(asked[0], **DRAWN)
+    assert drawn.ids == texts[-1]
+    results = speculator.generate_batch(asked, size=2, **SHORT)
+    assert [each.ids for each in results] == texts[:-1]
+    assert sum(each.stats.accepted for each in (drawn, *results)) > 0
+
+
+@pytest.mark.parametrize(("method", "name"), SINGLE)
+def test_turns_chunks_and_generate(method: str, name: str, small: tuple[Any, list[list[int]], list[list[int]]]) -> None:
+    """Guards a second turn on the kept cache, prompts that are read in chunks, and `generate` of transformers."""
+    model, asked, texts = small
+    speculator = speculator_of(model, random_head(model, name), method)
+    config = type(model.generation_config)(prefill_chunk_size=3)
+    first = speculator.generate(asked[0], generation_config=config, **SHORT)
+    assert first.ids == texts[0]
+    longer = [*asked[0], *first.ids, 4, 3]
+    second = speculator.generate(longer, cache=first.cache, **SHORT)
+    assert second.ids == plain_text(model, torch.tensor([longer]), 16)
+    ids = torch.tensor([[0, 0, *asked[1]]])  # left padding
+    settings: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "attention_mask": (ids != 0).long()}
+    plain = model.generate(ids, **settings)
+    assert torch.equal(model.generate(ids, custom_generate=speculator, **settings), plain)
+
+
+@pytest.mark.parametrize(("method", "name"), SINGLE)
+def test_sliding_windows_and_seeds(method: str, name: str) -> None:
+    """Guards targets that forget, greedy and by seed: with chosen drafts sampled text is plain decoding's."""
+    model = endless("mistral" if name == "glide" else "gemma3", vocab_size=SMALL)  # GLIDE takes one rotary embedding
+    prompt = [token % SMALL for token in prompts()[2]]  # longer than the window
+    plain = Speculator.from_transformers(model, method="none")
+    speculator = speculator_of(model, random_head(model, name), method)
+    for options in (SHORT, DRAWN | {"top_p": 0.9}):
+        found = speculator.generate(prompt, **options)
+        assert found.ids == plain.generate(prompt, **options).ids
+    assert found.stats.drafted
+    batch = speculator.generate_batch([prompt, prompt[:2]], **options)
+    assert batch[0].ids == found.ids
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in ("eagle", "medusa", "hydra", "hydra++")])
+def test_published_static_trees(name: str, small: tuple[Any, list[list[int]], list[list[int]]]) -> None:
+    """Guards the trees that come with heads, cut to a budget and whole, greedy and by seed."""
+    model, asked, texts = small
+    for nodes in (6, 64):
+        speculator = speculator_of(model, random_head(model, name), name.strip("+"), nodes=nodes, **STATIC)
+        assert speculator.generate(asked[0], **SHORT).ids == texts[0]
+        assert speculator.generate(asked[0], **DRAWN).ids == texts[-1]
 
 
 def test_an_oracle_is_always_accepted() -> None:
@@ -130,45 +171,65 @@ def test_drafts_end_at_the_targets_last_position() -> None:
     assert result.ids == plain_text(model, torch.tensor([PROMPT]), 19)
 
 
-def test_kept_rows_equal_those_computed_anew() -> None:
-    """Guards a second turn on the kept cache: drafts, not only texts, are those of a head that read everything."""
-    model = endless("llama")
-    head = random_head(model)
-    options = {"settings": {"depth": 3}, "nodes": 6}
-    kept, anew = speculator_of(model, head, **options), speculator_of(model, head, **options)
-    first = kept.generate(PROMPT, **GREEDY)
-    asked = [*PROMPT, *first.ids, 17, 4, 33]
-    drafts: list[list[Any]] = [[], []]
-    for place, (speculator, cache) in enumerate([(kept, first.cache), (anew, None)]):
-        drafter = speculator.drafter
-        assert isinstance(drafter, HeadDrafter)
-        assert len(drafter.states) == (place == 0)
-        propose = drafter.propose
-
-        def recorded(*given: Any, place: int = place, propose: Any = propose) -> Any:
-            found = propose(*given)
-            drafts[place] += [(tree.tokens.tolist(), tree.parents.tolist()) for tree in found]
-            return found
-
-        drafter.propose = recorded  # type: ignore[method-assign]
-        speculator.generate(asked, cache=cache, **GREEDY)
-    assert drafts[0] == drafts[1]
-    assert any(tokens for tokens, _ in drafts[0])
-
-
-@pytest.mark.parametrize("method", ["eagle", "eagle2", "mix-head"])
-def test_bfloat16(method: str) -> None:
-    """Guards dtypes: the head runs in the target's, and the text is the target's but for near-ties."""
-    model = endless("llama").to(torch.bfloat16)
-    head = random_head(model)
-    assert next(head.head.parameters()).dtype == torch.bfloat16  # type: ignore[attr-defined]
-    result = speculator_of(model, head, method).generate(PROMPT, **GREEDY)
-    assert len(result.ids) == 24
-    assert result.stats.drafted > 0
-    options = GREEDY | {"temperature": 1.0, "seed": 1}
-    assert (
-        len(speculator_of(model, head, "eagle", verifier="speculative-sampling").generate(PROMPT, **options).ids) == 24
+@pytest.mark.parametrize("tree", ["dynamic", "chain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_those_of_heads_that_read_the_text_at_once(
+    name: str, tree: str, small: tuple[Any, list[list[int]], list[list[int]]]
+) -> None:
+    """Guards rows kept, dropped and made anew: in every round of two turns q is that of a head without a history."""
+    model, asked, _ = small
+    head, seen = random_head(model, name), dict[tuple[int, ...], torch.Tensor]()
+    speculator = speculator_of(
+        model, head, head.method, settings={"tree": tree}, nodes=6, verifier="speculative-sampling"
     )
+    drafter, propose = speculator.drafter, LevelSession.propose
+    assert isinstance(drafter, HeadDrafter)
+
+    def recorded(session: Any, *given: Any) -> Any:
+        """Record q of a fixed draft below the text, before and after the draft that is asked for."""
+        text = session._text
+        found = draft_of(text)
+        draft = propose(session, *given)
+        torch.testing.assert_close(draft_of(text), found)
+        seen[tuple(text.tokens)] = found
+        return draft
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LevelSession, "propose", recorded)
+        first = speculator.generate(asked[0], **DRAWN)
+        assert len(drafter.states) == (not isinstance(head.head, TextHead))
+        second = speculator.generate([*asked[0], *first.ids, 4, 3], cache=first.cache, **DRAWN)
+    turns = first.stats, second.stats
+    assert 0 < sum(stats.accepted for stats in turns) < sum(stats.drafted for stats in turns)
+    assert len(seen) > first.stats.rounds
+    for tokens, found in seen.items():
+        states = KeptStates(head.head, head.target)
+        _, start, prompt = begun(drafter.needs, model, tokens, sampling=Sampling(temperature=1.5))
+        text = HeadText(states, start)
+        text.observe(prompt)
+        torch.testing.assert_close(found, draft_of(text), atol=1e-4, rtol=1e-3)
+
+
+def draft_of(text: HeadText) -> torch.Tensor:
+    """Return q after the root, and after nodes of a draft as deep as the head allows, up to 3 levels."""
+    found, rows = [text.begin()], [-1]
+    for tokens in ([3, 1], [4, 2])[: max(0, text.depth - 1)]:
+        rows, q = text.read(tokens, [rows[0]] * 2)
+        found.append(q)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(("method", "name"), SINGLE)
+def test_bfloat16(method: str, name: str) -> None:
+    """Guards dtypes: the head runs in the target's, greedy and with drawn drafts."""
+    model = endless("llama").to(torch.bfloat16)
+    head = random_head(model, name)
+    assert {each.dtype for each in getattr(head.head, "parameters", list)()} <= {torch.bfloat16}
+    for options in ({}, {"temperature": 1.0, "seed": 1}):
+        speculator = speculator_of(model, head, method, verifier="speculative-sampling" if options else None)
+        result = speculator.generate(PROMPT, **GREEDY | options)
+        assert len(result.ids) == 24
+        assert result.stats.drafted > 0
 
 
 def test_an_interrupted_request_leaves_nothing_behind() -> None:
@@ -215,6 +276,8 @@ def test_bad_settings_are_refused(method: str, settings: dict[str, Any]) -> None
 
 
 def test_headed_methods_are_all_in_the_table() -> None:
-    """Guards this file: every method that takes any head is tested here."""
-    assert {"eagle", "eagle2", "mix-head", "suffix-head"} <= set(HEADED)
+    """Guards this file: every kind of head that a method names has a builder, and no method is lossy by default."""
+    assert {kind for name in HEADED for kind in METHODS[name].heads} - {"*"} <= set(NAMES)
+    assert {method for method, _ in PAIRS} == set(HEADED)
     assert all(METHODS[name].exactness == "lossless" for name in HEADED)
+    assert not any(find_rule(METHODS[name].verifier)[0].lossy for name in HEADED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache as cache_calls
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,22 @@ import torch
 from torch import Tensor
 
 import laws
-from heads import random_head
+from heads import NAMES, PAIRS, SINGLE, UNITED, begun, random_head
 from models import tiny_model
 from speculant import Speculator
-from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.models.warping import warped
 from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.registry import METHODS
+from speculant.verifiers.block import BlockVerification
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
+from speculant.verifiers.traversal import TraversalVerification
+
+SAMPLINGS = (Sampling(temperature=1.2), Sampling(temperature=0.8, top_k=2))
 
 
 class LawHead(Head):
@@ -120,27 +127,150 @@ def test_a_dynamic_tree_is_chosen_and_keeps_the_law() -> None:
     assert texts == pytest.approx(laws.own_law(p, int(draft.depths().max()) + 1), abs=1e-9)
 
 
-def test_sampled_text_of_a_drawn_chain() -> None:
-    """Guards the whole way: the second token, which was drafted, has the target's distribution, by chi-square."""
-    model = tiny_model("llama", vocab_size=16)
-    model.generation_config.eos_token_id = None
-    options: dict[str, Any] = {"temperature": 0.7, "top_k": 4}
-    speculator = Speculator.from_transformers(
-        model, method="eagle", head=random_head(model), verifier="speculative-sampling", nodes=2
-    )
-    prompt, rounds = [5, 9, 14, 3, 8], 300
-    counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(rounds):
-        counts[tuple(speculator.generate(prompt, max_new_tokens=3, seed=seed, **options).ids[:2])] += 1
+def every_draft(session: Session, budget: Budget) -> list[tuple[DraftTree, float]]:
+    """Return every draft that a session may propose now, with its probability: each outcome of each draw in turn."""
+    found, scripts = list[tuple[DraftTree, float]](), [list[int]()]
+    while scripts:
+        script, drawn, chances = scripts.pop(), list[int](), list[float]()
 
-    def after(ids: list[int]) -> dict[int, float]:
+        def draw(
+            q: Tensor,
+            count: int,
+            replacement: bool,
+            generator: torch.Generator,
+            *,
+            script: list[int] = script,
+            drawn: list[int] = drawn,
+            chances: list[float] = chances,
+        ) -> Tensor:
+            assert count == 1
+            possible = q.nonzero()[:, 0].tolist()
+            if len(drawn) == len(script):
+                scripts.extend([*script, other] for other in possible[1:])
+                script.append(possible[0])
+            token = script[len(drawn)]
+            drawn.append(token)
+            chances.append(float(q[token].double() / q.double().sum()))
+            return torch.tensor([token])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "multinomial", draw)
+            draft = session.propose(budget)
+        found.append((draft, float(np.prod(chances))))
+    assert sum(chance for _, chance in found) == pytest.approx(1)
+    return found
+
+
+def after_a_round(method: str, name: str, sampling: Sampling, settings: dict[str, Any]) -> tuple[Session, laws.Model]:
+    """Return a session with an accepted and some rejected tokens behind it, and the target's own law after its text."""
+    model = tiny_model("llama", vocab_size=laws.VOCABULARY, num_hidden_layers=2)
+    head = random_head(model, name)
+    drafter = METHODS[method].build(vocabulary=laws.VOCABULARY, head=head, settings=settings, sampled=True)
+    text = [1, 2, 0, 2, 1, 1, 0]
+    engine, start, prompt = begun(drafter.needs, model, text, sampling=sampling, seed=np.random.SeedSequence(1))
+    cache: Any = start.target
+    session = drafter.open(start)
+    session.observe(prompt)
+    draft = session.propose(Budget(nodes=3, depth=3))
+    assert len(draft)
+    [result] = engine.forward([(cache, text[-1], draft)], drafter.needs)
+    cache.keep([0, 1])
+    tokens = np.array([draft.tokens[0], 1], np.int32)
+    session.observe(
+        Verified(
+            tree=draft,
+            path=np.array([0], np.int32),
+            tokens=tokens,
+            top_ids=result.top_ids,
+            top_logits=result.top_logits,
+            hidden=result.hidden,
+        )
+    )
+    text += tokens.tolist()
+
+    @cache_calls
+    def law(more: laws.Text) -> laws.Float64:
         with torch.no_grad():
-            scores = model(torch.tensor([ids])).logits[0, -1].double() / options["temperature"]
+            p = warped(model(torch.tensor([[*text, *more]])).logits[0, -1:], sampling)[0].double().numpy()
+        return np.asarray(p / p.sum())
+
+    return session, law
+
+
+def check_law(listed: list[tuple[DraftTree, float]], p: laws.Model, rules: Sequence[laws.Rule]) -> None:
+    """Check that texts have the target's distribution under each rule, over all drafts and all outcomes."""
+    length = max(int(draft.depths().max()) for draft, _ in listed) + 1
+    for rule in rules:
+        texts, _ = laws.law_of_drafts(rule, p, listed)
+        assert texts == pytest.approx(laws.own_law(p, length), abs=1e-6)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["warm", "top-2"])
+@pytest.mark.parametrize("name", NAMES)
+def test_drawn_chains_keep_the_law(name: str, sampling: Sampling) -> None:
+    """Guards each head's q: every chain that can be drawn, as reported, under every rule that takes it."""
+    method = next(method for method, other in PAIRS if other == name)
+    settings: dict[str, Any] = {"tree": "chain"} | ({"confidence": 0.02} if name == "dspark" else {})
+    session, p = after_a_round(method, name, sampling, settings)
+    listed = every_draft(session, Budget(nodes=3, depth=3))
+    assert all(draft.proposal is not None for draft, _ in listed)
+    assert len(listed) > 1
+    if name == "dspark":
+        assert len({len(draft) for draft, _ in listed}) > 1  # chains that end by confidence are among them
+    check_law(listed, p, [SpeculativeSampling().rule, BlockVerification().rule, TraversalVerification().rule])
+
+
+@pytest.mark.parametrize(("method", "name"), [*PAIRS, ("eagle", "static"), ("medusa", "static"), ("hydra", "static")])
+def test_chosen_trees_keep_the_law(method: str, name: str) -> None:
+    """Guards trees, which are chosen by q alone, unions with a memory included: no token of them counts as drawn."""
+    settings: dict[str, Any] = (
+        {"tree": "static"} if name == "static" else {} if method in UNITED else {"tree": "dynamic"}
+    )
+    if (method, name) == ("glide", "glide"):
+        settings = {}  # widened chains
+    name = method if name == "static" else name
+    session, p = after_a_round(method, name, SAMPLINGS[0], settings)
+    [(draft, _)] = listed = every_draft(session, Budget(nodes=6, depth=3))
+    assert draft.proposal is None
+    assert len(draft) > len(set(draft.parents.tolist()))
+    check_law(listed, p, [SpeculativeSampling().rule, TraversalVerification().rule])
+
+
+@pytest.mark.parametrize("draws", [200, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("method", "name"), SINGLE)
+def test_sampled_text_of_drawn_chains(method: str, name: str, draws: int, record_property: Any) -> None:
+    """Guards the whole way, in batches: the tokens after the prompt have the target's distribution, by chi-square."""
+    if draws < 1000 and name not in ("eagle", "dflash", "pard"):
+        pytest.skip("the others are among the slow ones")
+    model = tiny_model("llama", vocab_size=8, num_hidden_layers=1)
+    options: dict[str, Any] = {"temperature": 0.9, "top_k": 3, "eos_token_id": None}
+    speculator = Speculator.from_transformers(
+        model, method=method, head=random_head(model, name), verifier="speculative-sampling", nodes=2, fast=False
+    )
+    prompt = [5, 3, 4, 3, 7]
+    results = speculator.generate_batch([prompt] * draws, size=100, max_new_tokens=4, seed=7, **options)
+    counts = Counter(tuple(each.ids[:3]) for each in results)
+    assert sum(each.stats.accepted for each in results) > draws / 10
+
+    @cache_calls
+    def after(text: tuple[int, ...]) -> dict[int, float]:
+        with torch.no_grad():
+            scores = model(torch.tensor([[*prompt, *text]])).logits[0, -1].double() / options["temperature"]
         best = scores.topk(options["top_k"])
         return dict(zip(best.indices.tolist(), best.values.softmax(-1).tolist(), strict=True))
 
-    expected = {(a, b): x * y for a, x in after(prompt).items() for b, y in after([*prompt, a]).items()}
+    expected = {
+        (a, b, c): draws * x * y * z
+        for a, x in after(()).items()
+        for b, y in after((a,)).items()
+        for c, z in after((a, b)).items()
+    }
     assert set(counts) <= set(expected)
-    likely = {text: rounds * chance for text, chance in expected.items() if rounds * chance >= 5}
+    likely = {text: mean for text, mean in expected.items() if mean >= 5}
     chi = sum((counts[text] - mean) ** 2 / mean for text, mean in likely.items())
-    assert chi < len(likely) + 4 * np.sqrt(2 * len(likely))
+    degrees, others = len(likely), draws - sum(likely.values())
+    if others >= 5:
+        chi, degrees = chi + (draws - sum(counts[text] for text in likely) - others) ** 2 / others, degrees + 1
+    p = float(torch.special.gammaincc(torch.tensor((degrees - 1) / 2), torch.tensor(chi / 2)))
+    record_property("p", p)
+    assert p > 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,12 @@ def written(target: Any, seed: int, *, tokens: int = 40, shuffled: bool = False)
     )
 
 
-def updater_of(learner: Any, *, poisoned: bool = False) -> Updater:
+def updater_of(learner: Any, *, poisoned: bool = False, settings: OnlineSettings = SETTINGS) -> Updater:
     """Return an updater with ten windows; those that are trained on may teach other tokens than those held out."""
     target, buffer = tiny_model("llama"), WindowBuffer(1 << 20)
     for number in range(10):
         buffer.add(written(target, number, shuffled=poisoned and number % 5 != 1))
-    return Updater(learner, buffer, SETTINGS, threading.RLock())
+    return Updater(learner, buffer, settings, threading.RLock())
 
 
 def weights(model: nn.Module) -> list[Tensor]:
@@ -103,6 +104,28 @@ def test_a_harmful_update_is_dropped() -> None:
     for old, live, copy in zip(before, learner.live.parameters(), learner.copy.parameters(), strict=True):
         assert torch.equal(old, live)
         assert torch.equal(old, copy)
+
+
+class OverflowingLearner(DraftModelLearner):
+    """Its loss is finite and its gradients are not; nothing is accepted, before and after."""
+
+    def loss(self, window: Window) -> Tensor:
+        return sum((weight.sum() * 0).sqrt() for weight in self.copy.parameters()) + torch.zeros(())
+
+    def acceptance(self, window: Window) -> tuple[float, int]:
+        return 0.0, 1
+
+
+def test_weights_that_are_no_numbers_never_draft() -> None:
+    """Guards drafts for good: no later update could mend them, and the acceptance does not always show them."""
+    learner = OverflowingLearner(perturbed(tiny_model("llama"), 0.3), keeps_logits=True)
+    done = updater_of(learner, settings=replace(SETTINGS, steps=1)).update(
+        lambda: True
+    )  # others would have a loss of NaN
+    assert done is not None
+    assert np.isfinite(done.loss)
+    assert not done.used
+    assert all(bool(weight.isfinite().all()) for weight in learner.copy.parameters())
 
 
 def test_an_update_that_is_stopped_leaves_the_weights() -> None:

@@ -23,7 +23,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from speculant.api.speculator import Speculator
 from speculant.bench.scaling.peak_memory import PeakMemory
 from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
-from speculant.core.errors import UsageError
+from speculant.core.engine import Needs
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -116,14 +117,16 @@ def _at_length(
     peak: PeakMemory,
     base: int | None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    model = speculator.model
+    model, engine = speculator.model, speculator.engine
+    if not isinstance(engine, HFEngine):
+        raise UnsupportedError("how cost scales is measured on models of transformers; leave --growth out.")
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     text = _text(length + 1 + (1 + repeats) * len(sizes), vocabulary)
     began = clock()
     session = speculator.drafter.open(Start(prompt=text[:length]))
     learned = clock() - began
     ids = torch.from_numpy(text[:length].astype(np.int64))[None].to(model.device)
-    target = speculator.engine.open(ids)
+    target = engine.open(ids)
     peak.reset()
     began = clock()
     first = target.prefill()
@@ -136,17 +139,17 @@ def _at_length(
         "learn_seconds": learned,
         "prefill_peak_bytes": _above(peak.read(), base),
     }
-    drafting = _Drafting(speculator, target, session, text[length:], clock)
+    drafting = _Drafting(speculator.drafter.needs, engine, target, session, text[length:], clock)
     samples_of = {size: _Samples() for size in sizes}
     peaks = {}
     for size in sizes:  # the first of each size allocates, and shows what is held at most
         peak.reset()
-        _pass(speculator.engine, target, size, clock)
+        _pass(engine, target, size, clock)
         peaks[size] = _above(peak.read(), base)
         drafting.round(size)
     for _ in range(repeats):
         for size, samples in samples_of.items():
-            _measure(speculator.engine, target, size, samples, clock)
+            _measure(engine, target, size, samples, clock)
             seconds, drafted = drafting.round(size)
             samples.drafting.append(seconds)
             samples.drafted.append(drafted)
@@ -173,9 +176,9 @@ class _Drafting:
     """Rounds of a session along a text, of which nothing is accepted."""
 
     def __init__(
-        self, speculator: Speculator, target: HFTargetCache, session: Session, text: Int32, clock: Clock
+        self, needs: Needs, engine: HFEngine, target: HFTargetCache, session: Session, text: Int32, clock: Clock
     ) -> None:
-        self._needs, self._engine = speculator.drafter.needs, speculator.engine
+        self._needs, self._engine = needs, engine
         self._target, self._session, self._text = target, session, text
         self._clock, self._at = clock, 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,15 +39,16 @@ class Margin:
 class _MarginSampler(ForcedSampler):
     """Notes the margin of every token that it commits."""
 
-    def __init__(self, prompt: Tensor, output: Sequence[int]) -> None:
+    def __init__(self, prompt: Tensor, output: Sequence[int], *, rounding: float | None = None) -> None:
         super().__init__(prompt, output)
+        self._rounding = rounding  # of passes, where it is coarser than that of the logits
         self.margins: list[Margin] = []
 
     def draw(self, row: int) -> int:
         assert self._loaded is not None
         logits, token = self._loaded[row], super().draw(row)
         best = float(logits.max())
-        step = torch.finfo(logits.dtype).eps
+        step = self._rounding or torch.finfo(logits.dtype).eps
         self.margins.append(Margin(best - float(logits[token]), STEPS * step * max(1.0, abs(best))))
         return token
 
@@ -59,7 +61,8 @@ def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Mar
         prompt: Int32[T].
         output: M ids, one at least.
     """
-    generation = forced_request(plain, prompt, output, sampler=_MarginSampler)
+    sampler = partial(_MarginSampler, rounding=getattr(plain.model, "rounding", None))
+    generation = forced_request(plain, prompt, output, sampler=sampler)
     for _ in Stream(generation, forced_parts(plain)):
         pass
     assert isinstance(generation.sampler, _MarginSampler)

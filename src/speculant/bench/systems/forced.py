@@ -9,7 +9,7 @@ way (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -64,7 +64,11 @@ class ForcedSampler(HostSampler):
 
 
 def forced_request(
-    speculator: Speculator, prompt: Int32, output: Sequence[int], *, sampler: type[ForcedSampler] = ForcedSampler
+    speculator: Speculator,
+    prompt: Int32,
+    output: Sequence[int],
+    *,
+    sampler: Callable[[Tensor, Sequence[int]], ForcedSampler] = ForcedSampler,
 ) -> Generation:
     """Return a request that is decoded along a recorded output of at least one token, by `forced_parts`."""
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.model.device)

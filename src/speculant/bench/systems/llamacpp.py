@@ -1,146 +1,69 @@
 """llama.cpp on the same weights as a system of a benchmark: plain greedy decoding without drafts.
 
-The model in memory is written as a GGUF file, which llama.cpp reads through llama-cpp-python and which is then
-removed; llama.cpp holds a second copy of the weights. Its passes are called one by one, as its own loop would,
-with as many threads as torch has. A float32 model gets a float32 cache and no flash attention, which would round to
-float16, so its logits agree with transformers' to a few millionths; others get llama.cpp's defaults.
+The model in memory is written as a GGUF file, which llama.cpp reads and which is then removed; llama.cpp holds a second
+copy of the weights. Its passes are called one by one, as its own loop would, with as many threads as torch has. A
+float32 model gets a float32 cache and no flash attention, which would round to float16, so its logits agree with
+transformers' to a few millionths; others get llama.cpp's defaults.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import tempfile
 import time
-import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from speculant.bench.suite.tasks import Request, Sampling
-from speculant.bench.systems.gguf_file import check_architecture, write_gguf
 from speculant.bench.systems.hf import eos_ids
 from speculant.bench.systems.system import Outcome
-from speculant.core.errors import OutOfMemoryError, UnsupportedError
+from speculant.core.errors import UnsupportedError
+from speculant.engines.llamacpp.gguf_file import check_architecture, write_gguf
+from speculant.engines.llamacpp.library import load_library
+from speculant.engines.llamacpp.options import LlamaCppOptions
+from speculant.engines.llamacpp.request_model import LlamaCppModel, load_gguf
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
 LLAMACPP = "llamacpp"
-MIN_POSITIONS = 512  # of a context
-BATCH = 2048  # most tokens of one call
-_FLASH_OFF = 0
-
-Logits = npt.NDArray[np.float32]
+ROOT = np.array([-1], np.int32)
 
 
-class Engine:
-    """A model in llama.cpp, with the cache of one sequence."""
+def convert(model: Any) -> LlamaCppModel:
+    """Return a causal LM of transformers as one of llama.cpp, which reads it from a file that is then removed.
 
-    def __init__(self, model: Any, *, threads: int | None = None) -> None:
-        """Convert a model and load it.
-
-        Args:
-            model: a causal LM of transformers, of an architecture that `gguf_file` knows.
-            threads: for its passes; None for as many as torch has.
-
-        Raises:
-            UnsupportedError: llama.cpp is not installed, or cannot run the model where it is.
-            FileError: there is no room for the converted model.
-            OutOfMemoryError: there is no room to load it.
-        """
-        self._llama = llama = import_llamacpp()
-        check_architecture(model)
-        on_gpu = model.device.type != "cpu"
-        if on_gpu and not llama.llama_supports_gpu_offload():
-            raise UnsupportedError(
-                f"the model is on {model.device}, but the llama.cpp that is installed runs on CPUs only. Add "
-                "--device cpu, or build it for the accelerator (CMAKE_ARGS=-DGGML_CUDA=on pip install "
-                "--force-reinstall --no-cache-dir llama-cpp-python)."
-            )
-        self.exact = model.dtype == torch.float32
-        self.threads = threads or torch.get_num_threads()
-        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self._positions = int(model.config.max_position_embeddings)
-        self._reserved = 0
-        self._context: Any = None
-        self._resources, self._context_resources = contextlib.ExitStack(), contextlib.ExitStack()
-        weakref.finalize(self, self._resources.close)
-        llama.llama_backend_init()
-        options = llama.llama_model_default_params()
-        options.use_mmap = False  # so that nothing needs the file once it is read
-        options.n_gpu_layers = 999 if on_gpu else 0
-        with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-            file = Path(folder) / "model.gguf"
-            write_gguf(model, file)
-            self._model = llama.llama_model_load_from_file(str(file).encode(), options)
-        if not self._model:
-            raise OutOfMemoryError("llama.cpp cannot load the model; most often memory is short of a second copy.")
-        self._resources.callback(llama.llama_model_free, self._model)
-        self._batch = llama.llama_batch_init(BATCH, 0, 1)
-        self._resources.callback(llama.llama_batch_free, self._batch)
-        self._resources.push(self._context_resources)
-
-    @property
-    def version(self) -> str:
-        """The version of llama-cpp-python."""
-        return str(self._llama.__version__)
-
-    def reserve(self, tokens: int) -> None:
-        """Clear the sequence and make room for one of so many tokens, at most as many as the model has positions.
-
-        Raises:
-            OutOfMemoryError: memory is short.
-        """
-        llama = self._llama
-        if tokens > self._reserved:
-            self._context_resources.close()
-            size = max(MIN_POSITIONS, 1 << (tokens - 1).bit_length())
-            self._reserved = min(size, max(self._positions, tokens))
-            options = llama.llama_context_default_params()
-            options.n_ctx, options.n_batch = self._reserved, BATCH
-            options.n_threads = options.n_threads_batch = self.threads
-            if self.exact:
-                options.flash_attn_type = _FLASH_OFF
-                options.type_k = options.type_v = llama.GGML_TYPE_F32
-            self._context = llama.llama_init_from_model(self._model, options)
-            if not self._context:
-                self._reserved = 0
-                raise OutOfMemoryError(f"llama.cpp has no memory for a text of {tokens} tokens. Use a smaller dtype.")
-            self._context_resources.callback(llama.llama_free, self._context)
-        llama.llama_memory_clear(llama.llama_get_memory(self._context), False)
-
-    def decode(self, tokens: Sequence[int], start: int, *, every: bool = False) -> Logits:
-        """Run tokens at the positions from `start`; return the logits [1, V] of the last, or [n, V] of every one.
-
-        The array is llama.cpp's own and valid until the next call.
-
-        Raises:
-            OutOfMemoryError: llama.cpp could not run them; `reserve` more.
-        """
-        for begin in range(0, len(tokens), BATCH):
-            piece = tokens[begin : begin + BATCH]
-            self._fill(piece, start + begin, every=every, last=begin + len(piece) == len(tokens))
-            failed = self._llama.llama_decode(self._context, self._batch)
-            if failed:
-                raise OutOfMemoryError(f"llama.cpp could not run {len(piece)} tokens after {start} (code {failed}).")
-        rows = len(tokens) if every else 1
-        found: Logits = np.ctypeslib.as_array(self._llama.llama_get_logits(self._context), (rows, self.vocabulary))
-        return found
-
-    def keep(self, length: int) -> None:
-        """Remove everything after the first `length` tokens from the cache."""
-        self._llama.llama_memory_seq_rm(self._llama.llama_get_memory(self._context), 0, length, -1)
-
-    def _fill(self, tokens: Sequence[int], start: int, *, every: bool, last: bool) -> None:
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, start + i, every
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        if last:
-            batch.logits[len(tokens) - 1] = True
+    Raises:
+        UnsupportedError: llama.cpp is not installed, or cannot run the model where it is.
+        FileError: there is no room for the converted model.
+        OutOfMemoryError: there is no room to load it.
+    """
+    if isinstance(model, LlamaCppModel):
+        return model
+    library = load_library()
+    check_architecture(model)
+    on_gpu = model.device.type != "cpu"
+    if on_gpu and not library.api.llama_supports_gpu_offload():
+        raise UnsupportedError(
+            f"the model is on {model.device}, but the llama.cpp that is installed runs on CPUs only. Add "
+            "--device cpu, or build it for the accelerator (CMAKE_ARGS=-DGGML_CUDA=on pip install "
+            "--force-reinstall --no-cache-dir llama-cpp-python)."
+        )
+    exact = model.dtype == torch.float32
+    positions = int(model.config.max_position_embeddings)
+    options = LlamaCppOptions(
+        threads=torch.get_num_threads(),
+        gpu_layers=None if on_gpu else 0,
+        context=min(positions, 1 << 14),
+        flash_attention=not exact,
+        cache_type="f32" if exact else "f16",
+        mmap=False,  # so that nothing needs the file once it is read
+    )
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        file = Path(folder) / "model.gguf"
+        write_gguf(model, file)
+        converted, _ = load_gguf(file, options)
+    return converted
 
 
 class LlamaCpp:
@@ -156,18 +79,18 @@ class LlamaCpp:
             model: the target.
 
         Raises:
-            UnsupportedError, FileError, OutOfMemoryError: see `Engine`.
+            UnsupportedError, FileError, OutOfMemoryError: see `convert`.
         """
-        self._engine, self._ending = Engine(model), eos_ids(model)
-        self._cache = "float32 cache" if self._engine.exact else "its default cache"
         self._dtype = str(model.dtype).removeprefix("torch.")
+        self._model, self._ending = convert(model), eos_ids(model)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        engine = self._engine
+        context = self._model.context
         note = (
-            f"{self.name} is llama.cpp (llama-cpp-python {engine.version}) on the same weights in {self._dtype}, "
-            f"converted to GGUF, {self._cache}, {engine.threads} threads: plain decoding, one token per pass."
+            f"{self.name} is llama.cpp (llama-cpp-python {load_library().version}) on the same weights in "
+            f"{self._dtype}, converted to GGUF, {context.cache_type} cache, {context.model.threads} threads: plain "
+            "decoding, one token per pass."
         )
         return (note,)
 
@@ -189,23 +112,26 @@ class LlamaCpp:
     def run(self, request: Request, sampling: Sampling) -> Outcome:
         if sampling.temperature:
             raise sampling_unsupported()
-        engine, prompt = self._engine, request.prompt.tolist()
+        cache = LlamaTargetCache(self._model.context, request.prompt.tolist())
         forced = None if request.forced is None else request.forced.tolist()
-        engine.reserve(len(prompt) + request.max_new_tokens)
         ids: list[int] = []
-        tokens, position = prompt, 0
-        prefill = 0.0
         start = time.perf_counter()
-        while True:
-            chosen = int(engine.decode(tokens, position)[0].argmax())
-            position += len(tokens)
-            prefill = prefill or time.perf_counter() - start
-            token = chosen if forced is None else forced[len(ids)]
-            ids.append(token)
-            if len(ids) == request.max_new_tokens or (forced is None and token in self._ending):
-                break
-            tokens = [token]
-        seconds = time.perf_counter() - start
+        first = cache.prefill()
+        assert first is not None
+        logits = first.logits
+        prefill = time.perf_counter() - start
+        try:
+            while True:
+                chosen = int(logits[0].argmax())
+                token = chosen if forced is None else forced[len(ids)]
+                ids.append(token)
+                if len(ids) == request.max_new_tokens or (forced is None and token in self._ending):
+                    break
+                logits = cache.forward(np.array([token], np.int32), ROOT).logits
+                cache.keep([0])
+            seconds = time.perf_counter() - start
+        finally:
+            cache.release()
         return Outcome(
             ids=ids,
             seconds=seconds,
@@ -220,29 +146,6 @@ class LlamaCpp:
         )
 
 
-def import_llamacpp() -> Any:
-    """Return the package, with its log messages off.
-
-    Raises:
-        UnsupportedError: it is not installed, or does not run here.
-    """
-    try:
-        import gguf  # noqa: F401
-        import llama_cpp
-    except ImportError as error:
-        raise UnsupportedError(
-            "llama.cpp is not installed: pip install 'speculant[llamacpp]'. It is built from source, which takes a "
-            "C++ compiler and some minutes."
-        ) from error
-    except (OSError, RuntimeError) as error:  # its library was built for another machine
-        raise UnsupportedError(
-            f"llama.cpp is installed and does not run here: {error}. Build it anew: pip install --force-reinstall "
-            "--no-cache-dir 'speculant[llamacpp]'."
-        ) from error
-    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
-    return llama_cpp
-
-
 def check_llamacpp(*, sampled: bool) -> None:
     """Check before anything is loaded that llama.cpp can be measured.
 
@@ -254,7 +157,11 @@ def check_llamacpp(*, sampled: bool) -> None:
     """
     if sampled:
         raise sampling_unsupported()
-    import_llamacpp()
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError("llama.cpp is not installed: pip install 'speculant[llamacpp]'.") from error
+    load_library()
 
 
 def sampling_unsupported() -> UnsupportedError:

@@ -13,8 +13,9 @@ from speculant.bench.systems.forced import check_forced
 from speculant.bench.systems.hf import ASSISTED, PREFIX, HuggingFace, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.bench.systems.system import PLAIN, SpeculantSystem, System
-from speculant.core.errors import UsageError
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import METHODS, find_method
 
 
@@ -112,6 +113,8 @@ def build_systems(
 
     def build(name: str) -> System:
         if name.startswith(PREFIX):
+            if isinstance(model, LlamaCppModel):
+                raise UnsupportedError(f"{name} needs a model of transformers, and this is a GGUF file; leave it out.")
             return HuggingFace(name, model, draft_model)
         if name == LLAMACPP:
             return LlamaCpp(model)

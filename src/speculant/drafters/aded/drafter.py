@@ -49,6 +49,7 @@ PAPER_RULE = Rule(
     bigrams=False,
 )
 PAPER_WINDOW = 16
+_PIECE = 256  # tokens learned at a time
 PAPER_FALLBACK = 100  # the published code drafts this token id where the table has no entry
 
 
@@ -166,9 +167,10 @@ class AdedDrafter(TableDrafter, Persistent):
         return AdedSession(self, start.prompt)
 
     def learn(self, text: Int32, start: int = 0) -> None:
-        """Learn text[start:], Int32[T]."""
-        with self._lock:
-            self._table.learn(text, start)
+        """Learn text[start:], Int32[T], a piece at a time, so that other requests can draft meanwhile."""
+        for at in range(start, len(text), _PIECE):
+            with self._lock:
+                self._table.learn(text[: at + _PIECE], at)
 
     def learn_rows(self, contexts: Int32, ids: Int32, logits: Float32) -> None:
         """Learn the target's distribution after contexts Int32[R, 2] from its top tokens, [R, k] each."""

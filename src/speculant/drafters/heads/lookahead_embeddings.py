@@ -63,10 +63,10 @@ class LookaheadState(TextBlockState):
         head, cache = self._head, self._cache
         count = min(len(head.look_ahead), cache.depth)
         ids = [self.text[-1], *range(head.vocabulary, head.vocabulary + count)]
+        # Their rows pass through the target's cache, where 0 times NaN of a row that a mask hides would still be NaN.
+        embeddings = head.look_ahead[:count].nan_to_num(posinf=0.0, neginf=0.0)
         try:
-            result = cache.forward(
-                np.array(ids, np.int32), np.arange(-1, count, dtype=np.int32), embeddings=head.look_ahead[:count]
-            )
+            result = cache.forward(np.array(ids, np.int32), np.arange(-1, count, dtype=np.int32), embeddings=embeddings)
         finally:
             cache.rollback()
         logits: Tensor = result.logits

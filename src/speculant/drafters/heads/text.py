@@ -12,7 +12,7 @@ from speculant.core.tree import ROOT
 from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.models.level_session import LevelText
-from speculant.drafters.models.warping import warped
+from speculant.drafters.models.warping import Warping
 
 _UNREAD = 64  # committed tokens whose states may wait to be read
 
@@ -32,7 +32,7 @@ class HeadText(LevelText):
             states: where the text's state comes from and where it is kept when the request ends.
             start: of the request.
         """
-        self._states, self._sampling, self._cache = states, start.sampling, start.target
+        self._states, self._warping, self._cache = states, Warping(start.sampling), start.target
         self._head, self._target = states.head, states.target
         self.tokens: list[int] = start.prompt.tolist()
         self.state: HeadState | None = None
@@ -131,8 +131,7 @@ class HeadText(LevelText):
         if ids is not None:
             wide = logits.new_full((len(logits), self._target.vocabulary), -torch.inf)
             logits = wide.index_copy_(1, ids, logits)
-        logits = logits[:, : self._target.vocabulary]
-        return warped(logits, self._sampling) if self._sampling.temperature else logits.softmax(-1)
+        return self._warping(logits[:, : self._target.vocabulary])
 
 
 def _levels(above: Sequence[int], first: int) -> list[list[int]]:

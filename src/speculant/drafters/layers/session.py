@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from speculant.core.drafter import Budget, Start, Verified
@@ -17,7 +16,7 @@ from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.layers.subsets import Layers
 from speculant.drafters.models.level_session import LevelSession, LevelText
 from speculant.drafters.models.shapes import Shape
-from speculant.drafters.models.warping import warped
+from speculant.drafters.models.warping import Warping
 
 
 class LentText(LevelText):
@@ -30,7 +29,7 @@ class LentText(LevelText):
 
     def __init__(self, start: Start, layers: Layers) -> None:
         assert start.target is not None  # lent by every path that decodes with a model
-        self.target, self.layers, self._sampling = start.target, layers, start.sampling
+        self.target, self.layers, self._warping = start.target, layers, Warping(start.sampling)
         self._root, self._count = ROOT, 0
 
     @property
@@ -60,9 +59,7 @@ class LentText(LevelText):
     def _forward(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         result = self.target.forward(np.array(tokens, np.int32), np.array(parents, np.int32), layers=self.layers)
         self._count += len(tokens)
-        if not self._sampling.temperature:
-            return torch.as_tensor(result.logits.float().softmax(-1))
-        return warped(result.logits, self._sampling)
+        return self._warping(result.logits)
 
 
 class LayerSession(LevelSession):

@@ -21,9 +21,10 @@ import numpy as np
 from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
-from speculant.core.tree import DraftTree, Float32, Int32
+from speculant.core.tree import ROOT, DraftTree, Float32, Int32
 from speculant.drafters.mix.arrays import LONGEST_ROW
 from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
+from speculant.drafters.mix.chain import most_probable_chain
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
     Arrays,
@@ -40,6 +41,7 @@ from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
 WIDE_SHARE = 4  # wide rows get at most a quarter of the limit
+_PIECE = 256  # tokens learned at a time
 _NARROW_BITS, _WIDE_BITS = 13, 9
 
 
@@ -137,13 +139,15 @@ class MixDrafter(Drafter, Persistent):
             ValueError: an id lies outside the vocabulary.
         """
         memory = round(self.settings.row_memory * UNIT)
-        with self._lock:
-            while start < stop:
-                start = learn_text(self._flat, request, text, start, stop, training, memory, *self._rooms)
-                if start < 0:
-                    raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
-                if start < stop:
-                    self._grow()
+        while start < stop:
+            end = min(start + _PIECE, stop)
+            with self._lock:  # for a piece at a time, so that other requests can draft meanwhile
+                while start < end:
+                    start = learn_text(self._flat, request, text, start, end, training, memory, *self._rooms)
+                    if start < 0:
+                        raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
+                    if start < end:
+                        self._grow()
 
     def learn_top_k(self, windows: Int32, ids: Int32, logits: Float32) -> None:
         """Learn the target's top tokens, ids and logits [R, k], after windows Int32[R, 2] (-1: no token there)."""
@@ -156,10 +160,15 @@ class MixDrafter(Drafter, Persistent):
     def search(self, text: Int32, length: int, request: Arrays, budget: Budget) -> DraftTree:
         """Return the most probable continuations of text[:length] within the budget."""
         with self._lock:
-            tokens, parents, joints = most_probable(
-                self._flat, request, text, length, budget.nodes, budget.depth, self.settings.cut
-            )
-        return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth, trees=budget.trees)
+            if budget.trees:
+                tokens, parents, joints = most_probable(
+                    self._flat, request, text, length, budget.nodes, budget.depth, self.settings.cut
+                )
+            else:
+                most = min(budget.nodes, budget.depth)
+                tokens, joints = most_probable_chain(self._flat, request, text, length, most)
+                parents = np.arange(ROOT, len(tokens) - 1, dtype=np.int32)
+        return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth)
 
     def save(self, path: Path) -> None:
         """Write everything learned.
@@ -213,6 +222,7 @@ def _warm_up() -> None:
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
     learn_top_k(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
     most_probable(empty, request, text, 2, 1, 1, 1.0)
+    most_probable_chain(empty, request, text, 2, 1)
     follow(request, text, 1, 2)
     crowded = new_cells(NARROW_ROW, 0, first_bits=0)
     crowded.facts[USED] = PLACES

@@ -60,7 +60,8 @@ def new_request(vocabulary: int, length: int) -> Arrays:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _named(flat: Arrays) -> Tables:
+def named(flat: Arrays) -> Tables:
+    """Return the parts of `Tables.flat`."""
     return Tables(
         Cells(flat[0], flat[1]),
         Cells(flat[2], flat[3]),
@@ -78,7 +79,7 @@ def learn_text(
     Return where it stopped: `stop`, or earlier if a table has more cells in use than its room; -1 if an id lies
     outside the vocabulary, and then nothing was learned.
     """
-    narrow, wide, mixer = _named(tables)
+    narrow, wide, mixer = named(tables)
     last_use, heads, copy = request
     for i in range(start, stop):
         if not 0 <= text[i] < len(mixer.bands):
@@ -127,7 +128,7 @@ def follow(request: Arrays, text: Array, start: int, stop: int) -> Array:
 @njit(cache=True, nogil=True)
 def learn_top_k(tables: Arrays, windows: Array, ids: Array, gains: Array, memory: int) -> None:
     """Learn the target's top tokens, ids Int32[R, k], gains Int64[R, k], after windows Int32[R, 2]; -1 for no token."""
-    narrow, wide, mixer = _named(tables)
+    narrow, wide, mixer = named(tables)
     hashes = np.empty(CONTEXTS, np.uint64)
     tokens, weights = np.empty(LONGEST_ROW + ids.shape[1], np.int64), np.empty(LONGEST_ROW + ids.shape[1], np.int64)
     for r in range(len(windows)):
@@ -156,7 +157,7 @@ def most_probable(
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
     places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of its repetition
     window = np.empty(WINDOW, np.int32)
-    narrow, wide, mixer = _named(tables)
+    narrow, wide, mixer = named(tables)
     last_use, heads, copy = request
     features, hashes = new_features(), np.empty(CONTEXTS, np.uint64)
     count = 0

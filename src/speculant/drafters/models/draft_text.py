@@ -12,7 +12,7 @@ from speculant.core.drafter import Start, Verified
 from speculant.core.engine import Array, TargetCache
 from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, Int32
-from speculant.drafters.models.warping import warped
+from speculant.drafters.models.warping import Warping
 
 OpenCache = Callable[[Int32], TargetCache]
 
@@ -31,7 +31,7 @@ class DraftText:
             sampling: how the target is warped; q is warped likewise.
             vocabulary: V of the target; logits beyond it are left out, missing ones count as -inf.
         """
-        self._cache, self._sampling, self._vocabulary = cache, sampling, vocabulary
+        self._cache, self._warping, self._vocabulary = cache, Warping(sampling), vocabulary
         self._own = vocabulary  # tokens that the draft model knows
         self._unread: list[int] = []  # committed tokens that are not in the cache
         self._after: Array = None  # logits [1, V] after the last token of the cache's committed text
@@ -103,9 +103,7 @@ class DraftText:
         logits = logits[:, : self._vocabulary]
         if missing := self._vocabulary - logits.shape[1]:
             logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-        if not self._sampling.temperature:
-            return torch.as_tensor(logits.float().softmax(-1))
-        return warped(logits, self._sampling)
+        return self._warping(logits)
 
     def observe(self, verified: Verified) -> None:
         """Keep the rows of committed tokens; those without one are read when the next draft begins."""

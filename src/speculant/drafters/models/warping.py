@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor
 
 from speculant.core.sampler import Sampling
+
+_LOG = logging.getLogger(__name__)
+
+
+class Warping:
+    """Turns the logits of a drafter into q, for one request."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        """Take how the target samples."""
+        self._sampling, self._logged = sampling, False
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return the distributions Float32[n, V] of logits [n, V], warped as the target's are unless it is greedy.
+
+        Where logits are no numbers, as those of damaged weights and of states beyond a dtype's range are, q is uniform:
+        such drafts cost speed, and a memory beside the drafter goes on.
+        """
+        q = warped(logits, self._sampling) if self._sampling.temperature else logits.float().softmax(-1)
+        unknown = q.isnan().any(-1, keepdim=True)
+        if bool(unknown.any()):
+            if not self._logged:
+                self._logged = True
+                _LOG.warning("the drafter returned logits that are no numbers; its drafts cost time and gain nothing.")
+            q = torch.where(unknown, 1 / q.shape[-1], q)
+        return q
 
 
 def warped(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -16,6 +16,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
+from speculant.engines.hf.cache import crop_cache
 from speculant.engines.hf.capabilities import HFCapabilities, check_model
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.probe import Outcome, merge, probe_outcome
@@ -41,6 +42,11 @@ class HFEngine:
         self._batch = BatchPass(self._runner)
         self._outcome: Outcome | None = None
         self._notes = tuple(notes)
+
+    @property
+    def latency_facts(self) -> tuple[object, ...]:
+        """What the latency of passes depends on, beside the model's config, dtype and acceleration: nothing."""
+        return ()
 
     def probe(self, *, drafts: bool) -> None:
         """Check once that drafts, or passes over several sequences, leave the model's logits as they are; see `probe`.
@@ -105,6 +111,10 @@ class HFEngine:
             UnsupportedError: the cache is of a kind that cannot be rolled back.
         """
         return HFTargetCache(self._runner, ids, cache=cache, padding=padding, positions=positions)
+
+    def crop(self, cache: DynamicCache, length: int) -> None:
+        """Keep the first tokens of a cache, for a prompt that shares only those."""
+        crop_cache(cache, length)
 
     def forward(self, batch: Sequence[tuple[HFTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         if any(cache.uncommitted for cache, _, _ in batch):

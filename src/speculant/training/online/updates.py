@@ -89,7 +89,7 @@ class Updater:
             if before is None or after is None:
                 self.reset()
                 return None
-            used = bool(losses) and bool(np.isfinite(losses).all()) and after >= before
+            used = bool(losses) and bool(np.isfinite(losses).all()) and after >= before and self._finite()
             if used:
                 with self._lock:
                     publish(self._learner)
@@ -105,6 +105,10 @@ class Updater:
         """Go back to the weights that draft."""
         revert(self._learner)
         self._optimizer = self._new_optimizer()
+
+    def _finite(self) -> bool:
+        """Return whether all weights are numbers: a finite loss may have gradients that are none."""
+        return all(bool(weight.isfinite().all()) for weight in self._learner.copy.parameters())
 
     def _step(self, windows: Sequence[Window]) -> float | None:
         """Take an optimiser step on the mean loss of some windows; gradients are computed for the copy alone."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from models import SHAPE, tiny_model
-from speculant.bench.systems.gguf_file import check_architecture, interleaved, write_gguf
 from speculant.core.errors import FileError, UnsupportedError
+from speculant.engines.llamacpp.gguf_file import check_architecture, interleaved, write_gguf
 
 
 def test_pairs_stand_together() -> None:
@@ -35,7 +35,9 @@ def test_pairs_stand_together() -> None:
 )
 def test_what_llama_cpp_would_run_differently_is_refused(name: str, changes: dict[str, Any], why: str) -> None:
     """Another model than the one that was named must never be timed."""
-    with pytest.raises(UnsupportedError, match=rf"cannot be written for llama.cpp: .*{why}.*Leave llamacpp out"):
+    with pytest.raises(
+        UnsupportedError, match=rf"cannot be written for llama.cpp: .*{why}.*Use it in transformers' format"
+    ):
         check_architecture(tiny_model(name, **changes))
 
 
@@ -63,7 +65,7 @@ def test_unknown_weights_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     model = tiny_model("llama")
     model.model.layers[0].self_attn.adapter = torch.nn.Linear(2, 2)
-    with pytest.raises(UnsupportedError, match=r"'model.layers.0.self_attn.adapter.weight'.*no plain weight"):
+    with pytest.raises(UnsupportedError, match=r"'model.layers.0.self_attn.adapter.weight'.*not a plain weight"):
         write_gguf(model, tmp_path / "m.gguf")
     model = tiny_model("llama")
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to(torch.int8), requires_grad=False)

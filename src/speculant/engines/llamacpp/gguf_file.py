@@ -1,6 +1,7 @@
 """A transformers model of the Llama kind as a GGUF file, so that llama.cpp runs the very same weights.
 
-Only what computes logits from token ids is written: the tokenizer's model is "none" and the vocabulary just a size.
+Without a tokenizer only what computes logits from token ids is written: the tokenizer's model is "none" and the
+vocabulary just a size. With one, it must be of the kind that `gguf_tokenizer` writes.
 Matrices keep their dtype, vectors are written in float32, which llama.cpp computes with. For the architecture `llama`,
 llama.cpp applies rotary embeddings to neighbouring pairs of a head's dimensions where transformers pairs the two
 halves, so rows of q and k are permuted; the qwen architectures pair halves, as transformers does. Names and keys are
@@ -20,11 +21,13 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import FileError, UnsupportedError
+from speculant.engines.llamacpp.gguf_tokenizer import describe_tokenizer
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 PERMUTED = "llama"
 STATIC_ROPES = ("default", "linear", "llama3")  # whose frequencies do not depend on the length of the text
 
+_FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}  # llama.cpp's LLAMA_FTYPE_*
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -64,12 +67,13 @@ class _TensorEntry:
     make: Callable[[], Tensor]
 
 
-def write_gguf(model: Any, path: Path) -> None:
+def write_gguf(model: Any, path: Path, *, tokenizer: Any = None) -> None:
     """Write a model's weights as a GGUF file; an unfinished file is removed.
 
     Args:
         model: a causal LM of transformers.
         path: of the file, which is overwritten. It takes as many bytes as the weights.
+        tokenizer: the model's, to be written too; None for a file without one.
 
     Raises:
         UnsupportedError: the model's architecture is not supported, or the package `gguf` is not installed.
@@ -84,6 +88,11 @@ def write_gguf(model: Any, path: Path) -> None:
     size = sum(entry.size for entry in entries)
     writer: Any = gguf.GGUFWriter(None, ARCHITECTURES[model.config.model_type])
     _describe(writer, model)
+    if tokenizer is None:
+        writer.add_vocab_size(model.get_input_embeddings().weight.shape[0])
+        writer.add_tokenizer_model("none")
+    else:
+        describe_tokenizer(writer, tokenizer, model)
     for entry in entries:
         # Types that numpy lacks are written as bytes, so the last dimension counts bytes.
         shape = (*entry.shape[:-1], entry.shape[-1] * (4 if entry.kind == "F32" else 2))
@@ -133,7 +142,7 @@ def check_architecture(model: Any) -> None:
     elif ARCHITECTURES[kind] != PERMUTED and not bool((_rope_factors(model) == 1).all()):
         why = f"llama.cpp has no scaled rotary embedding for {kind} models"
     if why is not None:
-        raise UnsupportedError(f"the model cannot be written for llama.cpp: {why}. Leave llamacpp out.")
+        raise UnsupportedError(f"the model cannot be written for llama.cpp: {why}. Use it in transformers' format.")
 
 
 def _entries(model: Any) -> list[_TensorEntry]:
@@ -148,8 +157,8 @@ def _entries(model: Any) -> list[_TensorEntry]:
         if gguf_name is None or dtype not in _TYPES or parameter.device.type == "meta":
             raise UnsupportedError(
                 f"the model cannot be written for llama.cpp: '{name}' ({dtype}, on {parameter.device}) is not a plain "
-                "weight of its architecture. Load it without adapters, quantisation or offloading, or leave "
-                "llamacpp out."
+                "weight of its architecture. Load it without adapters, quantisation or offloading, or "
+                "use it in transformers' format."
             )
         kind = _TYPES[dtype] if parameter.ndim > 1 else "F32"
         size = parameter.numel() * (4 if kind == "F32" else 2)
@@ -206,7 +215,7 @@ def _head_size(config: Any) -> int:
 def _describe(writer: Any, model: Any) -> None:
     config = model.config
     writer.add_name(config.model_type)
-    writer.add_vocab_size(model.get_input_embeddings().weight.shape[0])
+    writer.add_file_type(_FILE_TYPES[model.get_input_embeddings().weight.dtype])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -218,4 +227,3 @@ def _describe(writer: Any, model: Any) -> None:
     writer.add_rope_dimension_count(_head_size(config))
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_tokenizer_model("none")

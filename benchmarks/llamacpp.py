@@ -1,0 +1,216 @@
+"""llama.cpp with drafts against llama.cpp without, and against llama-cpp-python's own prompt lookup.
+
+A shape with random weights as GGUF in several formats, made here and removed, forced along recorded outputs: every pass
+is computed, the next token is the recording's. In one process the systems take turns on each request, in another order
+each time, so that a slow spell of the machine affects all. A prompt is read once and its keys and values serve every
+system, so what is compared is decoding; `with_prompt` adds the seconds of reading to each. Memories are empty at the
+first request and kept. Prompt lookup is llama-cpp-python's `LlamaPromptLookupDecoding` with its default of 10 tokens,
+and with the 2 that its README recommends for CPUs, verified in one pass by the same engine.
+
+    python benchmarks/llamacpp.py $SHAPE $TRACES/llama31-8b-instructcoder.jsonl -o benchmarks/results/llamacpp.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from speculant import Speculator
+from speculant.api.result import Generation, Stream
+from speculant.bench.replay.player import replay
+from speculant.bench.replay.traces import Recording, read_recordings
+from speculant.bench.systems.forced import ForcedSampler, fit_vocabulary, forced_parts
+from speculant.bench.systems.random_weights import random_model
+from speculant.bench.systems.system import WARM_UP_TEXT
+from speculant.cli.env import environment
+from speculant.core.drafter import Start
+from speculant.core.stats import Stats
+from speculant.core.tree import DraftTree
+from speculant.decoding.sequence import Sequence as DecodedSequence
+from speculant.engines.llamacpp.engine import LlamaEngine
+from speculant.engines.llamacpp.gguf_file import write_gguf
+from speculant.engines.llamacpp.library import load_library
+from speculant.engines.llamacpp.options import LlamaCppOptions
+from speculant.engines.llamacpp.quantize import quantize
+from speculant.engines.llamacpp.request_model import LlamaCppModel, load_gguf
+from speculant.engines.llamacpp.texts import Text
+from speculant.sizing.policy import MAX_NODES
+
+FORMATS = ("bf16", "q8_0", "q4_k")
+LOOKUPS = (2, 10)
+CONTEXT = 2048
+
+
+@dataclass(slots=True)
+class Run:
+    """One request by one system: its tokens after the first, target passes, and seconds."""
+
+    tokens: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+    target_seconds: float = 0.0
+    draft_seconds: float = 0.0
+
+    def add(self, other: Run) -> None:
+        """Add another request."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+System = Callable[[np.ndarray[Any, np.dtype[np.int32]], list[int], Text], Run]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", type=Path, help="config.json of the shape, or its folder")
+    parser.add_argument("traces", type=Path, help="recorded outputs")
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=1 << 30, help="of each output at most")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--folder", type=Path, help="keeps the GGUF files there and uses those that are there")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="speculant-") as temporary:
+        folder = args.folder or Path(temporary)
+        formats = args.formats.split(",")
+        make_files(args.shape, folder, formats)
+        recordings = list(read_recordings(args.traces))[: args.requests]
+        found = {kind: measure(folder / f"{kind}.gguf", recordings, args.tokens, args.threads) for kind in formats}
+    report = {
+        "environment": environment() | {"threads": args.threads, "llama_cpp_python": load_library().version},
+        "shape": args.shape.name,
+        "traces": args.traces.stem,
+        "requests": len(recordings),
+        "most_tokens": min(args.tokens, max(len(each.output) for each in recordings)),
+        "formats": found,
+    }
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def make_files(shape: Path, folder: Path, formats: Sequence[str]) -> None:
+    """Write the shape with random weights in each format."""
+    source = folder / "bf16.gguf"
+    if not source.exists():
+        write_gguf(random_model(shape, dtype="bfloat16", device="cpu"), source)
+        gc.collect()
+    for kind in formats:
+        if not (folder / f"{kind}.gguf").exists():
+            quantize(source, folder / f"{kind}.gguf", kind)
+
+
+def measure(file: Path, recordings: Sequence[Recording], most: int, threads: int) -> dict[str, Any]:
+    """Return the figures of one format."""
+    model, _ = load_gguf(file, LlamaCppOptions(threads=threads, context=CONTEXT))
+    fitted, _ = fit_vocabulary(recordings, model.config.vocab_size)
+    systems: dict[str, System] = {"plain": ours(model, "none"), "mix": ours(model, "mix")}
+    systems |= {f"prompt-lookup:{count}": lookup(model, count) for count in LOOKUPS}
+    engine = LlamaEngine(model, model.context)
+    totals = {name: Run() for name in systems}
+    requests: list[dict[str, Any]] = []
+    prompt_seconds = 0.0
+    for place, each in enumerate(fitted):
+        prompt, output = each.prompt, each.output[:most].tolist()
+        began = time.perf_counter()
+        cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None])
+        cache.prefill()
+        prompt_seconds += time.perf_counter() - began
+        names, row = list(systems), dict[str, Any]()
+        for name in names[place % len(names) :] + names[: place % len(names)]:
+            cache.text.crop(len(prompt) - 1)
+            run = systems[name](prompt, output, cache.text)
+            totals[name].add(run)
+            row[name] = asdict(run)
+        engine.context.drop(cache.text)
+        requests.append(row)
+        print(file.stem, place + 1, {name: round(ratio(totals, name), 2) for name in systems}, flush=True)
+    return {
+        "weights": model.dtype,
+        "prompt_seconds": prompt_seconds,
+        "speed_up": {name: ratio(totals, name) for name in systems},
+        "with_prompt": {name: ratio(totals, name, prompt_seconds) for name in systems},
+        "mat": {name: run.tokens / run.passes for name, run in totals.items()},
+        "overhead": {name: 1 - run.target_seconds / run.seconds for name, run in totals.items()},
+        "totals": {name: asdict(run) for name, run in totals.items()},
+        "requests": requests,
+    }
+
+
+def ratio(totals: dict[str, Run], name: str, more: float = 0.0) -> float:
+    """Return how many times as fast as plain decoding a system is, with so many seconds added to both."""
+    return (totals["plain"].seconds + more) / (totals[name].seconds + more)
+
+
+def ours(model: LlamaCppModel, method: str) -> System:
+    """Return a method of ours, with a memory of its own."""
+    speculator = Speculator.from_transformers(model, method=method)
+    if method != "none":
+        replay(speculator.drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)
+        speculator.drafter = Speculator.from_transformers(model, method=method).drafter
+
+    def run(prompt: np.ndarray[Any, np.dtype[np.int32]], output: list[int], text: Text) -> Run:
+        ids = torch.from_numpy(prompt.astype(np.int64))[None]
+        cache, sampler = speculator.engine.open(ids, cache=text), ForcedSampler(ids, output)
+        stats = Stats(method=method, prompt_tokens=1)
+        sequence = DecodedSequence(cache, sampler, Start(prompt=prompt), stats)
+        generation = Generation(sequence, sampler)
+        pieces = iter(Stream(generation, forced_parts(speculator)))
+        next(pieces)  # the prompt's pass
+        began, before = time.perf_counter(), stats.draft_seconds
+        for _ in pieces:
+            pass
+        seconds = time.perf_counter() - began
+        return Run(len(output) - 1, stats.rounds, seconds, stats.target_seconds, stats.draft_seconds - before)
+
+    return run
+
+
+def lookup(model: LlamaCppModel, count: int) -> System:
+    """Return llama-cpp-python's prompt lookup with drafts of so many tokens."""
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    engine, drafter = LlamaEngine(model, model.context), LlamaPromptLookupDecoding(num_pred_tokens=count)
+
+    def run(prompt: np.ndarray[Any, np.dtype[np.int32]], output: list[int], text: Text) -> Run:
+        cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None], cache=text)
+        cache.prefill()
+        result, done = Run(tokens=len(output) - 1), 1
+        ids = np.concatenate([prompt, np.array(output, np.int32)])
+        began = time.perf_counter()
+        while done < len(output):
+            drafting = time.perf_counter()
+            end = len(prompt) + done
+            found = drafter(ids[:end])[: len(output) - done - 1]
+            tree = DraftTree(
+                found.astype(np.int32), np.arange(-1, len(found) - 1, dtype=np.int32), np.ones(len(found), np.float32)
+            )
+            passing = time.perf_counter()
+            logits = engine.forward([(cache, int(ids[end - 1]), tree)])[0].logits
+            accepted = 0
+            logits[0].argmax().item()
+            while accepted < len(found) and found[accepted] == output[done + accepted]:
+                accepted += 1
+                logits[accepted].argmax().item()
+            result.target_seconds += time.perf_counter() - passing
+            result.draft_seconds += passing - drafting
+            result.passes += 1
+            cache.keep(range(accepted + 1))
+            done += accepted + 1
+        result.seconds = time.perf_counter() - began
+        return result
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The kernel of `mix` for targets that verify chains only: the most probable token, then the one after it, and so on.
+
+A search for the best tree and then for its best chain (`kernels.most_probable`) expands four nodes or more for each
+token of the chain. Following the most probable token expands one, and the chain is as long as it may be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.mix.arrays import new_features
+from speculant.drafters.mix.contexts import CONTEXTS, WINDOW, hash_contexts
+from speculant.drafters.mix.features import gather
+from speculant.drafters.mix.kernels import Arrays, named
+from speculant.drafters.mix.mixer import combine, squash
+from speculant.drafters.mix.repetition import NOWHERE, seek
+
+Array = npt.NDArray[Any]
+
+EXAMINED = 4  # latest entries of each row that become candidates
+
+
+@njit(cache=True, nogil=True)
+def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: int, limit: int) -> tuple[Array, Array]:
+    """Return tokens Int32[N] and joint probabilities Float32[N] of a chain, N <= limit.
+
+    Args:
+        tables, request: see `kernels.Tables.flat` and `kernels.new_request`.
+        text: Int32[>= length], continued after text[:length].
+        length: of the text.
+        limit: the most tokens.
+    """
+    narrow, wide, mixer = named(tables)
+    last_use, heads, copy = request
+    features, hashes = new_features(), np.empty(CONTEXTS, np.uint64)
+    known = min(length, WINDOW)
+    window = np.empty(known + limit, np.int32)  # the end of the text, then the chain
+    window[:known] = text[length - known : length]
+    joints, joint = np.empty(limit, np.float32), np.float32(1)
+    place, agreed = copy[0], copy[1]
+    for n in range(limit):
+        end = known + n
+        recent = window[max(0, end - WINDOW) : end]
+        hash_contexts(recent, len(recent), mixer.frequency, hashes)
+        if n > 0 and place == NOWHERE:
+            place, agreed = seek(heads, text, recent)
+        if place >= length:
+            place, agreed = NOWHERE, 0
+        copied = text[place] if place != NOWHERE else NOWHERE
+        found = gather(narrow, wide, mixer, hashes, copied, agreed, last_use, length + n, EXAMINED, features)
+        if not found:
+            return window[known:end], joints[:n]
+        combine(mixer, features, found)
+        best = np.argmax(features.logits[:found])
+        joint *= squash(mixer, features.logits[best])
+        window[end], joints[n] = features.candidates[best], joint
+        if copied == window[end]:
+            place, agreed = place + 1, agreed + 1
+        else:
+            place, agreed = NOWHERE, 0
+    return window[known:], joints

@@ -1,0 +1,130 @@
+"""The branches of a draft as llama.cpp's sequences: who shares which cached rows.
+
+The committed text of a sequence has one id. Of the rows that follow a row, the first goes on with that row's id; every
+other begins a branch with an id of its own, which takes part in all rows above it. Rows of the same pass are given the
+id when they are written; rows that are cached already are given it by a copy, which llama.cpp does by marking them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from speculant.core.tree import ROOT, Int32
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An id that takes part in cached rows: those of the sequence `source` before the position `end`."""
+
+    source: int
+    target: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grown:
+    """What further rows make of the branches.
+
+    Attributes:
+        branches: with them.
+        positions: Int32[n], of the new rows.
+        sequences: [n], the ids of each new row, its own first.
+        shares: to be made before the rows are written.
+        taken: the ids that were taken for them.
+    """
+
+    branches: Branches
+    positions: Int32
+    sequences: list[list[int]]
+    shares: list[Share]
+    taken: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branches:
+    """Rows below a committed text that are not committed yet.
+
+    Attributes:
+        text: the id of the committed text.
+        length: how many tokens that has.
+        parents: of each row, the row that it follows; -1 for the committed text.
+        depths: of each row, 1 for those that follow the committed text.
+        own: of each row, the id whose sequence ends with it, or with a row below it.
+        extended: the rows, -1 among them, whose id goes on in a row below.
+        taken: the ids beside `text`.
+    """
+
+    text: int
+    length: int
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
+    extended: frozenset[int] = frozenset()
+    taken: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def grown(self, parents: Int32, take: Callable[[int], list[int]]) -> Grown:
+        """Return these rows and further ones behind them.
+
+        Args:
+            parents: Int32[n], counted over all rows; a row's parent comes before it.
+            take: returns so many unused ids.
+
+        Raises:
+            ValueError: a parent does not come first.
+        """
+        before = len(self)
+        above, depths, own = [*self.parents, *parents.tolist()], [*self.depths], [*self.own]
+        extended, first = set(self.extended), list[bool]()
+        for row in range(before, len(above)):
+            parent = above[row]
+            if not ROOT <= parent < row:
+                raise ValueError("the row that another follows must come before it, or be -1 for the committed text")
+            first.append(parent not in extended)
+            extended.add(parent)
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        fresh = take(first.count(False))
+        left, shares = iter(fresh), list[Share]()
+        sequences: list[list[int]] = []
+        for row, goes_on in enumerate(first, start=before):
+            parent = above[row]
+            if goes_on:
+                own.append(self.text if parent == ROOT else own[parent])
+                sequences.append([own[-1]])
+                continue
+            own.append(next(left))
+            sequences.append([own[-1]])
+            while parent >= before:
+                sequences[parent - before].append(own[-1])
+                parent = above[parent]
+            source = self.text if parent == ROOT else own[parent]
+            end = self.length + (0 if parent == ROOT else depths[parent])
+            shares.append(Share(source, own[-1], end))
+        branches = Branches(
+            self.text,
+            self.length,
+            tuple(above),
+            tuple(depths),
+            tuple(own),
+            frozenset(extended),
+            (*self.taken, *fresh),
+        )
+        positions = np.array(depths[before:], np.int32) + np.int32(self.length - 1)
+        return Grown(branches, positions, sequences, shares, fresh)
+
+    def check_path(self, rows: list[int]) -> None:
+        """Refuse rows that are not a path down from the committed text.
+
+        Raises:
+            ValueError: they are not.
+        """
+        above = ROOT
+        for row in rows:
+            if not 0 <= row < len(self) or self.parents[row] != above:
+                raise ValueError(f"the rows {rows} are not a path below the committed text")
+            above = row

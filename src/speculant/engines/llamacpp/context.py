@@ -1,0 +1,249 @@
+"""llama.cpp's context of a model: its cache of keys and values, the sequences in it, and passes over rows.
+
+One unified cache serves all texts: a sequence is a mark on its cells, so branches share what they have in common and
+keeping an accepted path moves nothing. The logits of a pass lie in llama.cpp's own memory and are read there; they hold
+until the next pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.errors import ModelError, OutOfMemoryError, SpeculantError, UnsupportedError, UsageError
+from speculant.engines.llamacpp.batch import BatchArrays, Rows
+from speculant.engines.llamacpp.branches import Share
+from speculant.engines.llamacpp.model import LlamaModel
+from speculant.engines.llamacpp.options import DEFAULT_CONTEXT, LlamaCppOptions
+from speculant.engines.llamacpp.texts import Text
+
+PASS_ROWS = 512  # most rows of one call; drafts always have room for one more call beside the texts
+_FULL = 1  # what llama_decode returns where there are no free cells
+_NO_MEMORY = -2
+_FLASH = {None: -1, False: 0, True: 1}
+
+
+class LlamaContext:
+    """The cache of a model and passes on it. Not for several threads at once.
+
+    Attributes:
+        model: the model.
+        positions: the most tokens of a text.
+        cells: how many tokens of texts the cache has room for.
+        flash_attention: whether it is used; None for llama.cpp's own choice.
+        cache_type: of keys and values.
+    """
+
+    def __init__(self, model: LlamaModel, options: LlamaCppOptions) -> None:
+        """Allocate the cache.
+
+        Raises:
+            UsageError: the context is longer than the model's positions.
+            UnsupportedError: llama.cpp does not take this cache type or attention on this model.
+            OutOfMemoryError: there is no room.
+        """
+        self.model, self._library = model, model.library
+        self._api = api = self._library.api
+        if options.context is not None and options.context > model.positions:
+            raise UsageError(f"context is {options.context}, and the model has {model.positions} positions.")
+        self.positions = options.context or min(model.positions, DEFAULT_CONTEXT)
+        self.cells = options.cache_tokens or self.positions
+        exact = not model.offloaded
+        self.flash_attention = False if options.flash_attention is None and exact else options.flash_attention
+        self.cache_type = options.cache_type or ("f32" if exact else "f16")
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = self.cells + PASS_ROWS, PASS_ROWS, PASS_ROWS
+        params.n_seq_max, params.kv_unified, params.swa_full = options.sequences, True, True
+        params.n_threads = params.n_threads_batch = model.threads
+        params.flash_attn_type = _FLASH[self.flash_attention]
+        params.type_k = params.type_v = getattr(api, f"GGML_TYPE_{self.cache_type.upper()}")
+        params.no_perf = True
+        self._library.log.clear()
+        self._pointer = api.llama_init_from_model(model.pointer, params)
+        if not self._pointer:
+            raise self._why_not_opened()
+        self._finalizer = weakref.finalize(self, _free, api, self._pointer, model)
+        self._memory = api.llama_get_memory(self._pointer)
+        self._batch = BatchArrays(api, PASS_ROWS)
+        self._free_ids = list(range(options.sequences))[::-1]
+        self._given_back: deque[int] = deque()  # by texts that nobody holds any more, at any time
+        self._texts: list[weakref.ref[Text]] = []  # in the cache, the one unused for longest first
+        self._open_in: int | None = None  # the thread whose pass has rows that are neither kept nor dropped
+
+    def _why_not_opened(self) -> SpeculantError:
+        log = self._library.log
+        if log.mentions("failed to allocate", "unable to allocate", "out of memory"):
+            return OutOfMemoryError(
+                f"there is no room for a cache of {self.cells} tokens in {self.cache_type}. Lower context or "
+                "cache_tokens, or use a smaller cache_type."
+            )
+        return UnsupportedError(
+            f"llama.cpp cannot run this model with cache_type={self.cache_type} and "
+            f"flash_attention={self.flash_attention}: {log.reason() or 'it gives no reason'}."
+        )
+
+    def set_threads(self, threads: int) -> None:
+        """Run passes with so many threads from now on."""
+        self.model.threads = threads
+        self._api.llama_set_n_threads(self._pointer, threads, threads)
+
+    def take(self, count: int, keep: Iterable[Text] = ()) -> list[int]:
+        """Return unused sequence ids; texts that are not in `keep` leave the cache where there are too few.
+
+        Raises:
+            UnsupportedError: there are too few even so.
+        """
+        self._flush()
+        protected = set(map(id, keep))
+        while len(self._free_ids) < count and self._evict(protected):
+            pass
+        if len(self._free_ids) < count:
+            raise UnsupportedError(
+                f"the draft branches into {count} more sequences, and {len(self._free_ids)} are free. Draft fewer "
+                "nodes, decode fewer texts together, or raise `sequences` (at most 256)."
+            )
+        return [self._free_ids.pop() for _ in range(count)]
+
+    def give_back(self, ids: Iterable[int]) -> None:
+        """Remove sequences from the cache; their ids are unused again."""
+        for sequence in ids:
+            self.remove(sequence, 0)
+            self._free_ids.append(sequence)
+
+    def share(self, shares: Iterable[Share]) -> None:
+        """Let sequences take part in cached rows of others."""
+        for each in shares:
+            self._api.llama_memory_seq_cp(self._memory, each.source, each.target, 0, each.end)
+
+    def adopt(self, source: int, target: int, start: int, end: int) -> None:
+        """Let a sequence take part in another's rows at the positions from `start` to before `end`."""
+        self._api.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def remove(self, sequence: int, start: int) -> None:
+        """Remove a sequence's rows from a position on; cells that no sequence is left in are free."""
+        self._api.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def admit(self, text: Text, keep: Sequence[Text] = ()) -> int:
+        """Return the id of a text in the cache; one that had to leave is read again.
+
+        Args:
+            text: to be there.
+            keep: texts that must stay, too.
+
+        Raises:
+            OutOfMemoryError: it does not fit.
+        """
+        if text.sequence is None:
+            [sequence] = self.take(1, [text, *keep])
+            try:
+                self._read(text.tokens, sequence, [text, *keep])
+            except BaseException:
+                self.give_back([sequence])
+                raise
+            text.sequence = sequence
+            text.on_loss(weakref.finalize(text, self._given_back.append, sequence))
+        self._texts = [each for each in self._texts if each() not in (None, text)] + [weakref.ref(text)]
+        return text.sequence
+
+    def drop(self, text: Text) -> None:
+        """Remove a text from the cache; its tokens stay known."""
+        if text.sequence is not None:
+            sequence, text.sequence = text.sequence, None
+            text.on_loss(None)
+            self.give_back([sequence])
+
+    def decode(self, rows: Rows, keep: Sequence[Text]) -> Tensor:
+        """Run a pass over at most `PASS_ROWS` rows; return the logits [n', V] of those that are wanted.
+
+        They are llama.cpp's own memory and hold until the next pass. Where there are no free cells, texts that are not
+        in `keep` leave the cache.
+
+        Raises:
+            OutOfMemoryError: the cache or the device is full; nothing was appended.
+            ModelError: llama.cpp failed; nothing was appended.
+            UsageError: another thread is in the middle of a round on this model.
+        """
+        self._check_thread()
+        self._flush()
+        protected = set(map(id, keep))
+        batch = self._batch.fill(rows)
+        self._library.log.clear()
+        code = self._api.llama_decode(self._pointer, batch)
+        while code == _FULL and self._evict(protected):
+            code = self._api.llama_decode(self._pointer, batch)
+        if code:
+            raise self._why_not_run(int(code), len(rows))
+        wanted = sum(rows.outputs)
+        return self._logits(wanted)
+
+    def begin_round(self) -> None:
+        """Take note that rows are in the cache that are neither kept nor dropped."""
+        self._open_in = threading.get_ident()
+
+    def end_round(self) -> None:
+        """Take note that they are."""
+        self._open_in = None
+
+    def _check_thread(self) -> None:
+        if self._open_in not in (None, threading.get_ident()):
+            raise UsageError(
+                "another thread is decoding with this model, whose logits this pass would overwrite. Decode requests "
+                "together with `Speculator.batch`, or load the model once for each thread."
+            )
+
+    def _why_not_run(self, code: int, rows: int) -> SpeculantError:
+        if code == _FULL:
+            return OutOfMemoryError(
+                f"the cache of {self.cells} tokens has no room for a pass over {rows} rows. Decode fewer texts "
+                "together, or raise cache_tokens."
+            )
+        reason = self._library.log.reason() or f"code {code}"
+        if code == _NO_MEMORY:
+            return OutOfMemoryError(
+                f"llama.cpp had no memory for a pass over {rows} rows: {reason}. Draft fewer nodes, or use a smaller "
+                "quantisation."
+            )
+        return ModelError(f"llama.cpp could not run a pass over {rows} rows: {reason}.")
+
+    def _logits(self, rows: int) -> Tensor:
+        """Return the logits of the last pass as a tensor that keeps this context alive."""
+        vocabulary = self.model.vocabulary
+        if not rows:
+            return torch.empty(0, vocabulary)
+        address = ctypes.cast(self._api.llama_get_logits(self._pointer), ctypes.c_void_p).value
+        assert address is not None
+        memory: Any = (ctypes.c_float * (rows * vocabulary)).from_address(address)
+        memory.owner = self
+        return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(rows, vocabulary))
+
+    def _read(self, tokens: Sequence[int], sequence: int, keep: Sequence[Text]) -> None:
+        for start in range(0, len(tokens), PASS_ROWS):
+            self.decode(Rows.plain(tokens[start : start + PASS_ROWS], start, sequence, last=False), keep)
+
+    def _evict(self, protected: set[int]) -> bool:
+        """Remove the text that was unused for longest; return whether there was one that may leave."""
+        for place, held in enumerate(self._texts):
+            text = held()
+            if text is not None and text.sequence is not None and not text.open_rows and id(text) not in protected:
+                del self._texts[place]
+                self.drop(text)
+                return True
+        return False
+
+    def _flush(self) -> None:
+        """Remove what belonged to texts that nobody holds any more."""
+        while self._given_back:
+            self.give_back([self._given_back.popleft()])
+
+
+def _free(api: Any, pointer: Any, _model: LlamaModel) -> None:
+    """Free a context, before its model, which is held until then."""
+    api.llama_free(pointer)

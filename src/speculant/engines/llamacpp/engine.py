@@ -1,0 +1,176 @@
+"""A GGUF model as an engine: passes of its sequences, alone or several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.engine import NO_NEEDS, Capabilities, Engine, Needs, Pass
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import DraftTree, Int32
+from speculant.engines.llamacpp.batch import Rows
+from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
+from speculant.engines.llamacpp.probe import check_trees
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache, check_needs, finished
+from speculant.engines.llamacpp.texts import Text
+
+Request = tuple[LlamaTargetCache, Int32, Int32]
+
+
+class LlamaEngine(Engine):
+    """Runs passes of a GGUF model; see `core.engine.Engine`.
+
+    Attributes:
+        model: what transformers' `generate` prepares requests with; see `request_model`.
+        context: the cache, and passes on it.
+        batch_note: why the sequences of a batch are run one after the other; never, here.
+    """
+
+    batch_note = ""
+
+    def __init__(self, model: Any, context: LlamaContext, *, notes: Sequence[str] = ()) -> None:
+        """Take a model.
+
+        Args:
+            model: see above.
+            context: of the same model.
+            notes: what the user should know beside the engine's own notes.
+        """
+        self.model, self.context = model, context
+        self._notes = tuple(notes)
+        self._probed = False
+        self._capabilities = Capabilities(
+            vocabulary=context.model.vocabulary, positions=context.positions, notes=_notes(context)
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know, of the model and of its drafter."""
+        return (*self._capabilities.notes, *self._notes)
+
+    @property
+    def latency_facts(self) -> tuple[object, ...]:
+        """What the latency of passes depends on, beside the model's config and weights."""
+        context = self.context
+        model = context.model
+        return (
+            model.header("general.architecture"),
+            model.parameters,
+            model.threads,
+            model.offloaded,
+            context.cache_type,
+            context.flash_attention,
+            model.library.version,
+        )
+
+    def probe(self, *, drafts: bool) -> None:
+        """Check once that passes over trees return the logits of passes over one token; see `probe`.
+
+        Args:
+            drafts: whether drafts are to be verified; plain passes need no check.
+
+        Raises:
+            UnsupportedError: they do not.
+        """
+        if drafts and not self._probed:
+            check_trees(self.context)
+            self._probed = True
+
+    def open(
+        self, ids: Tensor, *, cache: Any = None, padding: Tensor | None = None, positions: Tensor | None = None
+    ) -> LlamaTargetCache:
+        """Return a new sequence, of which nothing but the given cache is read yet.
+
+        Args:
+            ids: Int64[1, T], the whole prompt, cached part included.
+            cache: `Result.cache` of an earlier turn on this model, whose tokens the prompt begins with; None for none.
+            padding: Int64[1, T], or None; without zeros.
+            positions: Int64[1, n], or None; rising by 1 to T - 1.
+
+        Raises:
+            UnsupportedError: the cache is of another kind, or tokens are padding or have positions of their own.
+            UsageError: the prompt does not continue the cache.
+        """
+        if cache is not None and not isinstance(cache, Text):
+            raise UnsupportedError(
+                f"a {type(cache).__name__} holds no keys and values of llama.cpp's; leave out `cache`, or pass "
+                "`Result.cache` of an earlier turn."
+            )
+        if padding is not None and not bool(padding.all()):
+            raise UnsupportedError("llama.cpp reads no padding; leave out attention_mask, and pass prompts unpadded.")
+        if positions is not None:
+            total = ids.shape[1]
+            usual = torch.arange(total - positions.shape[1], total)
+            if positions[0].tolist() != usual.tolist():
+                raise UnsupportedError("llama.cpp counts positions from the first token; leave out position_ids.")
+        return LlamaTargetCache(self.context, ids[0].tolist(), text=cache)
+
+    def crop(self, cache: Text, length: int) -> None:
+        """Keep the first tokens of a cache, for a prompt that shares only those."""
+        cache.crop(length)
+
+    def forward(self, batch: Sequence[tuple[LlamaTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+        check_needs(needs)
+        if any(cache.uncommitted for cache, _, _ in batch):
+            raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
+        requests = [(cache, *tree.rows(root)) for cache, root, tree in batch]
+        texts = [cache.text for cache, _, _ in batch]
+        for cache, tokens, _ in requests:
+            cache.check_tokens(tokens)
+        groups, found = list(self._groups(requests)), list[Pass]()
+        for group in groups:
+            if len(group) == 1:
+                [(cache, tokens, parents)] = group
+                logits = [cache.run(tokens, parents, texts)]
+            else:
+                logits = self._together(group, texts)
+            for each in logits:
+                # The next group's pass overwrites what this one returned.
+                found.append(finished(each if group is groups[-1] else each.clone(), needs))
+        return found
+
+    def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
+        return [array.tolist() for array in arrays]
+
+    def _together(self, group: list[Request], texts: list[Text]) -> list[Tensor]:
+        planned = [cache.plan(tokens, parents, texts) for cache, tokens, parents in group]
+        logits = self.context.decode(Rows.joined(planned), texts)
+        ends = np.cumsum([len(rows) for rows in planned]).tolist()
+        return [logits[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def _groups(self, requests: list[Request]) -> Iterator[list[Request]]:
+        """Yield the requests whose rows share a pass, in order."""
+        group, rows = list[Request](), 0
+        for request in requests:
+            count = len(request[1])
+            if group and rows + count > PASS_ROWS:
+                yield group
+                group, rows = [], 0
+            group.append(request)
+            rows += count
+        if group:
+            yield group
+
+
+def _notes(context: LlamaContext) -> tuple[str, ...]:
+    """Return what the user should know about how exact passes are."""
+    rounding = []
+    if context.cache_type != "f32":
+        rounding.append(f"keys and values are rounded to {context.cache_type}")
+    if context.flash_attention is not False:
+        rounding.append("flash attention rounds to float16")
+    if not rounding:
+        return ()
+    note = (
+        f"{' and '.join(rounding)}, so where two tokens are almost equally probable the text can differ from plain "
+        "decoding; cache_type='f32' with flash_attention=False avoids that."
+    )
+    return (note,)

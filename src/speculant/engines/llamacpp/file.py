@@ -1,0 +1,41 @@
+"""What a GGUF file is, as far as its first bytes tell. Commands ask before they load anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from speculant.core.errors import FileError, ModelError, ModelNotFoundError
+
+MAGIC = b"GGUF"
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Return whether a path names a file with a GGUF header, or one that is called so."""
+    if str(path).lower().endswith(".gguf"):
+        return True
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def check_file(path: Path) -> None:
+    """Check that a file is there and begins as GGUF files do.
+
+    Raises:
+        ModelNotFoundError: there is none.
+        ModelError: it is another kind of file.
+        FileError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(MAGIC))
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"there is no model at {path}: the file does not exist.") from None
+    except IsADirectoryError:
+        raise ModelNotFoundError(f"{path} is a folder; name the GGUF file in it.") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.") from error
+    if begin != MAGIC:
+        raise ModelError(f"{path} is not a GGUF file; make one with llama.cpp's convert_hf_to_gguf.py.")

@@ -1,0 +1,51 @@
+"""How a GGUF model is loaded and run: threads, offloading, context, attention and cache types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculant.core.errors import UsageError
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+MOST_SEQUENCES = 256  # that llama.cpp keeps apart
+DEFAULT_CONTEXT = 4096
+DEFAULT_SEQUENCES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppOptions:
+    """Options of a GGUF model; None is what fits the model and the machine.
+
+    Attributes:
+        threads: for passes on the CPU; None for as many as torch has.
+        gpu_layers: how many layers run on an accelerator; None for all where llama.cpp was built for one, else none.
+        context: the most tokens of a text; None for the model's positions, at most 4096.
+        cache_tokens: for how many tokens, of all texts together, the cache has room; None for `context`. Batches of
+            long texts need more.
+        flash_attention: None for off on a CPU and llama.cpp's own choice elsewhere. It rounds to float16.
+        cache_type: of keys and values, see `CACHE_TYPES`; None for f32 on a CPU and f16 elsewhere.
+        sequences: how many texts and branches of drafts the cache keeps apart: a text takes one, a draft one for each
+            of its leaves beyond the first. At most 256; each costs memory for a row of logits.
+        mmap: whether the weights are mapped from the file rather than read.
+    """
+
+    threads: int | None = None
+    gpu_layers: int | None = None
+    context: int | None = None
+    cache_tokens: int | None = None
+    flash_attention: bool | None = None
+    cache_type: str | None = None
+    sequences: int = DEFAULT_SEQUENCES
+    mmap: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("threads", 1), ("gpu_layers", 0), ("context", 2), ("cache_tokens", 2), ("sequences", 2)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+        if self.sequences > MOST_SEQUENCES:
+            raise UsageError(f"llama.cpp keeps at most {MOST_SEQUENCES} sequences apart, not {self.sequences}.")
+        if self.flash_attention is not None and not isinstance(self.flash_attention, bool):
+            raise UsageError(f"flash_attention must be True, False or None, not {self.flash_attention!r}.")
+        if self.cache_type is not None and self.cache_type not in CACHE_TYPES:
+            raise UsageError(f"cache_type must be one of {', '.join(CACHE_TYPES)}, not {self.cache_type!r}.")

@@ -1,0 +1,118 @@
+"""The front of a GGUF model: a transformers model without weights, whose `generate` prepares requests.
+
+transformers' `generate` merges configs and makes processors and criteria before its decoding loop would start, and the
+speculator takes over there. So a request to a GGUF model has the options of any other, with the same meaning, and the
+front only has to know the vocabulary, the positions and the special tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.llamacpp.context import LlamaContext
+from speculant.engines.llamacpp.model import LlamaModel
+from speculant.engines.llamacpp.options import LlamaCppOptions
+from speculant.engines.llamacpp.tokenizer import GGUFTokenizer, open_tokenizer
+
+CPU = torch.device("cpu")
+
+
+class GGUFConfig(PretrainedConfig):  # type: ignore[misc]
+    """What transformers needs to know of a GGUF model."""
+
+    model_type = "gguf"
+
+
+class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """A GGUF model as `Speculator` takes it.
+
+    Attributes:
+        context: llama.cpp's model and cache.
+        name_or_path: of the file.
+    """
+
+    config_class = GGUFConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: GGUFConfig, context: LlamaContext) -> None:
+        super().__init__(config)
+        self.context = context
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits are: llama.cpp hands them over in the host's memory."""
+        return CPU
+
+    @property
+    def rounding(self) -> float:
+        """What passes round to, relative to a number: 8 bits where weights are not float32, as their input is."""
+        return float(torch.finfo(torch.float32 if self.dtype == "f32" else torch.bfloat16).eps)
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the weights in words, such as "q8_0"."""
+        return self.context.model.weights
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Return how many weights llama.cpp holds."""
+        return self.context.model.parameters
+
+    def _supports_default_dynamic_cache(self) -> bool:
+        """Return False: transformers is to make no cache, since llama.cpp has its own."""
+        return False
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Refuse: only speculators run passes of it.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "a GGUF model is decoded by a speculator: use `Speculator.from_gguf(path).generate(...)`, or "
+            "`model.generate(..., custom_generate=speculator)`."
+        )
+
+
+def load_gguf(path: str | Path, options: LlamaCppOptions | None = None) -> tuple[LlamaCppModel, GGUFTokenizer | None]:
+    """Load a GGUF file; return the model and its tokenizer, None if the file has none.
+
+    Args:
+        path: of the file.
+        options: see there; None for the defaults.
+
+    Raises:
+        ModelNotFoundError, ModelError, UnsupportedError, OutOfMemoryError: see `LlamaModel` and `LlamaContext`.
+        UsageError: the options contradict the model.
+    """
+    chosen = options or LlamaCppOptions()
+    loaded = LlamaModel(path, chosen)
+    context, tokenizer = LlamaContext(loaded, chosen), open_tokenizer(loaded)
+    special: dict[str, Any] = {}
+    if tokenizer is not None:
+        special = {
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.stop_ids or None,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+    config = GGUFConfig(
+        vocab_size=loaded.vocabulary,
+        max_position_embeddings=context.positions,
+        num_hidden_layers=loaded.layers,
+        **special,
+    )
+    config._name_or_path = str(path)
+    model = LlamaCppModel(config, context)
+    model.generation_config = GenerationConfig(**special)
+    return model.eval(), tokenizer

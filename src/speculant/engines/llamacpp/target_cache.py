@@ -1,0 +1,258 @@
+"""The cache of one sequence on a GGUF model, and the passes that extend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.engine import NO_NEEDS, Array, Needs, Pass, TargetCache
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import DraftTree, Int32
+from speculant.engines.hf.topk import top_on_host
+from speculant.engines.llamacpp.batch import Rows
+from speculant.engines.llamacpp.branches import Branches
+from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
+from speculant.engines.llamacpp.texts import Text
+
+
+class LlamaTargetCache(TargetCache):
+    """One sequence on a GGUF model; see `core.engine.TargetCache`. Not for several threads at once.
+
+    Attributes:
+        text: what is committed; it may go on in a next turn.
+    """
+
+    def __init__(self, context: LlamaContext, prompt: Sequence[int], *, text: Text | None = None) -> None:
+        """Prepare a sequence.
+
+        Args:
+            context: of the model.
+            prompt: all its tokens.
+            text: of an earlier turn, whose tokens the prompt begins with; None for a new one.
+
+        Raises:
+            UsageError: the prompt begins otherwise, or the text is being decoded.
+            UnsupportedError: the text is another model's.
+        """
+        self._context, self._prompt = context, list(prompt)
+        self.text = Text(context) if text is None else text
+        self._length = self._given = len(self.text.tokens)
+        if self.text.owner is not context:
+            raise UnsupportedError("this cache belongs to another model; leave out `cache`, or use that model.")
+        if self.text.open_rows:
+            raise UsageError("this cache's text is being decoded; wait for its end, or leave out `cache`.")
+        if self.text.tokens != self._prompt[: self._length]:
+            raise UsageError("the prompt does not begin with the tokens in `cache`; crop the cache, or leave it out.")
+        self._branches: Branches | None = None  # None where all rows are committed
+        self._drafted: list[int] = []  # the tokens of the rows that are not
+
+    @property
+    def cache(self) -> Text:
+        """What a next turn may go on from."""
+        return self.text
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def unread(self) -> int:
+        return max(0, len(self._prompt) - self._length)
+
+    @property
+    def depth(self) -> int:
+        return max(0, self._context.positions - 1 - self._length)
+
+    @property
+    def uncommitted(self) -> int:
+        """How many rows have been appended since the last `keep` or `rollback`."""
+        return 0 if self._branches is None else len(self._branches)
+
+    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+        self._check_text()
+        check_needs(needs)
+        if not self.unread:
+            raise UsageError("the prompt of this sequence was read before.")
+        context, text, start = self._context, self.text, self._length
+        end = start + (self.unread if most is None else min(most, self.unread))
+        try:
+            sequence = context.admit(text)
+            logits: Tensor | None = None
+            for begin in range(start, end, PASS_ROWS):
+                part = self._prompt[begin : min(begin + PASS_ROWS, end)]
+                last = begin + len(part) == len(self._prompt)
+                logits = context.decode(Rows.plain(part, begin, sequence, last=last), [text])
+        except BaseException:
+            if text.sequence is not None:
+                context.remove(text.sequence, start)
+            raise
+        text.tokens, self._length = self._prompt[:end], end
+        return None if end < len(self._prompt) or logits is None else finished(logits.clone(), needs)
+
+    def forward(
+        self,
+        tokens: Int32,
+        parents: Int32,
+        *,
+        needs: Needs = NO_NEEDS,
+        layers: Sequence[int] | None = None,
+        embeddings: Array = None,
+    ) -> Pass:
+        if layers is not None or embeddings is not None:
+            raise _no_layers()
+        check_needs(needs)
+        self.check_tokens(tokens)
+        return finished(self.run(tokens, parents, [self.text]), needs)
+
+    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+        raise _no_layers()
+
+    def check(self, draft: DraftTree) -> None:
+        self._check_text()
+        self.check_tokens(draft.tokens)
+        self.check_tokens(draft.queries.tokens)
+        if len(draft.queries) and draft.queries.depths().max() > self.depth:
+            raise ValueError(f"the drafter's queries are deeper than {self.depth}, which the model has room for.")
+
+    def keep(self, rows: Sequence[int]) -> None:
+        branches, kept, context = self._branches, list(rows), self._context
+        if branches is None:
+            if kept:
+                raise ValueError(f"the rows {kept} are not a path below the committed text")
+            return
+        branches.check_path(kept)
+        end = self._length + len(kept)
+        source = branches.own[kept[-1]] if kept else branches.text
+        if source != branches.text:
+            context.remove(branches.text, self._length)
+            context.adopt(source, branches.text, self._length, end)
+        else:
+            context.remove(branches.text, end)
+        self.text.tokens += [self._drafted[row] for row in kept]
+        self._length = end
+        self._close()
+
+    def rollback(self) -> None:
+        if self._branches is not None:
+            self._context.remove(self._branches.text, self._length)
+            self._close()
+
+    def restart(self) -> None:
+        self.rollback()
+        given = min(self._given, self._length)
+        if self.text.sequence is not None:
+            self._context.remove(self.text.sequence, given)
+        del self.text.tokens[given:]
+        self._length = given
+
+    def release(self) -> None:
+        self.rollback()
+        self._context.drop(self.text)
+        self.text = Text(self._context)
+        self._length, self._given, self._prompt = 0, 0, []
+
+    def plan(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Rows:
+        """Return the rows of a pass that is to follow, for which the cache is prepared; `rollback` undoes both.
+
+        Args:
+            tokens: Int32[n].
+            parents: Int32[n], as in `forward`.
+            keep: the texts of the same pass.
+
+        Raises:
+            ValueError: a parent does not come first.
+            UnsupportedError: the rows branch more than the cache has sequences.
+            OutOfMemoryError: the text had left the cache and does not fit.
+            UsageError: the text was used elsewhere meanwhile.
+        """
+        self._check_text()
+        context = self._context
+        branches = self._branches
+        if branches is None:
+            branches = Branches(context.admit(self.text, keep), self._length)
+        self.text.open_rows = True
+        context.begin_round()
+        self._branches = branches
+        grown = branches.grown(parents, lambda count: context.take(count, [self.text, *keep]))
+        self._branches = grown.branches
+        self._drafted += tokens.tolist()
+        context.share(grown.shares)
+        return Rows(tokens.astype(np.int32), grown.positions, grown.sequences, [True] * len(tokens))
+
+    def run(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Tensor:
+        """Append rows by as few passes as possible; return their logits [n, V]. The parameters are those of `plan`."""
+        before, parts = self._branches, list[Tensor]()
+        try:
+            for begin in range(0, len(tokens), PASS_ROWS):
+                end = begin + PASS_ROWS
+                logits = self._context.decode(self.plan(tokens[begin:end], parents[begin:end], keep), keep)
+                parts.append(logits if end >= len(tokens) else logits.clone())
+        except BaseException:
+            self._undo(before)
+            raise
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def check_tokens(self, tokens: Int32) -> None:
+        """Refuse tokens that are none of the model's.
+
+        Raises:
+            ValueError: there is one.
+        """
+        vocabulary = self._context.model.vocabulary
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+            wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
+            raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
+
+    def _undo(self, before: Branches | None) -> None:
+        """Remove the rows that were appended since the branches were these."""
+        now = self._branches
+        if before is None or now is None:
+            self.rollback()
+            return
+        fresh = now.taken[len(before.taken) :]
+        for row in range(len(now) - 1, len(before) - 1, -1):
+            if now.own[row] not in fresh:
+                self._context.remove(now.own[row], self._length + now.depths[row] - 1)
+        self._context.give_back(fresh)
+        self._branches = before
+        del self._drafted[len(before) :]
+
+    def _close(self) -> None:
+        assert self._branches is not None
+        taken = self._branches.taken
+        self._branches, self._drafted, self.text.open_rows = None, [], False
+        self._context.give_back(taken)
+        self._context.end_round()
+
+    def _check_text(self) -> None:
+        if len(self.text.tokens) != self._length:
+            raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
+
+
+def finished(logits: Tensor, needs: Needs) -> Pass:
+    """Return what a drafter and a verifier get of a pass with these logits [R, V]."""
+    ids, values = top_on_host(logits, needs.top_k) if needs.top_k else (None, None)
+    return Pass(logits=logits, top_ids=ids, top_logits=values)
+
+
+def check_needs(needs: Needs) -> None:
+    """Refuse what llama.cpp does not give.
+
+    Raises:
+        UnsupportedError: hidden states are wanted.
+    """
+    if needs.hidden_layers:
+        raise UnsupportedError(
+            "llama.cpp gives no hidden states of decoder layers, which this method drafts from. Use a method without a "
+            "trained head, such as 'mix', or the model in transformers' format."
+        )
+
+
+def _no_layers() -> UnsupportedError:
+    return UnsupportedError(
+        "llama.cpp runs all layers of a model or none, so nothing can be drafted with a part of them. Use a method "
+        "that runs all layers, such as 'mix', or the model in transformers' format."
+    )

@@ -1,0 +1,50 @@
+"""Drafts as SGLang's verify takes them: for each request the same number of tokens, and which of them see which.
+
+Row 0 is the root, the last committed token; nodes follow; rows that are left are padding. SGLang pads with token 0
+below the root. Its sampling goes through the children of a node, adding up their probabilities until they exceed a
+random number, so children with equal tokens count twice: token 0 would come out too often. Here every padding token is
+another one, and none is a drafted child of the root, which makes them candidates like any other and keeps the rule
+exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from speculant.core.tree import ROOT, DraftTree
+
+Int64 = npt.NDArray[np.int64]
+
+
+def fixed_width(roots: Sequence[int], drafts: Sequence[DraftTree], width: int) -> tuple[Int64, Int64]:
+    """Return the drafts of B requests in the form of SGLang's n-gram corpus.
+
+    Args:
+        roots: the last committed token of each.
+        drafts: of at most `width` - 1 nodes each.
+        width: W, tokens per request.
+
+    Returns:
+        Int64[B * W], tokens; Int64[B * W * W], 1 where the row's token sees the column's.
+
+    Raises:
+        ValueError: a draft does not fit the width.
+    """
+    tokens = np.empty((len(drafts), width), np.int64)
+    masks = np.empty((len(drafts), width, width), np.int64)
+    for i, (root, draft) in enumerate(zip(roots, drafts, strict=True)):
+        masks[i] = draft.ancestor_mask(width)
+        used = 1 + len(draft)
+        tokens[i, 0], tokens[i, 1:used] = root, draft.tokens
+        tokens[i, used:] = _unused(draft, width - used)
+    return tokens.reshape(-1), masks.reshape(-1)
+
+
+def _unused(draft: DraftTree, count: int) -> Int64:
+    """Return the smallest token ids that are no children of the root."""
+    children = draft.tokens[draft.parents == ROOT]
+    candidates = np.arange(count + len(children))
+    return candidates[~np.isin(candidates, children)][:count].astype(np.int64)

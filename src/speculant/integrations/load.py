@@ -1,0 +1,50 @@
+"""How much may be drafted in a step: a budget for each request, and a bound for all of them together.
+
+Drafted tokens are verified in the same pass as everybody else's next token. While few requests run, that pass waits
+for the weights to be read and further rows cost almost nothing; with many, every row costs time that all wait for
+(TurboSpec, Liu et al. 2024, arXiv 2406.14066). So a step drafts at most so many tokens, those that are most likely to
+be accepted. The rule counts tokens and reads no clock, so every rank of an engine decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from speculant.core.drafter import Budget
+from speculant.core.tree import DraftTree
+
+_WIDER = 4  # nodes searched per token of the chain
+
+
+def chain_budget(most: int) -> Budget:
+    """Return the budget of a draft for an engine that verifies chains only.
+
+    Drafters that search a tree first and then take its best chain find a longer one in a larger tree.
+    """
+    return Budget(nodes=_WIDER * most, depth=most, trees=False)
+
+
+def tree_budget(most: int) -> Budget:
+    """Return the budget of a draft for an engine that verifies trees."""
+    return Budget(nodes=most, depth=most)
+
+
+def bounded(drafts: Sequence[DraftTree], most: int) -> list[DraftTree]:
+    """Return the parts of chosen drafts that hold the `most` nodes of the largest weights.
+
+    A node's weight is at most its parent's, and nodes are listed best first, so each part is a draft. Among equal
+    weights earlier nodes are kept first, and among those earlier drafts.
+    """
+    if sum(len(draft) for draft in drafts) <= most:
+        return list(drafts)
+    if most < 1:
+        return [DraftTree.empty() for _ in drafts]
+    weights = np.concatenate([np.minimum.accumulate(draft.weights) for draft in drafts])
+    places = np.fromiter(chain.from_iterable(range(len(draft)) for draft in drafts), np.int64, len(weights))
+    owners = np.repeat(np.arange(len(drafts)), [len(draft) for draft in drafts])
+    kept = np.lexsort((owners, places, -weights))[:most]
+    counts = np.bincount(owners[kept], minlength=len(drafts))
+    return [draft.head(int(count)) for draft, count in zip(drafts, counts, strict=True)]

@@ -1,0 +1,160 @@
+"""What stands in place of SGLang's n-gram corpus: the same methods, drafts by any method that learns from text.
+
+SGLang names its requests and shows the last tokens of their texts; whole texts are given when a request begins, or
+where one that was retracted comes back. All tensor-parallel ranks must draft the same trees, since drafts are never
+sent from one to the others: what happens here depends on tokens and on the order of calls only.
+
+The contract: sglang/srt/speculative/cpp_ngram/ngram_corpus.py, version 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from speculant.core.drafter import Drafter, Start
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Int32
+from speculant.integrations.drafting import RowDrafter
+from speculant.integrations.fixed_width import Int64, fixed_width
+from speculant.integrations.load import tree_budget
+from speculant.integrations.rows import Row
+
+_PATIENCE = 8  # steps; pipeline stages take turns with several batches
+_UNBOUNDED = 1 << 40  # tokens of a step: the width is fixed, and padding costs as much as a draft
+
+
+@dataclass(slots=True)
+class _Text:
+    """A request's text so far, in an array with room for more; `shown` once it was drafted for."""
+
+    tokens: Int32
+    length: int
+    shown: bool = False
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        end = self.length + len(tokens)
+        if end > len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.empty(end, np.int32)])
+        self.tokens[self.length : end] = tokens
+        self.length = end
+
+
+class Corpus:
+    """Drafts for the requests of a batch; owns a drafter whose memory lasts over all of them.
+
+    Attributes:
+        rows: what drafts.
+    """
+
+    def __init__(
+        self, drafter: Drafter, *, vocabulary: int, width: int, tail: int, ends: frozenset[int] = frozenset()
+    ) -> None:
+        """Begin without requests.
+
+        Args:
+            drafter: of chosen tokens that learns from text.
+            vocabulary: V.
+            width: tokens per request and step, the root included.
+            tail: the most tokens that a call shows of a text.
+            ends: tokens that end a text.
+        """
+        self._drafter, self._vocabulary, self._width, self._tail = drafter, vocabulary, width, tail
+        self._texts: dict[str, _Text] = {}
+        self._corpora: dict[str, int] = {}
+        self.rows = RowDrafter(
+            drafter,
+            vocabulary=vocabulary,
+            budget=tree_budget,
+            most_per_step=_UNBOUNDED,
+            ends=ends,
+            patience=_PATIENCE,
+        )
+
+    def is_behind(self, request: str, length: int) -> bool:
+        """Return whether the text of a request is unknown, or too short to be completed by what a call shows of it."""
+        text = self._texts.get(request)
+        return text is None or not text.length <= length <= text.length + self._tail
+
+    def begin(self, request: str, tokens: Int32) -> None:
+        """Take a request's text, Int32[T], prompt and output."""
+        self._texts[request] = _Text(np.array(tokens, np.int32), len(tokens))
+
+    def batch_get(
+        self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: Sequence[int]
+    ) -> tuple[Int64, Int64]:
+        """Learn what was committed since the last call and return the drafts of B requests, see `fixed_width`.
+
+        Args:
+            req_ids: names of the requests.
+            batch_tokens: the last tokens of each text.
+            total_lens: the length of each text.
+        """
+        rows = [self._row(*each) for each in zip(req_ids, batch_tokens, total_lens, strict=True)]
+        return fixed_width([int(row.tokens[-1]) for row in rows], self.rows.step(rows), self._width)
+
+    def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
+        """Do nothing: what these tokens teach is learned in the next `batch_get`, which is told whose they are."""
+
+    def synchronize(self) -> None:
+        """Do nothing: learning is over when a call returns."""
+
+    def erase_match_state(self, req_ids: Iterable[str]) -> None:
+        """Forget requests that have left the batch; their sessions are closed in the next step, which lacks them."""
+        for request in req_ids:
+            self._texts.pop(request, None)
+
+    def reset(self) -> None:
+        """End all requests; what was learned stays, as it does not depend on the cache that was cleared."""
+        self.rows.finish()
+        self._texts.clear()
+
+    def load_external_corpus_named(self, corpus_id: str, chunks: Iterable[Sequence[int]]) -> int:
+        """Learn texts as if they were prompts; return how many tokens they have.
+
+        Raises:
+            ValueError: a corpus of this name was loaded, or ids lie outside the vocabulary.
+        """
+        if corpus_id in self._corpora:
+            raise ValueError(f"the corpus '{corpus_id}' was learned already; give another one another name.")
+        count = 0
+        for chunk in chunks:
+            tokens = np.asarray(list(chunk), np.int64)
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary:
+                raise ValueError(f"the corpus '{corpus_id}' has ids outside of 0 to {self._vocabulary - 1}.")
+            self._drafter.open(Start(prompt=tokens.astype(np.int32))).close()
+            count += len(tokens)
+        return count
+
+    def commit_external_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
+        """Note a corpus that was learned."""
+        self._corpora[corpus_id] = loaded_token_count
+
+    def remove_external_corpus(self, corpus_id: str) -> None:
+        """Refuse: what was learned is mixed with all else.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"the corpus '{corpus_id}' was learned into one memory with all requests, so it cannot be removed alone; "
+            "restart with another memory file."
+        )
+
+    def list_external_corpora(self) -> dict[str, int]:
+        """Return the tokens of each corpus that was learned."""
+        return dict(self._corpora)
+
+    def _row(self, request: str, tail: Sequence[int], length: int) -> Row:
+        if self.is_behind(request, length):
+            self.begin(request, np.asarray(tail, np.int32))  # a caller that gives no whole texts
+            length = len(tail)
+        text = self._texts[request]
+        fresh = length - text.length
+        text.extend(tail[len(tail) - fresh :])
+        fresh = fresh if text.shown else max(1, fresh)
+        text.shown = True
+        return Row(text.tokens[: text.length], fresh, self._width - 1, request)

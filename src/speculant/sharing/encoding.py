@@ -1,0 +1,84 @@
+"""Messages of the stream: pieces of one replica as bytes.
+
+Layout, little-endian: version UInt8, bytes per token UInt8 (2 or 3), replica UInt64, number of pieces UInt16; per piece
+request UInt32, start UInt32, tokens UInt16, tokens of the prompt UInt16, ended UInt8; then the tokens of all pieces.
+Messages come from other processes, perhaps of another version or ill will: whatever does not fit is refused whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from speculant.core.tree import Int32
+from speculant.sharing.channel import Piece
+
+VERSION = 1
+MOST_TOKENS = 8192  # of a message
+MOST_PIECES = 1024
+_HEAD, _PIECE = struct.Struct("<BBQH"), struct.Struct("<IIHHB")
+_WIDEST = 3
+MOST_BYTES = _HEAD.size + MOST_PIECES * _PIECE.size + MOST_TOKENS * _WIDEST
+
+
+class BadMessageError(ValueError):
+    """The bytes are no message of this version and vocabulary."""
+
+
+def encode(pieces: Sequence[Piece], replica: int) -> bytes:
+    """Return the message that holds these pieces, at most 1024 with 8192 tokens in all."""
+    tokens = np.concatenate([piece.tokens for piece in pieces])
+    width = 2 if not len(tokens) or int(tokens.max()) < 1 << 16 else _WIDEST
+    parts = [_HEAD.pack(VERSION, width, replica, len(pieces))]
+    for piece in pieces:
+        parts.append(_PIECE.pack(piece.request, piece.start, len(piece.tokens), piece.prompt, piece.ended))
+    parts.append(tokens.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes())
+    return b"".join(parts)
+
+
+def decode(message: bytes, vocabulary: int) -> list[Piece]:
+    """Return the pieces of a message whose tokens must be below `vocabulary`.
+
+    Raises:
+        BadMessageError: it is truncated, too long, of another version, or holds impossible values.
+    """
+    if not _HEAD.size <= len(message) <= MOST_BYTES:
+        raise BadMessageError(f"a message of {len(message)} bytes")
+    version, width, replica, count = _HEAD.unpack_from(message)
+    if version != VERSION or not 2 <= width <= _WIDEST or count > MOST_PIECES:
+        raise BadMessageError(f"version {version}, {width} bytes per token, {count} pieces")
+    body = _HEAD.size + count * _PIECE.size
+    if body > len(message):
+        raise BadMessageError("it ends within its pieces")
+    entries = [_PIECE.unpack_from(message, _HEAD.size + i * _PIECE.size) for i in range(count)]
+    total = sum(entry[2] for entry in entries)
+    if total > MOST_TOKENS or body + total * width != len(message):
+        raise BadMessageError(f"{total} tokens in {len(message) - body} bytes")
+    if any(prompt > length or ended > 1 for _, _, length, prompt, ended in entries):
+        raise BadMessageError("a prompt longer than its piece, or an unknown flag")
+    tokens = _unpacked(message[body:], width)
+    if total and int(tokens.max()) >= vocabulary:
+        raise BadMessageError(f"token id {int(tokens.max())} in a vocabulary of {vocabulary}")
+    pieces, at = [], 0
+    for request, start, length, prompt, ended in entries:
+        pieces.append(
+            Piece(
+                replica=replica,
+                request=request,
+                start=start,
+                tokens=tokens[at : at + length],
+                prompt=prompt,
+                ended=bool(ended),
+            )
+        )
+        at += length
+    return pieces
+
+
+def _unpacked(data: bytes, width: int) -> Int32:
+    """Return token ids of `width` bytes each."""
+    wide = np.zeros((len(data) // width, 4), np.uint8)
+    wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
+    return wide.view("<u4").reshape(-1).astype(np.int32)

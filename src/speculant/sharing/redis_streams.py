@@ -1,0 +1,272 @@
+"""A channel over a Redis or Valkey stream: XADD with a bounded length, and XREAD that waits for what is new.
+
+One thread publishes, at most a message every `DELAY` seconds unless one is full; whoever polls reads. While the server
+cannot be reached, both wait with growing pauses; one warning says so, and decoding goes on. A replica that lags behind
+more than `WINDOW` seconds skips to what is newer; a new one begins as far back.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.sharing.address import Address
+from speculant.sharing.channel import Piece
+from speculant.sharing.encoding import BadMessageError, decode, encode
+from speculant.sharing.outbox import Outbox
+
+_LOG = logging.getLogger(__name__)
+DELAY = 0.2  # seconds that committed tokens wait for others to join their message
+WINDOW = 600.0  # seconds behind the newest message beyond which older ones are skipped
+EXPIRY = 86400  # seconds after the last message when the server deletes the stream
+READ = 16  # messages at a time
+_FIELD = b"d"
+_FIRST, _LONGEST = 0.1, 3.0  # seconds, pauses while the server is away
+_TIMEOUT = 5.0
+_CLOSING = 1.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a channel has done.
+
+    Attributes:
+        messages, tokens: published.
+        payload: bytes of published messages.
+        dropped: tokens that could not be published.
+        received: messages of other replicas that were taken.
+        refused: messages that could not be understood.
+        seconds: CPU time of the thread that publishes.
+    """
+
+    messages: int = 0
+    tokens: int = 0
+    payload: int = 0
+    dropped: int = 0
+    received: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+
+class RedisChannel:
+    """One replica's end of a stream.
+
+    Attributes:
+        counts: what it has done.
+        replica: its random number, by which it knows its own messages.
+    """
+
+    def __init__(self, address: Address, *, tokenizer: str, vocabulary: int) -> None:
+        """Prepare; the server is reached in the background, and need not be there yet.
+
+        Args:
+            address: of the stream.
+            tokenizer: fingerprint; replicas with others use other streams.
+            vocabulary: V; messages with other token ids are refused.
+
+        Raises:
+            UnsupportedError: redis-py is not installed.
+            UsageError: redis-py does not take the URL.
+        """
+        self._client = open_client(address)
+        self._address, self._key, self._vocabulary = address, address.key(tokenizer), vocabulary
+        self.counts, self.replica = Counts(), secrets.randbits(64)
+        self._outbox, self._outage = Outbox(), _Outage(address.shown)
+        self._last: tuple[int, int] | None = None
+        self._fresh, self._reading = False, _Pause()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._send_all, name="speculant-publishing", daemon=True)
+        self._thread.start()
+
+    def publish(self, piece: Piece) -> None:
+        """Queue a piece."""
+        self._outbox.add(piece)
+
+    def poll(self, timeout: float) -> list[Piece]:
+        """Return what others published; none while the server is away."""
+        try:
+            if not self._fresh:
+                self._begin()
+            found = self._client.xread({self._key: _text(self._last)}, count=READ, block=max(1, int(timeout * 1000)))
+            entries = found[0][1] if found else []
+            if len(entries) == READ:
+                self._catch_up()
+            self._reading.reset()
+            self._outage.over("reads")
+        except Exception as error:  # of the socket, of redis-py, or of a server that answers nonsense
+            self._fresh = False
+            if self._closed.is_set():
+                return []
+            self._outage.begin("reads", error)
+            self._closed.wait(self._reading.next())
+            return []
+        return [piece for entry, fields in entries for piece in self._pieces(entry, fields)]
+
+    def close(self) -> None:
+        """Publish what is left, for a second at most, and end the thread."""
+        self._outbox.close()
+        self._thread.join(_CLOSING)
+        self._closed.set()
+        self._client.close()
+        self._thread.join(_CLOSING)
+
+    def _pieces(self, entry: bytes, fields: Any) -> list[Piece]:
+        """Return the pieces of an entry; none of one's own, or of one that cannot be understood."""
+        self._last = max(self._last or (0, 0), _number(entry))
+        try:
+            pieces = decode(fields.get(_FIELD, b""), self._vocabulary)
+        except (BadMessageError, AttributeError) as error:
+            self.counts.refused += 1
+            if self.counts.refused == 1:
+                _LOG.warning(
+                    "a message in the stream of %s could not be understood and was skipped; further ones are counted "
+                    "only: %s",
+                    self._address.shown,
+                    error,
+                )
+            return []
+        if pieces and pieces[0].replica == self.replica:
+            return []
+        self.counts.received += 1
+        return pieces
+
+    def _begin(self) -> None:
+        """Find where to read from: after the last message, or of a stream that is new, from its window on."""
+        newest = self._newest()
+        if self._last is None or newest < self._last:
+            self._last = _before(newest)
+        self._fresh = True
+
+    def _catch_up(self) -> None:
+        """Skip what is older than the window."""
+        assert self._last is not None
+        self._last = max(self._last, _before(self._newest()))
+
+    def _newest(self) -> tuple[int, int]:
+        found = self._client.xrevrange(self._key, count=1)
+        return _number(found[0][0]) if found else (0, 0)
+
+    def _send_all(self) -> None:
+        pause = _Pause()
+        while self._outbox.wait(DELAY) and not self._closed.is_set():
+            pieces = self._outbox.take()
+            while not self._closed.is_set():
+                try:
+                    self._send(pieces)
+                    break
+                except Exception as error:
+                    if self._closed.is_set():
+                        return
+                    self._outage.begin("writes", error)
+                    self._closed.wait(pause.next())
+            pause.reset()
+            self._outage.over("writes")
+            self.counts.seconds = time.thread_time()
+
+    def _send(self, pieces: list[Piece]) -> None:
+        message = encode(pieces, self.replica)
+        pipe = self._client.pipeline(transaction=False)
+        pipe.xadd(self._key, {_FIELD: message}, maxlen=self._address.entries, approximate=False)
+        pipe.expire(self._key, EXPIRY)
+        pipe.execute()
+        self.counts.messages += 1
+        self.counts.tokens += sum(len(piece.tokens) for piece in pieces)
+        self.counts.payload += len(message)
+        self.counts.dropped = self._outbox.dropped
+
+
+class _Pause:
+    """Pauses that grow from 0.1 to 3 seconds, spread so that replicas do not come back all at once."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._next = _FIRST
+
+    def next(self) -> float:
+        """Return the next pause in seconds."""
+        found, self._next = self._next, min(_LONGEST, 2 * self._next)
+        return found * random.uniform(0.75, 1.0)
+
+
+class _Outage:
+    """Reports when the server goes away and when it is back, once each, however many threads notice."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown, self._lock = shown, threading.Lock()
+        self._away: set[str] = set()
+
+    def begin(self, who: str, error: Exception) -> None:
+        """Report that one side cannot go on."""
+        with self._lock:
+            first = not self._away
+            self._away.add(who)
+        if first:
+            _LOG.warning(
+                "what is learned is not shared for now, since %s cannot be used; decoding goes on, and so does "
+                "sharing as soon as it can. %s: %s",
+                self._shown,
+                type(error).__name__,
+                error,
+            )
+
+    def over(self, who: str) -> None:
+        """Report that one side goes on."""
+        with self._lock:
+            last = self._away == {who}
+            self._away.discard(who)
+        if last:
+            _LOG.info("what is learned is shared again through %s", self._shown)
+
+
+def open_client(address: Address) -> Any:
+    """Return a redis-py client, which connects when it is used.
+
+    Raises:
+        UnsupportedError: redis-py is not installed.
+        UsageError: redis-py does not take the URL's options.
+    """
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError:
+        raise UnsupportedError("sharing needs redis-py. Install it: pip install 'speculant[share]'.") from None
+    try:
+        client = redis.Redis.from_url(
+            address.url,
+            protocol=2,
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+        )
+        client.connection_pool.make_connection()  # where unknown options are noticed; it does not connect
+    except (TypeError, ValueError, redis.RedisError) as error:
+        raise UsageError(
+            f"the options of the URL to share by are not those of redis-py ({type(error).__name__}). "
+            "Leave them out, or see redis.Redis.from_url."
+        ) from None
+    return client
+
+
+def _number(entry: bytes) -> tuple[int, int]:
+    """Return an entry's id: milliseconds and a sequence number."""
+    head, _, tail = entry.partition(b"-")
+    return int(head), int(tail)
+
+
+def _text(entry: tuple[int, int] | None) -> str:
+    return "0-0" if entry is None else f"{entry[0]}-{entry[1]}"
+
+
+def _before(newest: tuple[int, int]) -> tuple[int, int]:
+    """Return the id a window before the newest one."""
+    return max(0, newest[0] - int(1000 * WINDOW)), 0

@@ -1,0 +1,112 @@
+"""Texts of other replicas: each is learned by a session of the drafter that is never asked for a draft.
+
+So a drafter learns them by the same path as its own: the prompt when the session is opened, tokens when they are
+observed, whole texts when it is closed. Tokens are observed a few at a time, since drafting waits while a drafter
+learns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from speculant.core.drafter import Drafter, Session, Start, Verified
+from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.sharing.channel import Piece
+from speculant.sharing.encoding import MOST_TOKENS
+
+_LOG = logging.getLogger(__name__)
+MOST_OPEN = 64  # texts; beyond, those that were not extended for longest are ended
+OBSERVED = 64  # tokens at a time
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text so far: its session once the prompt is complete, the prompt until then, and the position it ends at."""
+
+    end: int
+    prompt: list[Int32]
+    session: Session | None = None
+
+
+class ForeignTexts:
+    """Learns pieces. For one thread.
+
+    Attributes:
+        learned: tokens.
+        failed: texts that the drafter could not learn.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.learned, self.failed = 0, 0
+        self._drafter = drafter
+        self._open: OrderedDict[tuple[int, int], _Text] = OrderedDict()
+
+    def learn(self, piece: Piece) -> None:
+        """Learn a piece. Where pieces before it were lost, a new text begins with it; one that was known is ignored."""
+        key = piece.replica, piece.request
+        text = self._open.pop(key, None)
+        if text is not None and piece.start < text.end:  # repeated
+            self._open[key] = text
+            return
+        if text is not None and piece.start > text.end:
+            self._end(text)
+            text = None
+        text = text or _Text(piece.start, [])
+        try:
+            self._extend(text, piece)
+        except Exception as error:
+            self._failed(error)
+            return
+        self.learned += len(piece.tokens)
+        if piece.ended:
+            self._end(text)
+            return
+        self._open[key] = text
+        while len(self._open) > MOST_OPEN:
+            self._end(self._open.popitem(last=False)[1])
+
+    def close(self) -> None:
+        """End every text."""
+        while self._open:
+            self._end(self._open.popitem()[1])
+
+    def _extend(self, text: _Text, piece: Piece) -> None:
+        text.end += len(piece.tokens)
+        rest = piece.tokens
+        if text.session is None:
+            text.prompt.append(rest[: piece.prompt])
+            rest = rest[piece.prompt :]
+            if not len(rest) and not piece.ended and sum(map(len, text.prompt)) < MOST_TOKENS:
+                return  # more of the prompt may follow
+            text.session = self._drafter.open(Start(prompt=np.concatenate(text.prompt)))
+            text.prompt = []
+        for at in range(0, len(rest), OBSERVED):
+            text.session.observe(_committed(rest[at : at + OBSERVED]))
+
+    def _end(self, text: _Text) -> None:
+        try:
+            if text.session is not None:
+                text.session.close()
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            _LOG.warning(
+                "a text of another replica could not be learned and was dropped; further ones are counted only. %s: %s",
+                type(error).__name__,
+                error,
+            )
+
+
+def _committed(tokens: Int32) -> Verified:
+    """Return the round in which a chain of these tokens but the last was accepted."""
+    nodes = len(tokens) - 1
+    path = np.arange(nodes, dtype=np.int32)
+    tree = DraftTree.trusted(tokens[:-1], path + np.int32(ROOT), np.ones(nodes, np.float32))
+    return Verified(tree=tree, path=path, tokens=tokens)

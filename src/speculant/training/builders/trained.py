@@ -1,0 +1,31 @@
+"""Trained heads to begin with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.checkpoints.formats import load_head
+from speculant.drafters.heads.head import TargetParts
+
+
+def load_trained_head(source: str, kind: str, target: TargetParts, _tokenizer: Any) -> nn.Module:
+    """Return a head from a folder or the hub.
+
+    Args:
+        source: the folder or hub id.
+        kind: what it must be.
+        target: of the head.
+        _tokenizer: the target's; heads have none of their own.
+
+    Raises:
+        UsageError: it is of another kind.
+        SpeculantError: it cannot be loaded, or does not fit the target.
+    """
+    loaded = load_head(source, target)
+    if loaded.kind != kind:
+        raise UsageError(f"the head {source} is of kind {loaded.kind}, not {kind}.")
+    assert isinstance(loaded.head, nn.Module)
+    return loaded.head

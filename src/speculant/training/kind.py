@@ -1,0 +1,147 @@
+"""What a row of the table of kinds has: how heads of one kind, or draft models, are made, trained and saved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.core.errors import UsageError
+from speculant.registry.method import load_object
+
+if TYPE_CHECKING:  # torch would make `speculant train --help` wait
+    from torch import nn
+
+    from speculant.drafters.heads.head import TargetParts
+    from speculant.training.features import Features
+    from speculant.training.recipe import Recipe
+    from speculant.training.settings import TrainSettings
+    from speculant.training.texts import Int64, Texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How heads of one kind, or draft models, are made, trained and saved.
+
+    Its parts are "module:name", imported when they are used.
+
+    Attributes:
+        name: as `Format.kind` names it.
+        build: the function that returns a new head for a target; its keyword arguments are the kind's options. If it
+            takes `counts`, it is given how often each token stands in the texts, Int64[V].
+        recipe: the class of the recipe, called with the head and a depth, of at most the head's own.
+        save: the function that writes head, folder and target in the public layout.
+        load: the function that returns a trained one to begin with, given its folder or hub id, the kind's name, the
+            target and the target's tokenizer.
+        features: the function that returns the batches of some texts, see `training.features.head_features`.
+        draft_model: whether it is a model of its own, which is saved with the target's tokenizer, and not a head.
+        depth: depths trained by default.
+        parts: the option of `build` that is the depth, for heads that have parts for each; None if they have not.
+        measured: depths at which acceptance is measured, if the head can draft as deep.
+        loss: the divergence that is trained on by default.
+        feature_weight: of the recipe's own loss, such as the distance of hidden states.
+        decay: of the weights of deeper losses, per depth.
+        lr: the learning rate.
+        anchors: positions of a text that are trained by default, at most.
+        searches_tree: whether its static tree is searched on held-out texts and kept with the head.
+        source: paper and arXiv id.
+    """
+
+    name: str
+    build: str
+    recipe: str
+    save: str
+    load: str = "speculant.training.builders.trained:load_trained_head"
+    features: str = "speculant.training.features:head_features"
+    draft_model: bool = False
+    depth: int
+    parts: str | None = None
+    measured: int = 4
+    loss: str = "kl"
+    feature_weight: float = 0.0
+    decay: float = 0.8
+    lr: float = 1e-3
+    anchors: int = 32
+    searches_tree: bool = False
+    source: str
+
+    @property
+    def noun(self) -> str:
+        """What messages call it."""
+        return "draft model" if self.draft_model else "head"
+
+    @property
+    def plural(self) -> str:
+        """What messages call all of the kind."""
+        return "draft models" if self.draft_model else f"heads of kind {self.name}"
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of new heads, with their defaults: numbers, switches and words."""
+        taken = inspect.signature(load_object(self.build)).parameters.values()
+        plain = [each for each in taken if isinstance(each.default, bool | int | float | str)]
+        return {each.name: each.default for each in plain if each.name != self.parts}
+
+    def new_head(
+        self,
+        target: TargetParts,
+        depth: int | None = None,
+        *,
+        counts: Int64 | None = None,
+        options: Mapping[str, Any] | None = None,
+        like: str | None = None,
+    ) -> nn.Module:
+        """Return a head with new weights.
+
+        Args:
+            target: of the head.
+            depth: to be trained; None for the kind's default.
+            counts: Int64[V], how often each token stands in the texts; None if all do alike.
+            options: of the kind.
+            like: a model whose architecture a new draft model gets; None for heads.
+
+        Raises:
+            UsageError: there is no such option.
+        """
+        known = self.options()
+        for name in options or {}:
+            if name not in known:
+                some = ", ".join(known) or "none"
+                raise UsageError(f"{self.plural} have no option {name!r}; there are: {some}.")
+        import numpy as np  # here: `speculant train --help` needs none
+
+        build = load_object(self.build)
+        given: dict[str, Any] = {self.parts: depth or self.depth} if self.parts else {}
+        if "counts" in inspect.signature(build).parameters:
+            given["counts"] = np.ones(target.vocabulary, np.int64) if counts is None else counts
+        if like is not None:
+            given["like"] = like
+        built: nn.Module = build(target, **given, **options or {})
+        return built
+
+    def new_recipe(self, head: Any, depth: int) -> Recipe:
+        """Return the recipe of a head for depths 1 to `depth`."""
+        recipe: Callable[[Any, int], Recipe] = load_object(self.recipe)
+        return recipe(head, depth)
+
+    def load_head(self, source: str, target: TargetParts, tokenizer: Any) -> nn.Module:
+        """Return a trained one, from a folder or the hub.
+
+        Raises:
+            UsageError: it is of another kind.
+            SpeculantError: it cannot be loaded, or does not fit the target.
+        """
+        loaded: nn.Module = load_object(self.load)(source, self.name, target, tokenizer)
+        return loaded
+
+    def open_features(
+        self, model: Any, target: Any, texts: Texts, head: Any, settings: TrainSettings, depth: int, before: Any = ()
+    ) -> Features:
+        """Return the batches of texts; see `training.features.head_features` for the arguments."""
+        opened: Features = load_object(self.features)(model, target, texts, head, settings, depth, before)
+        return opened
+
+    def save_head(self, head: nn.Module, folder: Path, target: TargetParts) -> None:
+        """Write a head's config and weights into a folder."""
+        load_object(self.save)(head, folder, target)

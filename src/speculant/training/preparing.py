@@ -1,0 +1,133 @@
+"""What a training begins with: the texts that fit, the head or draft model, its depths, and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from speculant.core.errors import UsageError
+from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.training.batches import split, stream_seed, usable
+from speculant.training.checkpoints import FOLDER
+from speculant.training.feature_cache import FeatureCache
+from speculant.training.features import Features
+from speculant.training.files import Files
+from speculant.training.fingerprint import TargetIdentity
+from speculant.training.kind import Kind
+from speculant.training.settings import TrainSettings
+from speculant.training.texts import Texts
+from speculant.training.workers import Workers
+
+HELD_OUT_SHARE = 0.1  # of the texts, at most
+
+
+def check_kind(kind: Kind, settings: TrainSettings, files: Files) -> None:
+    """Check that nothing is asked of a head that only draft models can do.
+
+    Raises:
+        UsageError: it is.
+    """
+    given = {"on_policy": settings.on_policy, "like": files.like, "before": files.before}
+    wrong = [name for name, value in given.items() if value]
+    if wrong and not kind.draft_model:
+        raise UsageError(f"{' and '.join(wrong)} cannot be had for {kind.plural}, but for draft models alone.")
+
+
+def fitting_texts(
+    texts: Texts, target: HFTargetParts, settings: TrainSettings, longest: int | None, note: Callable[[str], object]
+) -> tuple[Texts, Texts]:
+    """Return the texts to train on and those held out: cut to the target's positions, without those too short.
+
+    Raises:
+        UsageError: hardly any are left.
+    """
+    most = min(longest or target.positions or 2048, target.positions or longest or 2048)
+    cut = texts.cut(most)
+    if cut.tokens < texts.tokens:
+        note(f"texts are cut to {most} tokens, which leaves {cut.tokens} of {texts.tokens}.")
+    chosen = usable(cut, settings.measured)
+    if len(chosen) < 2:
+        raise UsageError(
+            f"of {len(texts)} texts, {len(chosen)} have the {settings.measured + 3} tokens that training at this "
+            "depth needs; two are the least. Name more data, or lower --depth."
+        )
+    if len(chosen) < len(cut):
+        note(f"{len(cut) - len(chosen)} of {len(cut)} texts are too short to train on and are left out.")
+    cut = cut.select(chosen)
+    held = max(1, min(settings.held_out, int(len(cut) * HELD_OUT_SHARE)))
+    training, held_out = split(len(cut), held, settings.seed)
+    return cut.select(training), cut.select(held_out)
+
+
+def build_head(
+    kind: Kind,
+    target: HFTargetParts,
+    model: Any,
+    settings: TrainSettings,
+    files: Files,
+    texts: Texts,
+    tokenizer: Any = None,
+) -> Any:
+    """Return the head or draft model to train, in float32 on the target's device.
+
+    Raises:
+        UsageError: what to begin with is of another kind, or there is no such option.
+        SpeculantError: it cannot be loaded, or does not fit the target.
+    """
+    if files.init is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(stream_seed(settings.seed))
+            counts = np.bincount(texts.ids, minlength=target.vocabulary).astype(np.int64)
+            head = kind.new_head(target, settings.depth, counts=counts, options=files.options, like=files.like)
+    else:
+        head = kind.load_head(files.init, target, tokenizer)
+    return head.to(device=model.device, dtype=torch.float32).requires_grad_(True).train()
+
+
+def fixed(head: nn.Module, device: torch.device) -> Any:
+    """Return a head or draft model that is not trained, on a device."""
+    return head.to(device).requires_grad_(False).eval()
+
+
+def fitting_depths(kind: Kind, head: Any, settings: TrainSettings) -> TrainSettings:
+    """Return settings with the depths that are measured.
+
+    Raises:
+        UsageError: the head cannot draft as deep as it should be trained.
+    """
+    if head.depth is not None and settings.depth > head.depth:
+        raise UsageError(f"this head of kind {kind.name} drafts {head.depth} tokens at most; lower --depth.")
+    deepest = kind.measured if head.depth is None else min(kind.measured, head.depth)
+    return replace(settings, measured=max(settings.depth, deepest))
+
+
+def attach_caches(
+    features: list[Features],
+    files: Files,
+    identity: TargetIdentity,
+    workers: Workers,
+    note: Callable[[str], object],
+) -> None:
+    """Give features caches on disk, within the limit, the first ones first; processes have caches of their own."""
+    left = files.cache // workers.count
+    folder = files.cache_folder or files.out / FOLDER / "cache"
+    if workers.count > 1:
+        folder = folder / f"worker-{workers.rank}"
+    for name, each in zip(("held-out", "training"), features, strict=True):
+        lengths = each.groups.texts.lengths
+        about = {"target": identity.model, "texts": each.groups.texts.digest(), "size": len(each.groups[0])}
+        each.cache = FeatureCache(
+            folder / name,
+            rows=[int(lengths[each.groups[group]].sum()) for group in range(len(each.groups))],
+            shape=each.shape,
+            limit=left,
+            about=about | {"layers": list(each.layers)},
+        )
+        left -= each.cache.bytes
+    cached, groups = sum(len(each.cache or ()) for each in features), sum(len(each.groups) for each in features)
+    note(f"hidden states of {cached} of {groups} batches fit into {files.cache / 1e9:g} GB on disk.")

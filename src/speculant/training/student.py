@@ -1,0 +1,48 @@
+"""A draft model in training: a causal LM of transformers that is trained as heads are, by a recipe."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from speculant.engines.hf.target_parts import HFTargetParts
+
+
+class Student(nn.Module):
+    """A draft model. Dropout stays off: nothing is drafted with it.
+
+    Attributes:
+        model: the model.
+        vocabulary: V', its logits; models of a family pad one vocabulary differently.
+        positions: the most tokens that it has positions for; None for any number.
+        taps, depth, ids: as of a head that reads no hidden states, drafts to any depth, and has the target's tokens.
+    """
+
+    taps: tuple[int, ...] = ()
+    depth: int | None = None
+    ids: Tensor | None = None
+
+    def __init__(self, model: Any) -> None:
+        """Wrap a model.
+
+        Raises:
+            UnsupportedError: its parts cannot be found.
+        """
+        super().__init__()
+        self.model = model
+        self._parts = HFTargetParts(model)
+        self.vocabulary, self.positions = self._parts.vocabulary, self._parts.positions
+
+    def train(self, _mode: bool = True) -> Self:
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+    def states(self, ids: Tensor) -> Tensor:
+        """Return the last hidden states [B, T, D'] of texts Int64[B, T], padded behind."""
+        found: Tensor = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return found
+
+    def project(self, states: Tensor) -> Tensor:
+        """Return the logits [..., V'] of the token after each state [..., D']."""
+        return self._parts.project(states)

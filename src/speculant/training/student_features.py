@@ -1,0 +1,149 @@
+"""The batches that draft models are trained on: the target's texts, or their own, without what others predict.
+
+- On-policy (DistillSpec: Zhou et al. 2024, arXiv 2310.08461): in a share of the batches the draft model continues the
+  prompts itself, and the target scores every position. What it samples depends on its weights, on the seed and on the
+  number of the batch, so a training that goes on from a checkpoint samples the same.
+- Col-BT (SpecInfer: Miao et al. 2024, arXiv 2305.09781, section 3.1): positions that draft models trained before
+  predict rightly are left out, in training as in the measurements; the method `specinfer` merges what all draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.errors import UsageError
+from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.training.batches import WRITTEN, usable
+from speculant.training.continuing import Prompt, continued
+from speculant.training.features import Features, text_groups
+from speculant.training.recipe import TrainBatch
+from speculant.training.settings import TrainSettings
+from speculant.training.student import Student
+from speculant.training.texts import Texts, from_parts
+
+
+def student_features(
+    model: Any,
+    target: HFTargetParts,
+    texts: Texts,
+    student: Student,
+    settings: TrainSettings,
+    depth: int,
+    before: Sequence[Student] = (),
+) -> StudentFeatures:
+    """Return the batches of texts for a draft model; see `training.features.head_features`.
+
+    Args:
+        model: the target.
+        target: its parts.
+        texts: long enough, see `usable`.
+        student: to be trained.
+        settings: of the training.
+        depth: the deepest that is trained or measured.
+        before: draft models whose right positions are left out.
+
+    Raises:
+        UsageError: the texts have tokens that the draft model lacks.
+    """
+    known = min(each.vocabulary for each in (student, *before))
+    if texts.tokens and (most := int(texts.ids.max())) >= known:
+        raise UsageError(
+            f"the texts have token {most}, and a draft model knows {known} tokens. Name a draft model of the target's "
+            "vocabulary."
+        )
+    return StudentFeatures(model, target, texts, student, settings, depth, before)
+
+
+class StudentFeatures(Features):
+    """See `training.features.Features`."""
+
+    def __init__(
+        self,
+        model: Any,
+        target: HFTargetParts,
+        texts: Texts,
+        student: Student,
+        settings: TrainSettings,
+        depth: int,
+        before: Sequence[Student],
+    ) -> None:
+        """Prepare; the arguments are those of `student_features`."""
+        # Draft models read no state of the token after an anchor, so the last token of a text is learned too.
+        self._depth = depth - 1
+        super().__init__(model, target, text_groups(texts, settings, self._depth), student.taps)
+        self._student, self._settings, self._before = student, settings, before
+
+    def training_batch(self, number: int) -> TrainBatch:
+        if not is_on_policy(number, self._settings.on_policy):
+            return self._unpredicted(super().training_batch(number))
+        texts = self._written(number)
+        if not len(texts):
+            return self.batch(self.groups.at(number), np.zeros((0, 2), np.int64))
+        groups = text_groups(texts, replace(self._settings, texts=len(texts)), self._depth)
+        own = Features(self._model, self._target, groups, self._student.taps)
+        return self._unpredicted(own.batch(0, groups.anchors(0, WRITTEN, number)), written=True)
+
+    def held_out_batch(self, group: int) -> TrainBatch:
+        return self._unpredicted(super().held_out_batch(group))
+
+    def _written(self, number: int) -> Texts:
+        """Return the prompts of a batch with what the draft model writes after them; those with room for an anchor."""
+        texts, settings = self.groups.texts, self._settings
+        chosen = self.groups[self.groups.at(number)]
+        prompts = [Prompt(prompt_of(texts, int(index), settings.opening), settings.temperature) for index in chosen]
+        seed = (settings.seed, WRITTEN, number)
+        written = continued(self._student.model, prompts, new_tokens=settings.new_tokens, seed=seed)
+        most = self._target.positions or int(written.lengths.max())
+        parts = [known_part(written[index], self._target.vocabulary)[:most] for index in range(len(written))]
+        found = from_parts(parts, written.prompts)
+        return found.select(usable(found, self._depth))
+
+    @torch.no_grad()
+    def _unpredicted(self, batch: TrainBatch, *, written: bool = False) -> TrainBatch:
+        """Return a batch without the anchors whose first drafted token another draft model predicts.
+
+        Args:
+            batch: of any texts.
+            written: whether the draft model wrote them: then the target's most probable token is the right one, else
+                the token of the text.
+        """
+        if not self._before or not len(batch.anchors):
+            return batch
+        texts, rows = batch.anchors.unbind(1)
+        right = batch.ids[texts, rows + 2]
+        if written:
+            right = self._target.project(batch.final[texts, rows + 1]).argmax(-1)
+        predicted = torch.zeros_like(right, dtype=torch.bool)
+        for student in self._before:
+            predicted |= self._best(student, batch.ids, texts, rows + 1) == right
+        return replace(batch, anchors=batch.anchors[~predicted])
+
+    def _best(self, student: Student, ids: Tensor, texts: Tensor, rows: Tensor) -> Tensor:
+        """Return the most probable token Int64[A] after each of A rows of texts."""
+        logits = student.project(student.states(ids)[texts, rows])
+        return logits[:, : self._target.vocabulary].argmax(-1)
+
+
+def is_on_policy(number: int, share: float) -> bool:
+    """Whether a draft model writes the n-th batch itself; such batches are spread evenly."""
+    return int((number + 1) * share) > int(number * share)
+
+
+def prompt_of(texts: Texts, index: int, opening: int) -> list[int]:
+    """Return the first tokens of a text: its prompt, or some of the text where that is not known."""
+    text = texts[index]
+    count = int(texts.prompts[index]) or min(opening, len(text) - 1)
+    found: list[int] = text[:count].tolist()
+    return found
+
+
+def known_part(ids: Any, vocabulary: int) -> Any:
+    """Return the tokens before the first that the target lacks, which only padding of a vocabulary can be."""
+    lacking = np.flatnonzero(ids >= vocabulary)
+    return ids[: lacking[0]] if len(lacking) else ids

@@ -1,0 +1,161 @@
+"""GGUF files are decoded as models of transformers are: the same options, the same text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ggufs import bundled_gguf, needs_llamacpp, open_engine, tiny_gguf
+from models import tiny_model
+from speculant.api.speculator import Speculator
+from speculant.core.errors import MemoryFileError, UnsupportedError, UsageError
+from speculant.registry import METHODS
+
+pytestmark = pytest.mark.peers
+
+PROMPTS = ["Once upon a time there was a little dog named", "Tom and Lily went to the park. Tom and Lily"]
+TOKENS = 40
+METHODS_HERE = [  # that draft from tokens or from the target's logits
+    method.name
+    for method in METHODS.values()
+    if not (method.takes_draft_model or method.takes_layers or method.heads) and method.exactness == "lossless"
+]
+
+
+@pytest.fixture(scope="module")
+def stories() -> dict[str, Speculator]:
+    """Return the bundled model in transformers, and in llama.cpp without and with drafts."""
+    needs_llamacpp()
+    plain = Speculator.from_gguf(bundled_gguf(), method="none", threads=1)
+    return {
+        "transformers": Speculator.from_pretrained(method="none", fast=False),
+        "plain": plain,
+        "mix": Speculator.from_transformers(plain.model, plain.tokenizer, nodes=8),
+    }
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_text_is_that_of_transformers(prompt: str, stories: dict[str, Speculator]) -> None:
+    """In float32, greedy and sampled with a seed, and with drafts that are accepted."""
+    for options in ({"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 4}):
+        results = [each.generate(prompt, max_new_tokens=TOKENS, **options) for each in stories.values()]
+        assert results[0].ids == results[1].ids == results[2].ids
+        assert results[0].text == results[2].text
+        again = stories["mix"].generate(prompt, max_new_tokens=TOKENS, **options)
+        assert again.ids == results[0].ids
+        assert again.stats.accepted > TOKENS // 4
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8_0", "q4_k"])
+def test_other_weights(kind: str) -> None:
+    """Drafts leave the text of quantised weights as it is, but for near-ties, which are counted."""
+    from speculant.bench.suite.margin_summary import MarginSummary
+    from speculant.bench.suite.margins import margins
+
+    plain = Speculator.from_gguf(bundled_gguf(kind), method="none", threads=1)
+    mix = Speculator.from_transformers(plain.model, plain.tokenizer, nodes=12)
+    for _ in range(2):
+        for prompt in PROMPTS:
+            result = mix.generate(prompt, max_new_tokens=TOKENS, temperature=0)
+            ids = plain.tokenizer.encode(prompt)
+            found = MarginSummary(margins(plain, torch.tensor(ids, dtype=torch.int32).numpy(), result.ids))
+            assert not found.wrong
+            assert found.near_ties <= 1
+
+
+@pytest.mark.parametrize("method", METHODS_HERE)
+def test_methods(method: str) -> None:
+    """Every method that needs no more than tokens and logits gives the text of plain decoding."""
+    model = _tiny()
+    prompt = [3, 4, 5, 6, 3, 4, 5]
+    plain = Speculator.from_transformers(model, method="none").generate(prompt, max_new_tokens=24, temperature=0)
+    assert (
+        Speculator.from_transformers(model, method=method).generate(prompt, max_new_tokens=24, temperature=0).ids
+        == plain.ids
+    )
+
+
+def test_draft_models() -> None:
+    """A draft model of transformers drafts for a GGUF target."""
+    speculator = Speculator.from_transformers(_tiny(), method="draft-model", draft_model=tiny_model("llama"), nodes=4)
+    result = speculator.generate([3, 4, 5], max_new_tokens=20, temperature=0)
+    assert (
+        result.ids
+        == Speculator.from_transformers(_tiny(), method="none")
+        .generate([3, 4, 5], max_new_tokens=20, temperature=0)
+        .ids
+    )
+    assert result.stats.rounds < 8
+
+
+def test_batches(stories: dict[str, Speculator]) -> None:
+    """Several texts in a pass are what they are alone."""
+    prompts = [*PROMPTS, "The cat", "One day"]
+    alone = [stories["plain"].generate(prompt, max_new_tokens=24, temperature=0).ids for prompt in prompts]
+    for size in (2, 4):
+        results = stories["mix"].generate_batch(prompts, size=size, max_new_tokens=24, temperature=0)
+        assert [result.ids for result in results] == alone
+
+
+def test_turns(stories: dict[str, Speculator]) -> None:
+    """A next turn reads only what is new, and gives the text of the whole conversation."""
+    mix, tokenizer = stories["mix"], stories["plain"].tokenizer
+    first = mix.generate(PROMPTS[0], max_new_tokens=10, temperature=0)
+    ids = [*tokenizer.encode(PROMPTS[0]), *first.ids, *tokenizer.encode(" The end.", add_special_tokens=False)]
+    second = mix.generate(ids, max_new_tokens=20, temperature=0, cache=first.cache)
+    assert second.stats.prompt_tokens < 8
+    assert second.ids == stories["plain"].generate(ids, max_new_tokens=20, temperature=0).ids
+
+
+def test_stop_strings_and_options(stories: dict[str, Speculator]) -> None:
+    """Stop strings, penalties and the end of the context are those of transformers."""
+    for options in ({"stop": [" big"]}, {"repetition_penalty": 1.3}, {"stop": "day,"}):
+        found = [each.generate(PROMPTS[1], max_new_tokens=60, temperature=0, **options) for each in stories.values()]
+        assert found[0].ids == found[1].ids == found[2].ids
+        assert found[0].finish_reason == found[2].finish_reason
+    short = Speculator.from_gguf(bundled_gguf(), threads=1, context=24)
+    result = short.generate(PROMPTS[0], temperature=0)
+    assert len(result.ids) + result.stats.prompt_tokens == 24
+    assert "the model has 24 positions" in " ".join(result.stats.notes)
+
+
+def test_custom_generate(stories: dict[str, Speculator]) -> None:
+    """Transformers' own `generate` hands over to the speculator; without one it is refused."""
+    mix = stories["mix"]
+    ids = torch.tensor([stories["plain"].tokenizer.encode(PROMPTS[0])])
+    found = mix.model.generate(ids, custom_generate=mix, max_new_tokens=12, do_sample=False)
+    expected = stories["plain"].generate(PROMPTS[0], max_new_tokens=12, temperature=0).ids
+    assert found[0, ids.shape[1] :].tolist() == expected
+    with pytest.raises(UnsupportedError, match="decoded by a speculator"):
+        mix.model.generate(ids, max_new_tokens=2)
+
+
+def test_memories_fit_both(stories: dict[str, Speculator], tmp_path: Path) -> None:
+    """What a GGUF model's drafter learned serves transformers' model, whose vocabulary is the same, and no other."""
+    stories["mix"].save(tmp_path / "m")
+    Speculator.from_pretrained(memory=tmp_path / "m", fast=False)
+    Speculator.from_gguf(bundled_gguf("q8_0"), memory=tmp_path / "m", threads=1)
+    with pytest.raises(MemoryFileError):
+        Speculator.from_transformers(_tiny(), memory=tmp_path / "m")
+
+
+def test_what_llama_cpp_does_not_do_is_refused() -> None:
+    """Heads, layers and fast passes are refused by name, and a path where a model is expected."""
+    model = _tiny()
+    for options, said in (
+        ({"method": "eagle"}, "hidden states"),
+        ({"head": "some/head"}, "hidden states"),
+        ({"method": "swift"}, "a part of the target's layers"),
+        ({"fast": True}, "its own kernels"),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            Speculator.from_transformers(model, **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"Use Speculator\.from_gguf"):
+        Speculator.from_transformers("model.gguf")
+
+
+def _tiny() -> Any:
+    return open_engine(tiny_gguf()).model

@@ -1,0 +1,62 @@
+"""GGUF files on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ggufs import bundled_gguf
+from speculant.cli.main import main
+
+pytestmark = pytest.mark.peers
+
+
+def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A file is found by its suffix; the record says what ran."""
+    model, record = str(bundled_gguf("q8_0")), str(tmp_path / "r.json")
+    argv = ["generate", "Once upon a time", "--model", model, "--max-new-tokens", "8", "--threads", "1"]
+    assert main([*argv, "--json", record]) == 0
+    assert "little" in capsys.readouterr().out
+    found = json.loads(Path(record).read_text())
+    assert found["environment"]["dtype"] == "q8_0"
+
+
+def test_compare_and_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain decoding by llama.cpp is what drafts are compared with."""
+    model = str(bundled_gguf())
+    argv = ["--model", model, "--max-new-tokens", "8", "--threads", "1"]
+    assert main(["generate", "Once upon a time", "--compare", *argv]) == 0
+    assert "identical   yes, to plain decoding" in capsys.readouterr().err
+    assert main(["check", *argv]) == 0
+    assert "0 wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--dtype", "float32"], ["--attn", "eager"], ["--fast"], ["--device", "mps"]])
+def test_options_that_do_not_apply(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """They are refused before anything is loaded."""
+    assert main(["generate", "a", "--model", "missing.gguf", *option]) == 2
+    assert f"{option[0]} does not apply to a GGUF file" in capsys.readouterr().err
+
+
+def test_other_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Commands that need hidden states or gradients name those that take GGUF files; missing files are named."""
+    assert main(["generate", "a", "--model", str(tmp_path / "missing.gguf")]) != 0
+    assert "does not exist" in capsys.readouterr().err
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"prompt_ids": [1, 5, 6, 5], "output_ids": [6, 5, 6, 5, 6]}\n')
+    argv = ["bench", str(bundled_gguf()), "--forced", str(trace), "--out", str(tmp_path / "out")]
+    assert main([*argv, "--methods", "none,hf:generate"]) == 2
+    assert "hf:generate needs a model of transformers" in capsys.readouterr().err
+
+
+def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A GGUF file is benchmarked as a model is, along recorded outputs."""
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"prompt_ids": [1, 5, 6, 5], "output_ids": [6, 5, 6, 5, 6]}\n')
+    argv = ["bench", "--forced", str(trace), "--methods", "none,mix", "--out", str(tmp_path / "out")]
+    assert main([*argv, str(bundled_gguf("q8_0")), "--threads", "1"]) == 0
+    settings = json.loads((tmp_path / "out" / "result.json").read_text())["settings"]
+    assert settings["dtype"] == "q8_0"
+    assert settings["attention"] == "llama.cpp's"

@@ -1,0 +1,98 @@
+"""Settings of integrations: from the environment and from files; unknown names are errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from speculant.core.errors import FileError, SpeculantError, UnknownMethodError, UnsupportedError, UsageError
+from speculant.integrations.settings import IntegrationSettings, read_settings
+
+
+def test_defaults() -> None:
+    """Without settings `mix` drafts and keeps nothing; other rooms' variables are none of ours."""
+    assert read_settings({"HOME": "/", "SPECULANT_DATA": "x"}) == IntegrationSettings()
+
+
+def test_the_environment() -> None:
+    """Every setting can be given as a variable; an empty one is not given."""
+    found = read_settings(
+        {
+            "SPECULANT_METHOD": "suffix",
+            "SPECULANT_MEMORY": "/m/a.speculant",
+            "SPECULANT_BASE": "b.speculant",
+            "SPECULANT_MEMORY_LIMIT": "1GB",
+            "SPECULANT_SAVE_EVERY": "60",
+            "SPECULANT_DRAFTED_PER_STEP": "64",
+            "SPECULANT_SETTINGS": '{"depth": 12}',
+            "SPECULANT_ALLOW_UNTESTED": "1",
+            "SPECULANT_CONFIG": "",
+        }
+    )
+    assert found == IntegrationSettings(
+        method="suffix",
+        memory=Path("/m/a.speculant"),
+        base=Path("b.speculant"),
+        memory_limit=10**9,
+        save_every=60,
+        drafted_per_step=64,
+        settings={"depth": 12},
+        allow_untested=True,
+    )
+    assert read_settings({"SPECULANT_METHOD": ""}) == IntegrationSettings()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml"])
+def test_a_file(tmp_path: Path, suffix: str) -> None:
+    """A file gives settings, and the environment overrides them."""
+    if suffix == ".toml" and sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 reads no .toml files")
+    path = tmp_path / f"settings{suffix}"
+    json_text = json.dumps({"method": "aded", "memory_limit": "64MB", "settings": {"row_memory": 4}})
+    toml_text = 'method = "aded"\nmemory_limit = "64MB"\n[settings]\nrow_memory = 4\n'
+    path.write_text(json_text if suffix == ".json" else toml_text)
+    found = read_settings({"SPECULANT_CONFIG": str(path), "SPECULANT_MEMORY_LIMIT": "32MB"})
+    assert found == IntegrationSettings(method="aded", memory_limit=32 * 10**6, settings={"row_memory": 4})
+    assert found.build(vocabulary=10, tokenizer="t").settings.row_memory == 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("environment", "error", "says"),
+    [
+        ({"SPECULANT_METHDO": "mix"}, UsageError, "Did you mean SPECULANT_METHOD"),
+        ({"SPECULANT_METHOD": "mixx"}, UnknownMethodError, "Did you mean 'mix'"),
+        ({"SPECULANT_METHOD": "recycling"}, UnsupportedError, "tokens only. Use none, mix"),
+        ({"SPECULANT_METHOD": "eagle"}, UnsupportedError, "hidden states"),
+        ({"SPECULANT_METHOD": "lookup", "SPECULANT_MEMORY": "x"}, UnsupportedError, "keeps no memory"),
+        ({"SPECULANT_MEMORY_LIMIT": "much"}, UsageError, "memory_limit"),
+        ({"SPECULANT_SAVE_EVERY": "0"}, UsageError, "save_every"),
+        ({"SPECULANT_SAVE_EVERY": "soon"}, UsageError, "save_every"),
+        ({"SPECULANT_DRAFTED_PER_STEP": "1.5"}, UsageError, "drafted_per_step"),
+        ({"SPECULANT_SETTINGS": "[1]"}, UsageError, "settings must be an object"),
+        ({"SPECULANT_ALLOW_UNTESTED": "perhaps"}, UsageError, "allow_untested"),
+        ({"SPECULANT_CONFIG": "/nowhere/s.json"}, FileError, "cannot read"),
+        ({"SPECULANT_CONFIG": "/nowhere/s.yaml"}, FileError, "rename"),
+    ],
+)
+def test_mistakes(environment: dict[str, str], error: type[SpeculantError], says: str) -> None:
+    """Each names what is wrong and the way out."""
+    with pytest.raises(error, match=says):
+        read_settings(environment)
+
+
+@pytest.mark.parametrize("content", ['{"memry": "x"}', "[]", "{", '{"memory": 1}'])
+def test_mistakes_in_files(tmp_path: Path, content: str) -> None:
+    """An unknown name, another value than an object, no JSON, a path that is none."""
+    path = tmp_path / "s.json"
+    path.write_text(content)
+    with pytest.raises(SpeculantError):
+        read_settings({"SPECULANT_CONFIG": str(path)})
+
+
+def test_settings_of_the_drafter() -> None:
+    """The method's own settings are checked by the method."""
+    with pytest.raises(UsageError, match="Did you mean 'top_k'"):
+        IntegrationSettings(settings={"topk": 3}).build(vocabulary=10, tokenizer="t")
