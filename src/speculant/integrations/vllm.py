@@ -56,7 +56,11 @@ class Proposer:
         vocabulary: int = model.get_vocab_size()
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._longest = int(model.max_model_len)
-        drafter = settings.build(vocabulary=vocabulary, tokenizer=_fingerprint(settings, model, vocabulary))
+        drafter = settings.build(
+            vocabulary=vocabulary,
+            tokenizer=_fingerprint(settings, model, vocabulary),
+            shares=vllm_config.parallel_config.rank == 0,  # whose drafts vLLM uses; the others draft in vain
+        )
         may_save = load_memory(drafter, memory=_own_file(settings, vllm_config), base=settings.base)
         self.rows = RowDrafter(
             drafter,
@@ -114,7 +118,7 @@ class Proposer:
 
 def _fingerprint(settings: IntegrationSettings, model: Any, vocabulary: int) -> str:
     """Return the fingerprint that ties memory files to the tokenizer; read from the tokenizer only where needed."""
-    if settings.memory is None and settings.base is None:
+    if settings.memory is None and settings.base is None and settings.share is None:
         return ""
     skipped = getattr(model, "skip_tokenizer_init", False)
     return tokenizer_fingerprint(None if skipped else load_tokenizer(model.tokenizer, required=False), vocabulary)
