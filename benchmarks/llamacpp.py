@@ -1,11 +1,12 @@
 """llama.cpp with drafts against llama.cpp without, and against llama-cpp-python's own prompt lookup.
 
-A shape with random weights as GGUF in several formats, made here and removed, forced along recorded outputs: every pass
-is computed, the next token is the recording's. In one process the systems take turns on each request, in another order
-each time, so that a slow spell of the machine affects all. A prompt is read once and its keys and values serve every
-system, so what is compared is decoding; `with_prompt` adds the seconds of reading to each. Memories are empty at the
-first request and kept. Prompt lookup is llama-cpp-python's `LlamaPromptLookupDecoding` with its default of 10 tokens,
-and with the 2 that its README recommends for CPUs, verified in one pass by the same engine.
+A shape with random weights as GGUF in several formats, made here and removed, forced along recorded outputs: every
+pass is computed, the next token is the recording's. In one process the systems take turns on each request, in another
+order each time, so that a slow spell of the machine affects all. A prompt is read once and its keys and values serve
+every system, so what is compared is decoding; `with_prompt` adds the seconds of reading to each. Memories are empty
+at the first request and kept. Prompt lookup is llama-cpp-python's `LlamaPromptLookupDecoding` with its default of 10
+tokens, and with the 2 that its README recommends for CPUs, verified in one pass by the same engine. On a machine that
+is doing other work, one thread's own time is counted: `--threads 1 --cpu-time`.
 
     python benchmarks/llamacpp.py $SHAPE $TRACES/llama31-8b-instructcoder.jsonl -o benchmarks/results/llamacpp.json
 """
@@ -18,7 +19,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,23 +80,32 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=1 << 30, help="of each output at most")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count one thread's own time, for a machine that is doing other work"
+    )
     parser.add_argument("--folder", type=Path, help="keeps the GGUF files there and uses those that are there")
     args = parser.parse_args()
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time is the time of one thread; add --threads 1")
+    clock = time.thread_time if args.cpu_time else time.perf_counter
+    torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="speculant-") as temporary:
         folder = args.folder or Path(temporary)
         formats = args.formats.split(",")
         make_files(args.shape, folder, formats)
         recordings = list(read_recordings(args.traces))[: args.requests]
-        found = {kind: measure(folder / f"{kind}.gguf", recordings, args.tokens, args.threads) for kind in formats}
-    report = {
-        "environment": environment() | {"threads": args.threads, "llama_cpp_python": load_library().version},
-        "shape": args.shape.name,
-        "traces": args.traces.stem,
-        "requests": len(recordings),
-        "most_tokens": min(args.tokens, max(len(each.output) for each in recordings)),
-        "formats": found,
-    }
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+        report: dict[str, Any] = {
+            "environment": environment() | {"llama_cpp_python": load_library().version},
+            "clock": "cpu" if args.cpu_time else "wall",
+            "shape": args.shape.name,
+            "traces": args.traces.stem,
+            "requests": len(recordings),
+            "most_tokens": min(args.tokens, max(len(each.output) for each in recordings)),
+            "formats": {},
+        }
+        for kind in formats:
+            report["formats"][kind] = measure(folder / f"{kind}.gguf", recordings, args.tokens, args.threads, clock)
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def make_files(shape: Path, folder: Path, formats: Sequence[str]) -> None:
@@ -109,22 +119,24 @@ def make_files(shape: Path, folder: Path, formats: Sequence[str]) -> None:
             quantize(source, folder / f"{kind}.gguf", kind)
 
 
-def measure(file: Path, recordings: Sequence[Recording], most: int, threads: int) -> dict[str, Any]:
+def measure(
+    file: Path, recordings: Sequence[Recording], most: int, threads: int, clock: Callable[[], float]
+) -> dict[str, Any]:
     """Return the figures of one format."""
     model, _ = load_gguf(file, LlamaCppOptions(threads=threads, context=CONTEXT))
     fitted, _ = fit_vocabulary(recordings, model.config.vocab_size)
-    systems: dict[str, System] = {"plain": ours(model, "none"), "mix": ours(model, "mix")}
-    systems |= {f"prompt-lookup:{count}": lookup(model, count) for count in LOOKUPS}
+    systems: dict[str, System] = {"plain": ours(model, "none", clock), "mix": ours(model, "mix", clock)}
+    systems |= {f"prompt-lookup:{count}": lookup(model, count, clock) for count in LOOKUPS}
     engine = LlamaEngine(model, model.context)
     totals = {name: Run() for name in systems}
     requests: list[dict[str, Any]] = []
     prompt_seconds = 0.0
     for place, each in enumerate(fitted):
         prompt, output = each.prompt, each.output[:most].tolist()
-        began = time.perf_counter()
+        began = clock()
         cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None])
         cache.prefill()
-        prompt_seconds += time.perf_counter() - began
+        prompt_seconds += clock() - began
         names, row = list(systems), dict[str, Any]()
         for name in names[place % len(names) :] + names[: place % len(names)]:
             cache.text.crop(len(prompt) - 1)
@@ -151,7 +163,7 @@ def ratio(totals: dict[str, Run], name: str, more: float = 0.0) -> float:
     return (totals["plain"].seconds + more) / (totals[name].seconds + more)
 
 
-def ours(model: LlamaCppModel, method: str) -> System:
+def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> System:
     """Return a method of ours, with a memory of its own."""
     speculator = Speculator.from_transformers(model, method=method)
     if method != "none":
@@ -164,18 +176,18 @@ def ours(model: LlamaCppModel, method: str) -> System:
         stats = Stats(method=method, prompt_tokens=1)
         sequence = DecodedSequence(cache, sampler, Start(prompt=prompt), stats)
         generation = Generation(sequence, sampler)
-        pieces = iter(Stream(generation, forced_parts(speculator)))
+        pieces = iter(Stream(generation, replace(forced_parts(speculator), clock=clock)))
         next(pieces)  # the prompt's pass
-        began, before = time.perf_counter(), stats.draft_seconds
+        began, before = clock(), stats.draft_seconds
         for _ in pieces:
             pass
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         return Run(len(output) - 1, stats.rounds, seconds, stats.target_seconds, stats.draft_seconds - before)
 
     return run
 
 
-def lookup(model: LlamaCppModel, count: int) -> System:
+def lookup(model: LlamaCppModel, count: int, clock: Callable[[], float]) -> System:
     """Return llama-cpp-python's prompt lookup with drafts of so many tokens."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -186,27 +198,27 @@ def lookup(model: LlamaCppModel, count: int) -> System:
         cache.prefill()
         result, done = Run(tokens=len(output) - 1), 1
         ids = np.concatenate([prompt, np.array(output, np.int32)])
-        began = time.perf_counter()
+        began = clock()
         while done < len(output):
-            drafting = time.perf_counter()
+            drafting = clock()
             end = len(prompt) + done
             found = drafter(ids[:end])[: len(output) - done - 1]
             tree = DraftTree(
                 found.astype(np.int32), np.arange(-1, len(found) - 1, dtype=np.int32), np.ones(len(found), np.float32)
             )
-            passing = time.perf_counter()
+            passing = clock()
             logits = engine.forward([(cache, int(ids[end - 1]), tree)])[0].logits
             accepted = 0
             logits[0].argmax().item()
             while accepted < len(found) and found[accepted] == output[done + accepted]:
                 accepted += 1
                 logits[accepted].argmax().item()
-            result.target_seconds += time.perf_counter() - passing
+            result.target_seconds += clock() - passing
             result.draft_seconds += passing - drafting
             result.passes += 1
             cache.keep(range(accepted + 1))
             done += accepted + 1
-        result.seconds = time.perf_counter() - began
+        result.seconds = clock() - began
         return result
 
     return run
