@@ -72,7 +72,7 @@ test-llamacpp: $(VENV)/.llamacpp
 
 # Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
 .sglang/.ready: $(VENV)/.ready constraints-sglang.txt
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target .sglang -r constraints-sglang.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-compile --upgrade --target .sglang -r constraints-sglang.txt
 	@touch $@
 
 test-sglang: .sglang/.ready
