@@ -168,7 +168,7 @@ def test_outages_are_survived(server: Server, opened: list[RedisChannel], caplog
         assert reader.poll(0.01) == []
         wait_for(lambda: len(caplog.records) == 2)  # one of each channel
         server.start()
-        assert tokens_of(reader, 3) == [2, 3, 4]
+        assert tokens_of(reader, 3)[-3:] == [2, 3, 4]  # a message whose answer was lost is sent again
     assert len(caplog.records) == 2
     assert all("goes on" in record.getMessage() for record in caplog.records)
 
