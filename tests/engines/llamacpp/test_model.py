@@ -71,7 +71,8 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model and a cache that do not fit are told apart from damaged files."""
     from speculant.engines.llamacpp.library import load_library
 
-    library, path = load_library(), tiny_gguf()
+    path = tiny_gguf()
+    library = load_library()
 
     def fail(*_: Any) -> None:
         library.log.add(3, b"failed to allocate buffer of size 7")
