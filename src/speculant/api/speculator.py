@@ -271,6 +271,7 @@ class Speculator:
         draft_model: Any = None,
         draft_tokenizer: Any = None,
         online: Any = None,
+        share: Any = None,
     ) -> Speculator:
         """Load a GGUF file with llama.cpp, weights, tokenizer and chat template, and wrap it.
 
@@ -281,7 +282,7 @@ class Speculator:
             threads, gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: see
                 `engines.llamacpp.options.LlamaCppOptions`.
             method, verifier, lossy, nodes, memory, memory_limit, settings: see `from_transformers`.
-            draft_model, draft_tokenizer, online: see there too.
+            draft_model, draft_tokenizer, online, share: see there too.
 
         Raises:
             ModelNotFoundError, ModelError: there is no such file, or it is damaged.
@@ -314,6 +315,7 @@ class Speculator:
             draft_model=draft_model,
             draft_tokenizer=draft_tokenizer,
             online=online,
+            share=share,
         )
 
     def generate(
