@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from ggufs import bundled_gguf, needs_llamacpp, open_engine, tiny_gguf
 from models import tiny_model
+from speculant.api.loading import load_model
 from speculant.api.speculator import Speculator
 from speculant.core.errors import MemoryFileError, UnsupportedError, UsageError
 from speculant.registry import METHODS
@@ -47,6 +49,23 @@ def test_the_text_is_that_of_transformers(prompt: str, stories: dict[str, Specul
         again = stories["mix"].generate(prompt, max_new_tokens=TOKENS, **options)
         assert again.ids == results[0].ids
         assert again.stats.accepted > TOKENS // 4
+
+
+@pytest.mark.skipif("SPECULANT_DATA" not in os.environ, reason="SPECULANT_DATA names no folder with the model")
+def test_a_model_that_is_not_ours(tmp_path: Path) -> None:
+    """A real model of another author, with a tokenizer of its own: the text of transformers, plain and with drafts."""
+    needs_llamacpp()
+    from speculant.engines.llamacpp.gguf_file import write_gguf
+
+    model, tokenizer = load_model(str(Path(os.environ["SPECULANT_DATA"]) / "models" / "stories260K"))
+    write_gguf(model, tmp_path / "model.gguf", tokenizer=tokenizer)
+    expected = Speculator.from_transformers(model, tokenizer, method="none", fast=False)
+    mix = Speculator.from_gguf(tmp_path / "model.gguf", nodes=8, threads=1)
+    for prompt in PROMPTS * 2:
+        options = {"max_new_tokens": TOKENS, "temperature": 0}
+        assert mix.generate(prompt, **options).text == expected.generate(prompt, **options).text
+    assert mix.last_stats is not None
+    assert mix.last_stats.accepted > TOKENS // 4
 
 
 @pytest.mark.parametrize("kind", ["bf16", "q8_0", "q4_k"])
