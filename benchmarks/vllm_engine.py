@@ -40,6 +40,8 @@ SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "ngram": (NGRAM, {}),
     "ngram, 2 to 5 tokens": ({**NGRAM, "prompt_lookup_min": 2}, {}),
     "speculant mix": (ours(DRAFTS), {}),
+    "speculant mix, probability 0.02": (ours(DRAFTS), {"SPECULANT_LEAST_PROBABILITY": "0.02"}),
+    "speculant mix, probability 0.1": (ours(DRAFTS), {"SPECULANT_LEAST_PROBABILITY": "0.1"}),
     "speculant suffix": (ours(DRAFTS), {"SPECULANT_METHOD": "suffix"}),
 }
 

@@ -48,6 +48,15 @@ def test_the_most_probable_tokens_are_kept() -> None:
     assert [len(part) for part in bounded([tree, first], 5)] == [4, 1]
 
 
+def test_improbable_tokens_are_left_out() -> None:
+    """Tokens below the bound are not drafted, nor what follows them, however much room there is."""
+    rows = row_drafter(Recorder(lambda _text: range(8)), least_probability=0.6)
+    assert drafted(rows.step([row([1, 5])])) == [[]]
+    draft = DraftTree(ids([4, 5, 6]), ids([-1, 0, 1]), np.array([0.95, 0.2, 0.1], np.float32))
+    assert drafted(bounded([draft], 9, least=0.3)) == [[4]]
+    assert drafted(bounded([draft], 9, least=1.0)) == [[]]
+
+
 def test_acceptance_of_trees() -> None:
     """The path down a tree that committed tokens follow, without the last one."""
     tree = DraftTree.from_paths([[1, 2, 3], [1, 4], [5]])

@@ -27,6 +27,7 @@ def test_the_environment() -> None:
             "SPECULANT_MEMORY_LIMIT": "1GB",
             "SPECULANT_SAVE_EVERY": "60",
             "SPECULANT_DRAFTED_PER_STEP": "64",
+            "SPECULANT_LEAST_PROBABILITY": "0.05",
             "SPECULANT_SETTINGS": '{"depth": 12}',
             "SPECULANT_ALLOW_UNTESTED": "1",
             "SPECULANT_CONFIG": "",
@@ -39,6 +40,7 @@ def test_the_environment() -> None:
         memory_limit=10**9,
         save_every=60,
         drafted_per_step=64,
+        least_probability=0.05,
         settings={"depth": 12},
         allow_untested=True,
     )
@@ -71,6 +73,7 @@ def test_a_file(tmp_path: Path, suffix: str) -> None:
         ({"SPECULANT_SAVE_EVERY": "0"}, UsageError, "save_every"),
         ({"SPECULANT_SAVE_EVERY": "soon"}, UsageError, "save_every"),
         ({"SPECULANT_DRAFTED_PER_STEP": "1.5"}, UsageError, "drafted_per_step"),
+        ({"SPECULANT_LEAST_PROBABILITY": "2"}, UsageError, "least_probability"),
         ({"SPECULANT_SETTINGS": "[1]"}, UsageError, "settings must be an object"),
         ({"SPECULANT_ALLOW_UNTESTED": "perhaps"}, UsageError, "allow_untested"),
         ({"SPECULANT_CONFIG": "/nowhere/s.json"}, FileError, "cannot read"),

@@ -49,6 +49,7 @@ class RowDrafter:
         vocabulary: int,
         budget: Callable[[int], Budget],
         most_per_step: int,
+        least_probability: float = 0.0,
         ends: frozenset[int] = frozenset(),
         patience: int = 32,
         most_absent: int = 64,
@@ -60,12 +61,14 @@ class RowDrafter:
             vocabulary: V; a draft with an id beyond it is not passed on.
             budget: returns the budget of a request that may draft so many tokens.
             most_per_step: the most tokens drafted in a step, for all requests together.
+            least_probability: of being accepted, as the drafter estimates it, that a drafted token must have.
             ends: tokens that end a text, so that a request that ended with one need not be waited for.
             patience, most_absent: see `KnownRequests`.
         """
         self.drafter = drafter
         self.learned = self.faults = 0
-        self._vocabulary, self._budget, self._most_per_step, self._ends = vocabulary, budget, most_per_step, ends
+        self._vocabulary, self._budget, self._ends = vocabulary, budget, ends
+        self._most_per_step, self._least_probability = most_per_step, least_probability
         self._requests = KnownRequests[_Request](patience=patience, most_absent=most_absent)
 
     def __len__(self) -> int:
@@ -102,7 +105,8 @@ class RowDrafter:
                 if known.held.session is not None and row.most > 0:
                     waiting.append(i)
         requests = [known.held for i in waiting if (known := found[i]) is not None]
-        drafts = bounded(self._propose(requests, [self._budget(rows[i].most) for i in waiting]), self._most_per_step)
+        drafts = self._propose(requests, [self._budget(rows[i].most) for i in waiting])
+        drafts = bounded(drafts, self._most_per_step, least=self._least_probability)
         result = [DraftTree.empty() for _ in rows]
         for i, request, draft in zip(waiting, requests, drafts, strict=True):
             request.draft = result[i] = draft

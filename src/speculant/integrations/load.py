@@ -3,7 +3,8 @@
 Drafted tokens are verified in the same pass as everybody else's next token. While few requests run, that pass waits
 for the weights to be read and further rows cost almost nothing; with many, every row costs time that all wait for
 (TurboSpec, Liu et al. 2024, arXiv 2406.14066). So a step drafts at most so many tokens, those that are most likely to
-be accepted. The rule counts tokens and reads no clock, so every rank of an engine decides the same.
+be accepted, and none that is less likely to be than a bound. The rule counts tokens and reads no clock, so every rank
+of an engine decides the same.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ def tree_budget(most: int) -> Budget:
     return Budget(nodes=most, depth=most)
 
 
-def bounded(drafts: Sequence[DraftTree], most: int) -> list[DraftTree]:
-    """Return the parts of chosen drafts that hold the `most` nodes of the largest weights.
+def bounded(drafts: Sequence[DraftTree], most: int, *, least: float = 0.0) -> list[DraftTree]:
+    """Return the parts of chosen drafts that hold the `most` nodes of the largest weights, none below `least`.
 
     A node's weight is at most its parent's, and nodes are listed best first, so each part is a draft. Among equal
     weights earlier nodes are kept first, and among those earlier drafts.
     """
+    if least > 0:
+        drafts = [draft.head(int((np.minimum.accumulate(draft.weights) >= least).sum())) for draft in drafts]
     if sum(len(draft) for draft in drafts) <= most:
         return list(drafts)
     if most < 1:

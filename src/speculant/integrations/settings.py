@@ -39,6 +39,8 @@ class IntegrationSettings:
         memory_limit: bytes that the drafter's memory may take.
         save_every: seconds between saves in the background; it is also saved at exit.
         drafted_per_step: the most tokens drafted in a step, for all its requests together.
+        least_probability: of being accepted, as the drafter estimates it, that a drafted token must have; each costs
+            time where passes are limited by computation, as on CPUs and under load.
         settings: of the method's drafter; None for the defaults.
         allow_untested: whether engines of versions that were not tested are accepted.
         share: the URL of a store that replicas learn from each other through, see `sharing.address`; None for none.
@@ -54,6 +56,7 @@ class IntegrationSettings:
     memory_limit: int = MEMORY_LIMIT
     save_every: float = 300.0
     drafted_per_step: int = DRAFTED_PER_STEP
+    least_probability: float = 0.0
     settings: Mapping[str, Any] | None = None
     allow_untested: bool = False
     share: str | None = field(default=None, repr=False)  # may hold a password
@@ -61,6 +64,7 @@ class IntegrationSettings:
     def __post_init__(self) -> None:
         check_number("save_every", self.save_every, least=0, above=True)
         check_number("drafted_per_step", self.drafted_per_step, least=0, whole=True)
+        check_number("least_probability", self.least_probability, least=0, most=1)
         method = find_method(self.method)
         if not drafts_from_text(method):
             usable = ", ".join(name for name, each in METHODS.items() if drafts_from_text(each))

@@ -38,13 +38,14 @@ def check_settings(settings: IntegrationSettings) -> None:
     """Refuse settings that have no effect in SGLang.
 
     Raises:
-        UnsupportedError: the tokens of a step are bounded.
+        UnsupportedError: the tokens of a step are bounded, or improbable ones left out.
     """
-    if settings.drafted_per_step != DRAFTED_PER_STEP:
-        raise UnsupportedError(
-            "SGLang verifies a fixed number of tokens per request, so drafted_per_step has no effect; leave it out and "
-            "set --speculative-num-draft-tokens and --max-running-requests."
-        )
+    for name, unset in (("drafted_per_step", DRAFTED_PER_STEP), ("least_probability", 0.0)):
+        if getattr(settings, name) != unset:
+            raise UnsupportedError(
+                f"SGLang verifies a fixed number of tokens per request, so {name} has no effect; leave it out and set "
+                "--speculative-num-draft-tokens and --max-running-requests."
+            )
 
 
 def check_server(server: Any) -> None:

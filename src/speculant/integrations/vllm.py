@@ -67,6 +67,7 @@ class Proposer:
             vocabulary=vocabulary,
             budget=chain_budget,
             most_per_step=settings.drafted_per_step,
+            least_probability=settings.least_probability,
             ends=_end_tokens(model),
         )
         self._saver: BackgroundSaver | None = None
