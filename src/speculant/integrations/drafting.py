@@ -91,7 +91,7 @@ class RowDrafter:
             self._close(request)
 
     def _step(self, rows: Sequence[Row]) -> list[DraftTree]:
-        found = self._requests.match(rows)
+        found, empty = self._requests.match(rows), DraftTree.empty()
         self._drop_finished()
         waiting: list[int] = []
         for i, row in enumerate(rows):
@@ -101,13 +101,13 @@ class RowDrafter:
                     known = found[i] = self._open(row, i)
                 else:
                     self._observe(known, row)
-                known.held.draft = DraftTree.empty()
+                known.held.draft = empty
                 if known.held.session is not None and row.most > 0:
                     waiting.append(i)
         requests = [known.held for i in waiting if (known := found[i]) is not None]
         drafts = self._propose(requests, [self._budget(rows[i].most) for i in waiting])
         drafts = bounded(drafts, self._most_per_step, least=self._least_probability)
-        result = [DraftTree.empty() for _ in rows]
+        result = [empty] * len(rows)
         for i, request, draft in zip(waiting, requests, drafts, strict=True):
             request.draft = result[i] = draft
         return result
