@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from memories import drafted, drafter, learn, saved
+from saving_worker import work
 from speculant.core.errors import FileError, ForeignMemoryError
 from speculant.integrations.kept_memory import BackgroundSaver, load_memory
 
@@ -86,26 +86,12 @@ def test_saving_in_the_background(tmp_path: Path) -> None:
     assert drafted(tmp_path / "memory", "aded", (1, 2))[:2] == [3, 4]
 
 
-def work(path: Path, ready: Any, terminated: bool) -> None:
-    """A worker of an engine: learns, then ends by returning or when it is asked to."""
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(SystemExit()))
-    held = drafter("aded")
-    learn(held, TEXT)
-    counts = [0]
-    saver = BackgroundSaver(held, path, every=1e6, learned=lambda: counts[0])  # type: ignore[arg-type]
-    counts[0] = 1
-    ready.set()
-    if terminated:
-        signal.pause()
-    assert saver is not None
-
-
 @pytest.mark.parametrize("terminated", [False, True])
 def test_saved_when_a_worker_ends(tmp_path: Path, terminated: bool) -> None:
     """Processes of multiprocessing end without `atexit`; what they learned is saved all the same."""
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    worker = context.Process(target=work, args=(tmp_path / "memory", ready, terminated))
+    worker = context.Process(target=work, args=(tmp_path / "memory", TEXT, ready, terminated))
     worker.start()
     assert ready.wait(120)
     if terminated:
