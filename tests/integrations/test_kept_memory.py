@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from saving_worker import work
 
 from memories import drafted, drafter, learn, saved
-from saving_worker import work
 from speculant.core.errors import FileError, ForeignMemoryError
 from speculant.integrations.kept_memory import BackgroundSaver, load_memory
 

@@ -104,7 +104,9 @@ def serve(
     per_request_metrics: Annotated[
         bool,
         typer.Option(
-            "--per-request-metrics", help="put drafting figures into every answer, as vLLM does", rich_help_panel=_SERVER
+            "--per-request-metrics",
+            help="put drafting figures into every answer, as vLLM does",
+            rich_help_panel=_SERVER,
         ),
     ] = False,
     parameters: Annotated[
@@ -156,7 +158,7 @@ def serve(
             "--base",
             metavar="FILE",
             parser=_file,
-            help="begin with this memory, of `speculant corpus` for example, where --memory is not there yet; read only",
+            help="begin with this memory, such as one of `speculant corpus`, if --memory is not there yet; read only",
             rich_help_panel="Drafting",
         ),
     ] = None,

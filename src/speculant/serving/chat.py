@@ -89,7 +89,7 @@ async def _whole(service: Service, exchange: Exchange, prompt: int, *, tools: bo
             {"content": text.strip() or None if parser.calls else text, "tool_calls": parser.calls or None}
         )
         reason = "tool_calls" if parser.calls and each.finish_reason == "stop" else each.finish_reason
-        choices.append(ChatChoice(index=index, message=message, finish_reason=reason))
+        choices.append(ChatChoice.model_validate({"index": index, "message": message, "finish_reason": reason}))
     return ChatResponse(
         id=answer_id("chatcmpl"),
         created=now(),

@@ -75,7 +75,13 @@ async def _whole(
 ) -> CompletionResponse:
     texts = await collect(exchange)
     choices = [
-        CompletionChoice(index=index, text=echoes[index // body.choices] + each.text, finish_reason=each.finish_reason)
+        CompletionChoice.model_validate(
+            {
+                "index": index,
+                "text": echoes[index // body.choices] + each.text,
+                "finish_reason": each.finish_reason,
+            }
+        )
         for index, each in enumerate(texts)
     ]
     return CompletionResponse(

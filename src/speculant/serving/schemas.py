@@ -178,11 +178,8 @@ class CompletionRequest(SamplingRequest):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Each prompt, as text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
 
 
 class TokenizeRequest(Strict):

@@ -132,9 +132,11 @@ def load_settings(flags: dict[str, Any], *, config: str | Path | None = None) ->
         raise FileError(f"there is no settings file {config}.")
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return ServingSettings(_env_file=config, **given)
+        read: Any = ServingSettings  # its constructor takes more than its fields
+        settings: ServingSettings = read(_env_file=config, **given)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         raise UsageError(f"{place}: {message}." if place else f"{message}.") from None
+    return settings
