@@ -249,7 +249,6 @@ def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, serve
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
     with bind(serving) as bound:
         loaded = load_speculator(loading, drafting)
-        _check_memory(loaded, serving)
         configure_logging(serving.log_format)
         from speculant.serving.app import create_app
 
@@ -261,16 +260,6 @@ def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, serve
         finally:
             loaded.speculator.close()
     return 0
-
-
-def _check_memory(loaded: Loaded, serving: ServingSettings) -> None:
-    """Refuse a memory file for a method that keeps none."""
-    from speculant.core.drafter import Persistent
-
-    named = "--memory" if serving.memory is not None else "--base" if serving.base is not None else None
-    if named is not None and not isinstance(loaded.speculator.drafter, Persistent):
-        method = loaded.speculator.method
-        raise UnsupportedError(f"the method '{method}' keeps no memory; leave out {named}, or use --method mix.")
 
 
 def _block(loaded: Loaded, serving: ServingSettings, name: str, address: str) -> str:

@@ -71,8 +71,12 @@ class EngineLoop:
             seconds: that a request may take.
             buffer_tokens: of a request that may wait to be read.
             observer: is told of every event.
+
+        Raises:
+            UnsupportedError: the model cannot decode several texts together.
         """
         self.speculator, self.size = speculator, size
+        self._batch = speculator.batch(size)
         self._places = size + queue
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
         self._used = 0  # places; the event loop's
@@ -148,7 +152,7 @@ class EngineLoop:
         import torch
 
         torch.set_num_threads(self._threads)  # PyTorch keeps it per thread
-        with self.speculator.batch(self.size) as batch:
+        with self._batch as batch:
             while not (self._stopping and not self._active and not self._waiting):
                 try:
                     self._listen(batch)

@@ -37,7 +37,8 @@ class MemoryKeeper:
             metrics: count savings and failures.
 
         Raises:
-            FileError, MemoryFileError, UnsupportedError: the base cannot be used, or the folder does not exist.
+            FileError, MemoryFileError: the base cannot be used, or the folder does not exist.
+            UnsupportedError: the method keeps no memory, or the base does not fit.
         """
         self._seconds, self._metrics = seconds, metrics
         self._lock = threading.Lock()
@@ -45,7 +46,12 @@ class MemoryKeeper:
         if path is not None and not path.parent.is_dir():
             raise FileError(f"cannot keep a memory in {path}: there is no folder {path.parent}.")
         for tenant, drafter in drafters.items():
-            if isinstance(drafter, Persistent):
+            if not isinstance(drafter, Persistent):
+                if path is not None or base is not None:
+                    raise UnsupportedError(
+                        "this drafting method keeps no memory; leave out --memory and --base, or use --method mix."
+                    )
+            else:
                 self._begin(drafter, None if path is None else tenant_path(path, tenant), base)
         metrics.watch("memory_bytes", "Bytes of all drafter memories.", lambda: float(memory_bytes(drafters)))
 

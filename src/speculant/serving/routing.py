@@ -68,7 +68,7 @@ def route(
         UnsupportedError: the method keeps no memory that learns from text, so there is nothing to keep apart.
     """
     method = find_method(speculator.method)
-    if tenants and not learns_from_text(method):
+    if tenants and not (learns_from_text(method) and can_route(speculator)):
         raise UnsupportedError(
             f"the method '{method.name}' has no memory that learns from text, so none can be kept for each key. Leave "
             "out --memory-scope, or use --method mix."
