@@ -56,6 +56,7 @@ class PromptEncoder:
         Raises:
             ApiError: it is empty or too long.
         """
+        check_text(text, param=param)
         ids = await self._run(lambda: self._ids(text, special=special))
         self.check(ids, param=param)
         return ids
@@ -67,6 +68,8 @@ class PromptEncoder:
             ApiError: the template does not take them, or they are too long.
         """
         rows = [_row(message, place) for place, message in enumerate(messages)]
+        for place, row in enumerate(rows):
+            check_text(row["content"], param=f"messages.{place}.content")
         ids = await self._run(lambda: self._templated(rows, tools))
         self.check(ids, param="messages")
         return ids
@@ -130,6 +133,19 @@ class PromptEncoder:
             raise ApiError(400, message, param="messages", code="invalid_value") from error
         begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         return self._ids(text, special=not begun)
+
+
+def check_text(text: str, *, param: str) -> None:
+    """Check that a text can be encoded; JSON can hold halves of surrogate pairs, which cannot.
+
+    Raises:
+        ApiError: it cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"'{param}' is not text: it holds half of a surrogate pair."
+        raise ApiError(400, message, param=param, code="invalid_value") from error
 
 
 def joined(content: str | Sequence[TextPart] | None, *, param: str) -> str:
