@@ -38,7 +38,8 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.status, self.type, self.code = status, type, code
+        self.message, self.param = _encodable(message), None if param is None else _encodable(param)
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
@@ -106,3 +107,8 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     named = f"'{place}': {message}." if place else f"{message}."
     return ApiError(400, named, param=place or None, code="invalid_value")
+
+
+def _encodable(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which JSON in a request can hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()

@@ -28,7 +28,7 @@ class FactsFormatter(logging.Formatter):
         if record.exc_info:
             facts["exception"] = self.formatException(record.exc_info)
         if self._as_json:
-            return json.dumps(facts, ensure_ascii=False, default=str)
+            return json.dumps(facts, default=str)
         return " ".join(f"{name}={_plain(value)}" for name, value in facts.items())
 
 

@@ -68,8 +68,6 @@ class PromptEncoder:
             ApiError: the template does not take them, or they are too long.
         """
         rows = [_row(message, place) for place, message in enumerate(messages)]
-        for place, row in enumerate(rows):
-            check_text(row["content"], param=f"messages.{place}.content")
         ids = await self._run(lambda: self._templated(rows, tools))
         self.check(ids, param="messages")
         return ids
@@ -131,6 +129,7 @@ class PromptEncoder:
         except Exception as error:  # templates refuse by errors of their own
             message = f"the model's chat template does not take these messages: {error}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
+        check_text(text, param="messages")
         begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         return self._ids(text, special=not begun)
 
