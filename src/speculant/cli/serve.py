@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 HELP = """\
 Serve a model over HTTP, as OpenAI's API does.
 
-Every option of the panels Server and Limits can also be set by an environment variable, SPECULANT_ and its name, or by
-a line of the file that --config names. SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one
+Settings of the server, limits and memory can also come from environment variables, such as SPECULANT_PORT, or from
+lines of the file that --config names: see docs/serving.md. SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one
 ends at once."""
 
 EXAMPLES = """
-speculant serve                                   # the bundled model on http://127.0.0.1:8000
-speculant serve your/model --memory my.speculant  # learns from its traffic, across restarts
-SPECULANT_API_KEYS=secret speculant serve your.gguf --host 0.0.0.0
-speculant serve --parameters                      # which parameters of requests are honoured
+speculant serve                         # the bundled model, on this machine
+speculant serve your/model --memory my.speculant  # learns from its traffic
+speculant serve your.gguf --host 0.0.0.0          # SPECULANT_API_KEYS is set
+speculant serve --parameters            # of requests: which are honoured
 """
 _SERVER, _LIMITS = "Server", "Limits"
 _file = nonempty("name a file, or leave the option out")
