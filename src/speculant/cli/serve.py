@@ -40,8 +40,9 @@ HELP = """\
 Serve a model over HTTP, as OpenAI's API does.
 
 Settings of the server, limits and memory can also come from environment variables, such as SPECULANT_PORT, or from
-lines of the file that --config names: see docs/serving.md. SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one
-ends at once."""
+lines of the file that --config names: see docs/serving.md.
+
+SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one ends at once."""
 
 EXAMPLES = """
 speculant serve                         # the bundled model, on this machine
