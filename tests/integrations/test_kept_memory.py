@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from saving_worker import work
 
 from memories import drafted, drafter, learn, saved
 from saving_worker import work

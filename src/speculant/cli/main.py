@@ -40,6 +40,7 @@ COMMANDS = {  # each registered by the module of that name
     "corpus": "build a memory from texts",
     "memory": "inspect, merge and clear memory files",
     "env": "describe this machine and the versions in use",
+    "serve": "serve a model over HTTP, as OpenAI's API does",
 }
 OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 EXAMPLES = """

@@ -1,0 +1,292 @@
+"""`speculant serve`: an OpenAI-compatible server that learns from its traffic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from speculant.cli.commands import Command
+from speculant.cli.options import (
+    AttentionOption,
+    DeviceOption,
+    DraftDeviceOption,
+    DraftDtypeOption,
+    Drafting,
+    DraftModelsOption,
+    DtypeOption,
+    FastOption,
+    HeadOption,
+    Loading,
+    LossyFlag,
+    MemoryLimitOption,
+    MethodOption,
+    ModelArgument,
+    NodesOption,
+    OnlineFlag,
+    SetOption,
+    ShareOption,
+    ThreadsOption,
+    VerifierOption,
+)
+from speculant.cli.values import nonempty, whole
+from speculant.core.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from speculant.cli.loading import Loaded
+    from speculant.serving.settings import ServingSettings
+
+HELP = """\
+Serve a model over HTTP, as OpenAI's API does.
+
+Settings of the server, limits and memory can also come from environment variables, such as SPECULANT_PORT, or from
+lines of the file that --config names: see docs/serving.md.
+
+SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one ends at once."""
+
+EXAMPLES = """
+speculant serve                         # the bundled model, on this machine
+speculant serve your/model --memory my.speculant  # learns from its traffic
+speculant serve your.gguf --host 0.0.0.0          # SPECULANT_API_KEYS is set
+speculant serve --parameters            # of requests: which are honoured
+"""
+_SERVER, _LIMITS = "Server", "Limits"
+_file = nonempty("name a file, or leave the option out")
+
+
+def _text(name: str, metavar: str, text: str, panel: str = _SERVER) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, parser=nonempty("it is empty"), rich_help_panel=panel)
+
+
+def _number(name: str, metavar: str, text: str, least: int = 1) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, parser=whole(least), rich_help_panel=_LIMITS)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve", cls=Command, help=HELP, epilog=EXAMPLES)(serve)
+
+
+def serve(
+    model: ModelArgument = None,
+    host: Annotated[str | None, _text("--host", "ADDRESS", "where to listen; default: 127.0.0.1")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", metavar="N", parser=whole(0, 65535), help="default: 8000; 0 for any", rich_help_panel=_SERVER
+        ),
+    ] = None,
+    served_name: Annotated[
+        str | None, _text("--served-model-name", "NAME", "what clients call the model; default: its folder or id")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        _text("--api-key", "KEY", "who may ask; may be repeated. SPECULANT_API_KEYS keeps it out of the process list"),
+    ] = None,
+    allow_no_key: Annotated[
+        bool,
+        typer.Option("--allow-no-key", help="listen beyond this machine without a key", rich_help_panel=_SERVER),
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        _text("--cors-origin", "ORIGIN", "let pages of this origin ask from a browser; may be repeated"),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            parser=_file,
+            help="lines SPECULANT_NAME=value; flags and the environment come first",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    log_format: Annotated[str | None, _text("--log-format", "NAME", "text or json; default: text")] = None,
+    per_request_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--per-request-metrics",
+            help="put drafting figures into every answer, as vLLM does",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
+    parameters: Annotated[
+        bool,
+        typer.Option("--parameters", help="print the table of request parameters and exit", rich_help_panel=_SERVER),
+    ] = False,
+    max_concurrency: Annotated[
+        int | None, _number("--max-concurrency", "N", "requests decoded together; default: 8")
+    ] = None,
+    max_queue: Annotated[int | None, _number("--max-queue", "N", "requests that may wait; default: 64", 0)] = None,
+    max_new_tokens: Annotated[
+        int | None, _number("--max-new-tokens", "N", "most new tokens of a request; default: 4096")
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, _number("--max-prompt-tokens", "N", "default: what the model has positions for")
+    ] = None,
+    max_body_bytes: Annotated[
+        int | None, _number("--max-body-bytes", "N", "most bytes of a request; default: 1048576")
+    ] = None,
+    request_seconds: Annotated[
+        int | None, _number("--request-seconds", "S", "most time of a request, waiting included; default: 600")
+    ] = None,
+    drain_seconds: Annotated[
+        int | None, _number("--drain-seconds", "S", "for requests to end after SIGTERM; default: 30")
+    ] = None,
+    method: MethodOption = None,
+    settings: SetOption = None,
+    verifier: VerifierOption = None,
+    lossy: LossyFlag = False,
+    draft_model: DraftModelsOption = None,
+    draft_dtype: DraftDtypeOption = None,
+    draft_device: DraftDeviceOption = None,
+    head: HeadOption = None,
+    online: OnlineFlag = False,
+    nodes: NodesOption = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="FILE",
+            parser=_file,
+            help="begin with this memory if it exists; save it there now and then, and at the end",
+            rich_help_panel="Drafting",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="FILE",
+            parser=_file,
+            help="begin with this memory, such as one of `speculant corpus`, if --memory is not there yet; read only",
+            rich_help_panel="Drafting",
+        ),
+    ] = None,
+    memory_limit: MemoryLimitOption = None,  # type: ignore[assignment]  # the settings' default
+    memory_scope: Annotated[
+        str | None,
+        _text("--memory-scope", "NAME", "shared, the default, or key: a memory for each API key", "Drafting"),
+    ] = None,
+    save_seconds: Annotated[
+        int | None,
+        typer.Option(
+            "--save-seconds",
+            metavar="S",
+            parser=whole(1),
+            help="between two savings of the memory; default: 300",
+            rich_help_panel="Drafting",
+        ),
+    ] = None,
+    share: ShareOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    attention: AttentionOption = None,
+    fast: FastOption = None,
+    threads: ThreadsOption = None,
+) -> int:
+    """Load the model, and serve it until a signal comes."""
+    _check_installed()
+    if parameters:
+        from speculant.serving.parameters import parameter_table
+
+        print(parameter_table())
+        return 0
+    from speculant.serving.settings import load_settings
+
+    serving = load_settings(
+        {
+            "host": host,
+            "port": port,
+            "api_keys": tuple(api_key) if api_key else None,
+            "allow_no_key": allow_no_key or None,
+            "cors_origins": tuple(cors_origin) if cors_origin else None,
+            "log_format": log_format,
+            "per_request_metrics": per_request_metrics or None,
+            "max_concurrency": max_concurrency,
+            "max_queue": max_queue,
+            "max_new_tokens": max_new_tokens,
+            "max_prompt_tokens": max_prompt_tokens,
+            "max_body_bytes": max_body_bytes,
+            "request_seconds": request_seconds,
+            "drain_seconds": drain_seconds,
+            "memory": memory,
+            "base": base,
+            "memory_limit": memory_limit,
+            "memory_scope": memory_scope,
+            "save_seconds": save_seconds,
+        },
+        config=config,
+    )
+    drafting = Drafting(
+        method=method,
+        settings=tuple(settings or ()),
+        nodes=nodes,
+        memory_limit=serving.memory_limit,
+        verifier=verifier,
+        lossy=lossy,
+        draft_models=tuple(draft_model or ()),
+        draft_dtype=draft_dtype,
+        draft_device=draft_device,
+        head=head,
+        online=online,
+        share=share,
+    )
+    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    return _serve(loading, drafting, serving, served_name)
+
+
+def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, served_name: str | None) -> int:
+    from speculant.cli.files import check_no_input, check_writable
+    from speculant.cli.loading import load_speculator, model_name
+    from speculant.cli.terminal import say
+    from speculant.serving.logs import configure_logging
+    from speculant.serving.server import bind, make_server, url
+
+    if serving.memory is not None:
+        check_writable(str(serving.memory))
+        check_no_input("--memory", serving.memory, [serving.base])
+    if serving.memory_scope == "key" and drafting.share is not None:
+        raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
+    with bind(serving) as bound:
+        loaded = load_speculator(loading, drafting)
+        configure_logging(serving.log_format)
+        from speculant.serving.app import create_app
+
+        name = served_name or model_name(loading.model)
+        app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
+        try:
+            server = make_server(app, serving, lambda: say(_block(loaded, serving, name, url(bound))))
+            server.run(sockets=[bound])
+        finally:
+            loaded.speculator.close()
+    return 0
+
+
+def _block(loaded: Loaded, serving: ServingSettings, name: str, address: str) -> str:
+    """Return what is shown once requests are accepted."""
+    keys = f"{len(serving.api_keys)} API keys" if serving.api_keys else "no API key"
+    memory = f"{serving.memory}, {serving.memory_scope}" if serving.memory else "not saved"
+    return "\n".join(
+        [
+            f"serving     {name} on {address} ({keys})",
+            f"method      {loaded.speculator.method}, up to {serving.max_concurrency} requests together",
+            f"memory      {memory}",
+            f"threads     {loaded.threads}",
+            f"API         {address}/v1, metrics at {address}/metrics, schema at {address}/openapi.json",
+            "docs        docs/serving.md; Ctrl-C ends",
+        ]
+    )
+
+
+def _check_installed() -> None:
+    """Check that the packages of the extra `serve` are there.
+
+    Raises:
+        UnsupportedError: one is not.
+    """
+    from importlib.util import find_spec
+
+    missing = [name for name in ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client") if not find_spec(name)]
+    if missing:
+        raise UnsupportedError(f"{', '.join(missing)} not installed; `pip install 'speculant[serve]'` installs them.")

@@ -1,0 +1,56 @@
+"""One log line and one count for every request, with what the endpoint noted; texts are never logged."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from speculant.serving.metrics import Metrics
+
+_LOG = logging.getLogger("speculant.serving.access")
+_NOTES = "speculant.notes"
+QUIET = ("/health", "/metrics")  # asked for all the time, so logged for debugging only
+
+
+def note(request: Request, **facts: Any) -> None:
+    """Add facts to the log line of a request."""
+    request.scope.get(_NOTES, {}).update({name: value for name, value in facts.items() if value is not None})
+
+
+class AccessLog:
+    """Logs and counts requests, and names each in `x-request-id`."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, then log it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+        notes: dict[str, Any] = {"id": uuid.uuid4().hex}
+        scope[_NOTES] = notes
+
+        async def marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", [])
+                message["headers"] = [*message["headers"], (b"x-request-id", notes["id"].encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, marked)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            seconds = time.monotonic() - began
+            self._metrics.answered(route, status)
+            facts = {"method": scope["method"], "path": route, "status": status, "seconds": round(seconds, 4)} | notes
+            level = logging.DEBUG if route in QUIET else logging.INFO
+            _LOG.log(level, "request", extra={"facts": facts})

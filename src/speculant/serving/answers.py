@@ -1,0 +1,204 @@
+"""What both text endpoints do with a request: options, seeds, usage, metrics and the way from deltas to a response."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from speculant.serving.errors import ApiError
+from speculant.serving.exchange import Delta, Exchange, Ticket
+from speculant.serving.schemas import RequestMetrics, SamplingRequest, SpeculativeMetrics, Usage
+
+if TYPE_CHECKING:
+    from speculant.core.stats import Stats
+    from speculant.serving.engine_loop import EngineLoop
+    from speculant.serving.prompts import PromptEncoder
+    from speculant.serving.settings import ServingSettings
+
+GREEDY = 1e-6  # temperatures below would overflow logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the endpoints share.
+
+    Attributes:
+        model: the served name.
+        created: when, in seconds of the epoch.
+        engine, prompts, settings: the parts of the server.
+        predicts: whether drafts can be copied from a `prediction`.
+        most_nodes: of a draft.
+    """
+
+    model: str
+    created: int
+    engine: EngineLoop
+    prompts: PromptEncoder
+    settings: ServingSettings
+    predicts: bool
+    most_nodes: int
+
+    def check_model(self, name: str | None) -> None:
+        """Check that a request is for the served model.
+
+        Raises:
+            ApiError: it is for another one.
+        """
+        if name is not None and name != self.model:
+            message = f"there is no model '{name[:200]}' here; this server has '{self.model}'."
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_shape(self, request: SamplingRequest, texts: int) -> None:
+        """Check what can be checked before the prompt is read.
+
+        Raises:
+            ApiError: too many choices or tokens, or options of a stream without one.
+        """
+        if texts > self.settings.max_choices:
+            message = f"{texts} texts were asked for, and a request may have {self.settings.max_choices}."
+            raise ApiError(400, message, param="n", code="invalid_value")
+        most = request.most_tokens
+        if most is not None and most > self.settings.max_new_tokens:
+            message = f"{most} new tokens were asked for, and the server allows {self.settings.max_new_tokens}."
+            raise ApiError(400, message, param="max_tokens", code="invalid_value")
+        if request.stream_options is not None and not request.stream:
+            message = "'stream_options' is for streams; add \"stream\": true."
+            raise ApiError(400, message, param="stream_options", code="invalid_value")
+
+    def options(self, request: SamplingRequest, prompt: int, *, choice: int = 0) -> dict[str, Any]:
+        """Return the options of `Speculator.prepare`.
+
+        Args:
+            request: what the client asks for.
+            prompt: tokens of the prompt.
+            choice: number of the text, which shifts the seed.
+
+        Raises:
+            ApiError: prompt and text are longer than the model's positions.
+        """
+        positions, most = self.prompts.positions, request.most_tokens
+        left = self.settings.max_new_tokens if positions is None else positions - prompt
+        if most is not None and most > left:
+            raise ApiError(
+                400,
+                f"the model has {positions} positions: {prompt} tokens of the prompt and {most} new ones do not fit.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        options: dict[str, Any] = {
+            "max_new_tokens": most or min(left, self.settings.max_new_tokens),
+            "repetition_penalty": request.repetition_penalty,
+        }
+        temperature = 1.0 if request.temperature is None else request.temperature
+        if temperature < GREEDY:  # whatever the other options keep, they keep the most probable token
+            return options | {"temperature": 0}
+        return options | {
+            "temperature": temperature,
+            "top_p": request.top_p,
+            "top_k": None if request.top_k is None else max(0, request.top_k),
+            "min_p": request.min_p,
+            "seed": None if request.seed is None else request.seed + choice,
+        }
+
+    def metrics(self, tickets: list[Ticket]) -> RequestMetrics | None:
+        """Return the figures of a request, None where they are not asked for."""
+        if not self.settings.per_request_metrics:
+            return None
+        stats = tickets[0].stats if len(tickets) == 1 else None
+        return RequestMetrics(speculative_decoding=None if stats is None else speculative(stats, self.most_nodes))
+
+
+@dataclass(slots=True)
+class Collected:
+    """A text that was collected from its deltas."""
+
+    text: str = ""
+    tokens: int = 0
+    finish_reason: str = "stop"
+
+
+async def collect(exchange: Exchange) -> list[Collected]:
+    """Return the whole texts of an exchange.
+
+    Raises:
+        ApiError: one of them failed.
+    """
+    found = [Collected() for _ in exchange.tickets]
+    async for index, delta in deltas(exchange):
+        own = found[index]
+        own.text += delta.text
+        own.tokens += delta.tokens
+        own.finish_reason = delta.finish_reason or own.finish_reason
+    return found
+
+
+async def deltas(exchange: Exchange, first: tuple[int, Delta] | None = None) -> AsyncIterator[tuple[int, Delta]]:
+    """Yield the deltas of all texts of an exchange, with the index of their choice, until all have ended.
+
+    Args:
+        exchange: of a request.
+        first: the first of them, if it was read already.
+    """
+    left = len(exchange.tickets)
+    while left:
+        index, delta = await exchange.get() if first is None else first
+        first = None
+        left -= delta.last
+        yield index, delta
+
+
+def speculative(stats: Stats, most_nodes: int) -> SpeculativeMetrics:
+    """Return what drafting did, in vLLM's form."""
+    accepted = [*stats.accepted_by_depth, 0]  # [j - 1] counts the rounds that accepted j or more
+    histogram = [stats.rounds - accepted[0], *(a - b for a, b in itertools.pairwise(accepted))]
+    return SpeculativeMetrics(
+        mean_acceptance_length=1 + stats.accepted / max(1, stats.rounds),
+        draft_acceptance_rate=stats.accepted / max(1, stats.drafted),
+        acceptance_histogram=histogram,
+        num_spec_steps=stats.rounds,
+        num_accepted_draft_tokens=stats.accepted,
+        num_draft_tokens=stats.drafted,
+        num_spec_tokens=most_nodes,
+    )
+
+
+def usage(prompt: int, completion: int) -> Usage:
+    """Return the tokens of a request."""
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+def outcome(exchange: Exchange) -> dict[str, Any]:
+    """Return what the log says of an exchange's decoding."""
+    found = [ticket.stats for ticket in exchange.tickets if ticket.stats is not None]
+    rounds = sum(stats.rounds for stats in found)
+    accepted = sum(stats.accepted for stats in found)
+    return {
+        "completion_tokens": sum(stats.tokens for stats in found),
+        "rounds": rounds,
+        "mat": round(1 + accepted / rounds, 2) if rounds else None,
+    }
+
+
+def now() -> int:
+    """Return the time, in seconds of the epoch."""
+    return int(time.time())
+
+
+def answer_id(prefix: str) -> str:
+    """Return a new id."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def chunker(prefix: str, kind: str, model: str, *, with_usage: bool) -> Callable[..., dict[str, Any]]:
+    """Return what makes chunks of one stream: from their choices, and usage in the last one."""
+    head = {"id": answer_id(prefix), "object": kind, "created": now(), "model": model}
+
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        body = head | {"choices": choices}
+        return body | ({"usage": None} if with_usage else {}) | more
+
+    return chunk

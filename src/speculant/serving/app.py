@@ -1,0 +1,206 @@
+"""The application: its routes, its parts and the order in which they begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Body, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from speculant import __version__
+from speculant.serving.access import AccessLog
+from speculant.serving.answers import Service, now
+from speculant.serving.bodies import BodyLimit
+from speculant.serving.chat import create_chat
+from speculant.serving.completions import create_completion
+from speculant.serving.engine_loop import EngineLoop
+from speculant.serving.errors import SERVER, ApiError, add_error_handlers
+from speculant.serving.keys import KeyCheck, tenant_name
+from speculant.serving.memory_keeper import MemoryKeeper
+from speculant.serving.metrics import Metrics
+from speculant.serving.prompts import PromptEncoder
+from speculant.serving.routing import can_route, route
+from speculant.serving.schemas import (
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from speculant.serving.settings import ServingSettings
+from speculant.sizing.policy import MAX_NODES
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+
+
+def create_app(
+    speculator: Speculator, settings: ServingSettings, *, model: str, method_settings: Any = None
+) -> FastAPI:
+    """Return the application that serves a model; its lifespan starts and ends the decoding.
+
+    Args:
+        speculator: the model and its drafter; the server is its only user from now on.
+        settings: limits, keys, memory.
+        model: the name that clients use.
+        method_settings: of the drafter, for memories that are made for each key.
+
+    Raises:
+        SpeculantError: the memory cannot be kept as the settings say.
+    """
+    keys = [key.get_secret_value() for key in settings.api_keys]
+    metrics = Metrics(model)
+    tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
+    drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit << 20, settings=method_settings)
+    keeper = MemoryKeeper(drafters, settings.memory, base=settings.base, seconds=settings.save_seconds, metrics=metrics)
+    engine = EngineLoop(
+        speculator,
+        size=settings.max_concurrency,
+        queue=settings.max_queue,
+        seconds=settings.request_seconds,
+        buffer_tokens=settings.buffer_tokens,
+        observer=metrics,
+    )
+    metrics.watch("num_requests_running", "Texts that are decoded.", lambda: engine.running)
+    metrics.watch("num_requests_waiting", "Texts that wait.", lambda: engine.waiting)
+    service = Service(
+        model=model,
+        created=now(),
+        engine=engine,
+        prompts=PromptEncoder(speculator, most_tokens=settings.max_prompt_tokens),
+        settings=settings,
+        predicts=can_route(speculator),
+        most_nodes=speculator.nodes if isinstance(speculator.nodes, int) else MAX_NODES,
+    )
+    app = FastAPI(
+        title="Speculant",
+        version=__version__,
+        lifespan=_lifespan(service, keeper),
+        docs_url=None,  # these pages load scripts from other hosts
+        redoc_url=None,
+        middleware=_middleware(settings, keys, metrics),
+    )
+    add_error_handlers(app)
+    _add_text_routes(app, service)
+    _add_token_routes(app, service)
+    _add_server_routes(app, service, metrics)
+    return app
+
+
+def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        service.engine.start(asyncio.get_running_loop())
+        saving = asyncio.create_task(keeper.run())
+        try:
+            yield
+        finally:
+            await service.engine.stop(service.settings.drain_seconds)
+            saving.cancel()
+            with suppress(asyncio.CancelledError):
+                await saving
+            service.prompts.close()
+            await asyncio.to_thread(keeper.save)
+
+    return lifespan
+
+
+def _middleware(settings: ServingSettings, keys: list[str], metrics: Metrics) -> list[Middleware]:
+    """Return what every request passes, the outermost first."""
+    found = [Middleware(AccessLog, metrics=metrics)]
+    if settings.cors_origins:
+        origins = list(settings.cors_origins)
+        found.append(
+            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        )
+    if settings.hosts:
+        found.append(Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts, www_redirect=False))
+    found.append(Middleware(KeyCheck, keys=keys))
+    found.append(Middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds))
+    return found
+
+
+def _add_text_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", response_model=ChatResponse)
+    async def chat_completions(body: Annotated[ChatRequest, Body()], request: Request) -> Response:
+        """Answer a chat."""
+        return _response(await create_chat(service, body, request))
+
+    @app.post("/v1/completions", response_model=CompletionResponse)
+    async def completions(body: Annotated[CompletionRequest, Body()], request: Request) -> Response:
+        """Continue a text."""
+        return _response(await create_completion(service, body, request))
+
+
+def _add_token_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: Annotated[TokenizeRequest, Body()]) -> TokenizeResponse:
+        """Return the token ids of a prompt or of messages."""
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "send 'prompt' or 'messages', one of the two.", code="invalid_value")
+        if body.messages is not None:
+            ids = await service.prompts.chat(body.messages)
+        else:
+            ids = await service.prompts.text(body.prompt or "", special=body.add_special_tokens)
+        return TokenizeResponse(count=len(ids), max_model_len=service.prompts.positions, tokens=ids)
+
+    @app.post("/detokenize")
+    async def detokenize(body: Annotated[DetokenizeRequest, Body()]) -> DetokenizeResponse:
+        """Return the text of token ids."""
+        service.check_model(body.model)
+        return DetokenizeResponse(prompt=await service.prompts.decode(body.tokens))
+
+
+def _add_server_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    card = ModelCard(id=service.model, created=service.created, max_model_len=service.prompts.positions)
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        """Return the served model."""
+        return ModelList(data=[card])
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> ModelCard:
+        """Return the served model by its name."""
+        service.check_model(name)
+        return card
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Return whether requests can be decoded."""
+        if not service.engine.alive:
+            raise ApiError(503, "the decoding thread does not run.", type=SERVER, code="not_running")
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        """Return Prometheus metrics."""
+        return Response(metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @app.get("/")
+    async def root() -> dict[str, str]:
+        """Return where things are."""
+        return {"name": "speculant", "version": __version__, "api": "/v1", "schema": "/openapi.json"}
+
+
+def _response(answer: BaseModel | Response) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    body = answer.model_dump()
+    if body.get("metrics") is None:
+        body.pop("metrics", None)
+    return JSONResponse(body)

@@ -1,0 +1,69 @@
+"""Bodies of requests: read whole before the application sees them, up to a size and within a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from speculant.serving.errors import ApiError
+
+
+class BodyLimit:
+    """Refuses bodies that are too large or too slow; what is streamed without a length is counted."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        """Set the limits: bytes, and seconds in which a body must arrive."""
+        self._app, self._most, self._seconds = app, most, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, then pass the request on."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_length(scope)
+            body = await asyncio.wait_for(self._read(receive), self._seconds)
+        except asyncio.TimeoutError:
+            error = ApiError(408, "the body did not arrive in time.", code="body_timeout")
+            await error.response()(scope, receive, send)
+            return
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        if body is None:  # the client has gone
+            return
+        first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+        async def replayed() -> Message:
+            nonlocal first
+            if first is not None:
+                message, first = first, None
+                return message
+            return await receive()
+
+        await self._app(scope, replayed, send)
+
+    def _check_length(self, scope: Scope) -> None:
+        for name, value in scope["headers"]:
+            if name == b"content-length" and not (value.isdigit() and len(value) < 20 and int(value) <= self._most):
+                raise self._too_large()
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        parts, size = list[bytes](), 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._most:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the body is larger than {self._most} bytes. Shorten it.", code="body_too_large",
+            headers={"Connection": "close"},
+        )  # fmt: skip

@@ -1,0 +1,286 @@
+"""The thread that decodes: it alone touches the model and the batch.
+
+Requests come through a queue and join between rounds; what a round adds goes to the event loop in one call. The thread
+outlives every fault: what fails for one request ends that request, and what fails for the whole pass, such as a full
+device, ends the youngest one, until the others can go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+from speculant.core.errors import SpeculantError
+from speculant.serving.errors import SERVER, ApiError
+from speculant.serving.exchange import Delta, Exchange, Ticket
+from speculant.serving.routing import routed
+
+if TYPE_CHECKING:
+    from speculant.api.batch import Batch
+    from speculant.api.result import Generation
+    from speculant.api.speculator import Speculator
+
+_LOG = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """What is told of every event; called by the thread that decodes, so it must be quick."""
+
+    def admitted(self, ticket: Ticket) -> None:
+        """A request left the queue."""
+
+    def added(self, ticket: Ticket, delta: Delta) -> None:
+        """A round added to a text; `delta.last` if it ended it."""
+
+    def cancelled(self, ticket: Ticket) -> None:
+        """A text was cancelled."""
+
+    def stepped(self, sequences: int) -> None:
+        """A round took so many texts further."""
+
+
+class EngineLoop:
+    """Decodes the requests of an event loop.
+
+    Attributes:
+        speculator: what decodes.
+        size: requests decoded together.
+    """
+
+    def __init__(
+        self,
+        speculator: Speculator,
+        *,
+        size: int,
+        queue: int,
+        seconds: float,
+        buffer_tokens: int,
+        observer: Observer,
+    ) -> None:
+        """Prepare; `start` begins.
+
+        Args:
+            speculator: what decodes.
+            size: requests decoded together.
+            queue: requests that may wait beyond these.
+            seconds: that a request may take.
+            buffer_tokens: of a request that may wait to be read.
+            observer: is told of every event.
+
+        Raises:
+            UnsupportedError: the model cannot decode several texts together.
+        """
+        self.speculator, self.size = speculator, size
+        self._batch = speculator.batch(size)
+        self._places = size + queue
+        self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
+        self._used = 0  # places; the event loop's
+        self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
+        self._waiting: deque[Ticket] = deque()
+        self._active: dict[Generation, Ticket] = {}  # oldest first
+        self._deltas: list[tuple[Ticket, Delta]] = []
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._threads = 1
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def running(self) -> int:
+        """Requests that are decoded."""
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return max(0, self._used - len(self._active))
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; deltas are handed to this event loop."""
+        import torch
+
+        self._loop, self._threads = loop, torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="speculant-engine", daemon=True)
+        self._thread.start()
+
+    async def stop(self, seconds: float) -> None:
+        """End: what is decoded may finish within so many seconds, then it is cancelled."""
+        if self._thread is None:
+            return
+        self._commands.put(("drain", None))
+        await asyncio.to_thread(self._thread.join, seconds)
+        self._commands.put(("stop", None))
+        await asyncio.to_thread(self._thread.join)
+
+    def open(self, places: int) -> Exchange:
+        """Return an exchange for so many texts.
+
+        Raises:
+            ApiError: too many requests wait already.
+        """
+        if self._used + places > self._places:
+            raise ApiError(
+                429,
+                f"the queue is full: {self._used} texts are decoded or wait, of at most {self._places}. Try again.",
+                type="rate_limit_error",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+        self._used += places
+        return Exchange(
+            lambda ticket: self._commands.put(("submit", ticket)),
+            lambda ticket: self._commands.put(("cancel", ticket)),
+            self._release,
+            places=places,
+            seconds=self._seconds,
+            buffer_tokens=self._buffer_tokens,
+        )
+
+    def _release(self, places: int) -> None:
+        self._used -= places
+
+    def _run(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)  # PyTorch keeps it per thread
+        with self._batch as batch:
+            while not (self._stopping and not self._active and not self._waiting):
+                try:
+                    self._listen(batch)
+                    self._expire(batch)
+                    self._admit(batch)
+                    self._step(batch)
+                except Exception as error:
+                    _LOG.exception("a round failed")
+                    self._shed(batch, error)
+                self._deliver()
+
+    def _listen(self, batch: Batch) -> None:
+        """Take commands; wait for one where there is nothing else to do."""
+        while True:
+            try:
+                name, ticket = self._commands.get(block=not (self._active or self._waiting or self._stopping))
+            except Empty:
+                return
+            if ticket is None:
+                self._stopping = True
+                if name == "stop":
+                    for each in [*self._waiting, *self._active.values()]:
+                        self._drop(batch, each, _shutting_down())
+            elif name == "cancel":
+                if not ticket.finished:
+                    self._observer.cancelled(ticket)
+                    self._drop(batch, ticket, _cancelled())
+            elif self._stopping:
+                self._finish(ticket, Delta(error=_shutting_down()))
+            else:
+                self._waiting.append(ticket)
+
+    def _expire(self, batch: Batch) -> None:
+        now = time.monotonic()
+        for ticket in [each for each in (*self._waiting, *self._active.values()) if each.deadline < now]:
+            error = ApiError(
+                504,
+                "the request took longer than the server allows. Ask for fewer tokens.",
+                type=SERVER,
+                code="timeout",
+            )
+            self._drop(batch, ticket, error)
+
+    def _admit(self, batch: Batch) -> None:
+        while self._waiting and len(self._active) < self.size:
+            ticket = self._waiting.popleft()
+            ticket.admitted = time.monotonic()
+            job = ticket.job
+            try:
+                generation = batch.add(job.prompt, **job.options)
+            except Exception as error:
+                if not isinstance(error, SpeculantError):
+                    _LOG.exception("a request could not be prepared")
+                self._finish(ticket, Delta(error=error))
+                continue
+            generation.sequence.start = routed(generation.sequence.start, job)
+            ticket.stats = generation.result.stats
+            self._active[generation] = ticket
+            self._observer.admitted(ticket)
+
+    def _step(self, batch: Batch) -> None:
+        if not self._active:
+            return
+        self._observer.stepped(len(self._active))
+        pieces = batch.step()
+        last = {generation: place for place, (generation, _) in enumerate(pieces)}  # an earlier step may have failed
+        for place, (generation, piece) in enumerate(pieces):
+            ticket = self._active.get(generation)
+            if ticket is None:  # an earlier piece ended it
+                continue
+            delta = ticket.take(generation, piece, last=last[generation] == place)
+            if delta.error is not None and not isinstance(delta.error, SpeculantError):
+                _LOG.error("a request failed while it was decoded", exc_info=delta.error)
+            if delta.last:
+                self._leave(batch, generation)
+                self._finish(ticket, delta)
+            else:
+                self._observer.added(ticket, delta)
+                self._deltas.append((ticket, delta))
+
+    def _shed(self, batch: Batch, error: Exception) -> None:
+        """End the youngest request because of what failed for all, so that the others may go on."""
+        if self._active:
+            self._drop(batch, next(reversed(self._active.values())), error)
+
+    def _drop(self, batch: Batch, ticket: Ticket, error: BaseException) -> None:
+        """End a request, wherever it is."""
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+        for generation in [each for each, own in self._active.items() if own is ticket]:
+            self._leave(batch, generation)
+        self._finish(ticket, Delta(error=error))
+
+    def _leave(self, batch: Batch, generation: Generation) -> None:
+        del self._active[generation]
+        try:
+            batch.remove(generation)
+        except Exception:
+            _LOG.exception("a request did not leave its batch cleanly")
+
+    def _finish(self, ticket: Ticket, delta: Delta) -> None:
+        if ticket.finished:
+            return
+        ticket.finished = True
+        self._observer.added(ticket, delta)
+        self._deltas.append((ticket, delta))
+
+    def _deliver(self) -> None:
+        """Hand the deltas of a round to the event loop at once."""
+        deltas, self._deltas = self._deltas, []
+        if deltas and self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._receive, deltas)
+            except RuntimeError:  # the event loop was closed without `stop`
+                self._stopping = True
+
+    def _receive(self, deltas: list[tuple[Ticket, Delta]]) -> None:
+        for ticket, delta in deltas:
+            if delta.last:
+                self._used -= 1
+            ticket.exchange.put(ticket, delta)
+
+
+def _cancelled() -> ApiError:
+    return ApiError(499, "the request was cancelled.", code="cancelled")
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(
+        503, "the server is shutting down.", type=SERVER, code="shutting_down", headers={"Retry-After": "5"}
+    )

@@ -1,0 +1,114 @@
+"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from speculant.core.errors import OutOfMemoryError, SpeculantError, TokenizerError, UsageError
+
+_LOG = logging.getLogger(__name__)
+INVALID, SERVER = "invalid_request_error", "server_error"
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+        status: of HTTP.
+        message: the cause and the way out.
+        type, param, code: as OpenAI's clients read them.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,  # noqa: A002  (the field's name)
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.type, self.code = status, type, code
+        self.message, self.param = _encodable(message), None if param is None else _encodable(param)
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        """Return what the client gets."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """Return it as a response."""
+        return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Return what a client is told of a failure; of faults of the server itself, that there was one."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UsageError | TokenizerError):
+        return ApiError(400, str(error))
+    if isinstance(error, OutOfMemoryError):
+        message = "the device has no memory left for this request. Try again later, or shorten it."
+        return ApiError(503, message, type=SERVER, code="out_of_memory", headers={"Retry-After": "1"})
+    return ApiError(500, "the server failed on this request; its log says why.", type=SERVER, code="internal_error")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Have every error of an application answered in OpenAI's form."""
+
+    async def expected(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return validation_error(error.errors()).response()
+
+    async def http(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {})).response()
+
+    async def known(_request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response()
+
+    async def unexpected(_request: Request, error: Exception) -> JSONResponse:
+        _LOG.error("a request failed", exc_info=error)
+        return api_error(error).response()
+
+    app.add_exception_handler(ApiError, expected)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(SpeculantError, known)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def validation_error(errors: Sequence[Any]) -> ApiError:
+    """Return the error of the first field that is wrong."""
+    first = errors[0]
+    kind = first["type"]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    if kind == "json_invalid":
+        return ApiError(400, "the body is not valid JSON.", code="invalid_json")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"there is no parameter '{place}'; leave it out.", param=place, code="unknown_parameter")
+    if kind == "missing":
+        message = f"the parameter '{place}' is missing." if place else "the body is missing; send JSON."
+        return ApiError(400, message, param=place or None, code="missing_parameter")
+    message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    named = f"'{place}': {message}." if place else f"{message}."
+    return ApiError(400, named, param=place or None, code="invalid_value")
+
+
+def _encodable(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which JSON in a request can hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()

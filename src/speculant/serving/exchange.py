@@ -1,0 +1,206 @@
+"""What passes between a request's coroutine and the thread that decodes: jobs one way, deltas the other.
+
+An `Exchange` belongs to one HTTP request and holds its texts, one `Ticket` each (several with `n` or several prompts).
+Everything here but `Ticket.take` runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speculant.serving.errors import ApiError, api_error
+from speculant.serving.stops import StopFilter
+
+if TYPE_CHECKING:
+    from speculant.api.result import Generation, Piece
+    from speculant.core.stats import Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A text to decode.
+
+    Attributes:
+        prompt: token ids.
+        options: of `Speculator.prepare`.
+        stop: strings that end the text and are left out of it.
+        tenant: whose memory drafts for it; "" for the shared one.
+        prediction: token ids that the text is expected to resemble, or ().
+    """
+
+    prompt: Sequence[int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stop: Sequence[str] = ()
+    tenant: str = ""
+    prediction: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What a round added to a text.
+
+    Attributes:
+        text: that may be sent.
+        tokens: how many were committed.
+        finish_reason: "stop" or "length" in the last one, else None.
+        error: why the text ended early, or None.
+        piece: what the batch returned, with the tokens' ids and sources; a stop string may have cut it, so only the
+            first `tokens` of it are in the text.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    finish_reason: str | None = None
+    error: BaseException | None = None
+    piece: Piece | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None or self.error is not None
+
+
+class Ticket:
+    """One text of a request.
+
+    Attributes:
+        job, index: what is decoded, and the place of its choice in the answer.
+        exchange: where its deltas go.
+        submitted, admitted, last_token: when, in seconds of the clock; 0 if it has not happened.
+        deadline: when it is cancelled.
+        stats: of its decoding, once that has begun.
+        finished: whether the decoding thread is done with it.
+    """
+
+    def __init__(self, job: Job, index: int, exchange: Exchange, *, seconds: float) -> None:
+        self.job, self.index, self.exchange = job, index, exchange
+        self.submitted = time.monotonic()
+        self.deadline = self.submitted + seconds
+        self.admitted = self.last_token = 0.0
+        self.stats: Stats | None = None
+        self.finished = False
+        self._filter = StopFilter(job.stop)
+
+    def take(self, generation: Generation, piece: Piece, *, last: bool) -> Delta:
+        """Return what a piece adds; on the thread that decodes. A stop string in it ends the text.
+
+        Args:
+            generation: the text.
+            piece: of it.
+            last: whether no other piece of the text is known yet.
+        """
+        count, text = len(piece.tokens), piece.text
+        if self.job.stop:
+            count, text = self._filtered(piece)
+            if self._filter.stopped:
+                return Delta(text=text, tokens=count, finish_reason="stop", piece=piece)
+        if last and generation.error is not None:
+            return Delta(text=text, tokens=count, error=generation.error, piece=piece)
+        if last and generation.done:
+            reason = generation.result.finish_reason
+            return Delta(text=text + self._filter.flush(), tokens=count, finish_reason=reason, piece=piece)
+        return Delta(text=text, tokens=count, piece=piece)
+
+    def _filtered(self, piece: Piece) -> tuple[int, str]:
+        """Return how many tokens of a piece are in the text, and the text that may be sent."""
+        text = ""
+        for count, each in enumerate(piece.texts, start=1):
+            text += self._filter.push(each)
+            if self._filter.stopped:
+                return count, text
+        return len(piece.tokens), text
+
+
+class Exchange:
+    """The texts of one HTTP request.
+
+    Attributes:
+        tickets: its texts, in the order of the choices.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Ticket], None],
+        cancel: Callable[[Ticket], None],
+        release: Callable[[int], None],
+        *,
+        places: int,
+        seconds: float,
+        buffer_tokens: int,
+    ) -> None:
+        """Hold places for texts; `EngineLoop.open` is the way in.
+
+        Args:
+            submit, cancel: take a ticket to the thread that decodes.
+            release: gives back places that were not used.
+            places: texts that there is room for.
+            seconds: that each may take.
+            buffer_tokens: of all of them that may wait to be read.
+        """
+        self._submit, self._cancel, self._release = submit, cancel, release
+        self._places, self._seconds, self._most = places, seconds, buffer_tokens
+        self._deltas: deque[tuple[int, Delta]] = deque()
+        self._buffered = 0
+        self._arrived = asyncio.Event()
+        self._closed = False
+        self.tickets: list[Ticket] = []
+
+    def submit(self, job: Job) -> Ticket:
+        """Have a text decoded."""
+        ticket = Ticket(job, len(self.tickets), self, seconds=self._seconds)
+        self.tickets.append(ticket)
+        self._submit(ticket)
+        return ticket
+
+    def put(self, ticket: Ticket, delta: Delta) -> None:
+        """Take a delta for the reader; where it has left too much unread, the request ends."""
+        if self._closed:
+            return
+        self._deltas.append((ticket.index, delta))
+        self._buffered += delta.tokens
+        if self._buffered > self._most:
+            self._deltas.clear()
+            error = ApiError(408, "the client reads its answer too slowly.", code="slow_client")
+            self._deltas.append((ticket.index, Delta(error=error)))
+            self._end_tickets()
+        self._arrived.set()
+
+    async def get(self) -> tuple[int, Delta]:
+        """Return the next delta and the index of its choice.
+
+        Raises:
+            ApiError: a text failed.
+        """
+        while not self._deltas:
+            self._arrived.clear()
+            await self._arrived.wait()
+        index, delta = self._deltas.popleft()
+        self._buffered -= delta.tokens
+        if delta.error is not None:
+            raise api_error(delta.error) from delta.error
+        return index, delta
+
+    def close(self) -> None:
+        """End what is still decoded and give back the places."""
+        if self._closed:
+            return
+        self._closed = True
+        self._deltas.clear()
+        self._end_tickets()
+        self._release(self._places - len(self.tickets))
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end_tickets(self) -> None:
+        for ticket in self.tickets:
+            if not ticket.finished:
+                self._cancel(ticket)

@@ -1,0 +1,139 @@
+"""Every parameter of OpenAI's requests, and those of vLLM that are taken too: honoured, or refused with the reason.
+
+The documentation's table is made of this one, and requests are checked against it, so that none is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from speculant.serving.errors import ApiError
+
+CHAT, COMPLETIONS = "chat", "completions"
+BOTH = (CHAT, COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter of a request.
+
+    Attributes:
+        name: of its field.
+        endpoints: that have it.
+        note: what it does here, or why it is refused.
+        honoured: whether it is.
+        neutral: values that ask for nothing and are taken where it is refused; null always is.
+    """
+
+    name: str
+    note: str
+    endpoints: tuple[str, ...] = BOTH
+    honoured: bool = True
+    neutral: tuple[Any, ...] = ()
+
+
+def _refused(name: str, note: str, *neutral: Any, endpoints: tuple[str, ...] = (CHAT,)) -> Parameter:
+    return Parameter(name=name, note=note, endpoints=endpoints, honoured=False, neutral=neutral)
+
+
+_ONE_MODEL = "this server runs a single model that reads and writes text"
+_HOSTED = "a service of OpenAI's platform, which this server has no part in"
+PARAMETERS = (
+    Parameter(name="model", note="must be the served model's name, see `/v1/models`"),
+    Parameter(name="messages", note="text only; the model needs a chat template", endpoints=(CHAT,)),
+    Parameter(name="prompt", note="text, token ids, or a list of either", endpoints=(COMPLETIONS,)),
+    Parameter(name="stream", note="server-sent events"),
+    Parameter(name="stream_options", note="`include_usage`; `include_obfuscation` only as false"),
+    Parameter(name="max_tokens", note="at most the server's limit and what the model has positions for"),
+    Parameter(name="max_completion_tokens", note="the same as `max_tokens`", endpoints=(CHAT,)),
+    Parameter(name="temperature", note="0 for greedy decoding; default 1"),
+    Parameter(name="top_p", note="above 0; default: the model's generation config"),
+    Parameter(name="top_k", note="as in vLLM: 0 or -1 for all tokens"),
+    Parameter(name="min_p", note="as in vLLM"),
+    Parameter(name="repetition_penalty", note="as in vLLM"),
+    Parameter(name="seed", note="the same seed and request yield the same text; choice i draws with seed + i"),
+    Parameter(name="stop", note="up to 16 strings, left out of the text"),
+    Parameter(name="n", note="choices, up to the server's limit"),
+    Parameter(name="user", note="written to the server's log"),
+    Parameter(
+        name="tools",
+        note="functions, for the chat template, which must ask for calls as `<tool_call>` JSON (Qwen, Hermes)",
+        endpoints=(CHAT,),
+    ),
+    Parameter(
+        name="tool_choice",
+        note='"auto" and "none"; others need constrained decoding and are refused',
+        endpoints=(CHAT,),
+    ),
+    Parameter(name="parallel_tool_calls", note="only as true: the model decides", endpoints=(CHAT,)),
+    Parameter(
+        name="prediction",
+        note="drafts are copied from it where that pays; for methods that draft from text",
+        endpoints=(CHAT,),
+    ),
+    Parameter(name="echo", note="puts the prompt before the text", endpoints=(COMPLETIONS,)),
+    Parameter(name="best_of", note="only equal to `n`: all texts are returned", endpoints=(COMPLETIONS,)),
+    _refused("logprobs", "log-probabilities are not returned", False, endpoints=BOTH),
+    _refused("top_logprobs", "log-probabilities are not returned", 0),
+    _refused("logit_bias", "biases are not applied", {}, endpoints=BOTH),
+    _refused("presence_penalty", "not applied; `repetition_penalty` is", 0, endpoints=BOTH),
+    _refused("frequency_penalty", "not applied; `repetition_penalty` is", 0, endpoints=BOTH),
+    _refused("response_format", "output is not constrained", {"type": "text"}),
+    _refused("suffix", "the model continues texts, it does not fill gaps", "", endpoints=(COMPLETIONS,)),
+    _refused("functions", "use `tools`", []),
+    _refused("function_call", "use `tools` and `tool_choice`", "none", "auto"),
+    _refused("audio", _ONE_MODEL),
+    _refused("modalities", _ONE_MODEL, ["text"]),
+    _refused("reasoning_effort", "the model has no such switch", "none"),
+    _refused("verbosity", "the model has no such switch", "medium"),
+    _refused("web_search_options", _HOSTED),
+    _refused("moderation", _HOSTED),
+    _refused("store", "requests are not stored", False),
+    _refused("metadata", "requests are not stored", {}),
+    _refused("service_tier", _HOSTED, "auto", "default"),
+    _refused("safety_identifier", f"{_HOSTED}; `user` is written to the log"),
+    _refused("prompt_cache_key", _HOSTED),
+    _refused("prompt_cache_options", _HOSTED),
+    _refused("prompt_cache_retention", _HOSTED),
+)
+
+
+def check_honoured(endpoint: str, values: Mapping[str, Any]) -> None:
+    """Refuse what an endpoint cannot honour.
+
+    Args:
+        endpoint: CHAT or COMPLETIONS.
+        values: the fields that the client sent.
+
+    Raises:
+        ApiError: a parameter asks for something that is not done.
+    """
+    for parameter in PARAMETERS:
+        value = values.get(parameter.name)
+        if parameter.honoured or endpoint not in parameter.endpoints or value is None or value in parameter.neutral:
+            continue
+        raise ApiError(
+            400,
+            f"'{parameter.name}' is not supported: {parameter.note.replace('`', chr(39))}. Leave it out.",
+            param=parameter.name,
+            code="unsupported_parameter",
+        )
+
+
+def parameter_table() -> str:
+    """Return the table of the documentation, in Markdown."""
+    lines = ["| parameter | chat | completions | |", "|---|---|---|---|"]
+    for parameter in PARAMETERS:
+        marks = [
+            "" if endpoint not in parameter.endpoints else "honoured" if parameter.honoured else "refused"
+            for endpoint in BOTH
+        ]
+        note = parameter.note
+        if not parameter.honoured and parameter.neutral:
+            neutral = ", ".join(f"`{json.dumps(value)}`" for value in parameter.neutral)
+            note += f" (taken as {neutral})"
+        lines.append(f"| `{parameter.name}` | {marks[0]} | {marks[1]} | {note} |")
+    return "\n".join(lines)

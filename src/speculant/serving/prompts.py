@@ -1,0 +1,196 @@
+"""From texts and messages to token ids, on one thread beside the event loop, since long texts take long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from speculant.core.errors import SpeculantError
+from speculant.serving.errors import ApiError
+from speculant.serving.schemas import Message, TextPart, Tool
+from speculant.serving.tools import has_known_format
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+
+T = TypeVar("T")
+
+
+class PromptEncoder:
+    """Encodes prompts for one model.
+
+    Attributes:
+        tokenizer: the model's.
+        positions: that the model has; None for no limit.
+        vocabulary: V.
+        most_tokens: of a prompt; None for no limit.
+    """
+
+    def __init__(self, speculator: Speculator, *, most_tokens: int) -> None:
+        """Take the model's tokenizer.
+
+        Args:
+            speculator: the model.
+            most_tokens: of a prompt; 0 for what the model has positions for.
+
+        Raises:
+            ApiError: the model has no tokenizer.
+        """
+        self.tokenizer = speculator.tokenizer
+        capabilities = speculator.engine.capabilities
+        self.positions, self.vocabulary = capabilities.positions, capabilities.vocabulary
+        limits = [limit for limit in (most_tokens, self.positions and self.positions - 1) if limit]
+        self.most_tokens = min(limits, default=None)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.shutdown(cancel_futures=True)
+
+    async def text(self, text: str, *, param: str = "prompt", special: bool = True) -> list[int]:
+        """Return a text's ids.
+
+        Raises:
+            ApiError: it is empty or too long.
+        """
+        check_text(text, param=param)
+        ids = await self._run(lambda: self._ids(text, special=special))
+        self.check(ids, param=param)
+        return ids
+
+    async def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+        """Return the ids of messages in the model's chat template, ready for the answer.
+
+        Raises:
+            ApiError: the template does not take them, or they are too long.
+        """
+        rows = [_row(message, place) for place, message in enumerate(messages)]
+        ids = await self._run(lambda: self._templated(rows, tools))
+        self.check(ids, param="messages")
+        return ids
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        self._check_vocabulary(ids, "tokens")
+        text: str = await self._run(lambda: self.tokenizer.decode(list(ids)))
+        return text
+
+    def check(self, ids: Sequence[int], *, param: str) -> None:
+        """Check a prompt's length and ids.
+
+        Raises:
+            ApiError: it is empty, too long, or holds ids that are not the model's.
+        """
+        if not ids:
+            raise ApiError(400, "the prompt is empty.", param=param, code="invalid_value")
+        if self.most_tokens is not None and len(ids) > self.most_tokens:
+            raise ApiError(
+                400,
+                f"the prompt has {len(ids)} tokens, and at most {self.most_tokens} are taken. Shorten it.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        self._check_vocabulary(ids, param)
+
+    def _check_vocabulary(self, ids: Sequence[int], param: str) -> None:
+        if ids and max(ids) >= self.vocabulary:
+            raise ApiError(400, f"token ids must be below {self.vocabulary}.", param=param, code="invalid_value")
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self.tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer; only token ids are taken.", code="unsupported")
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def _ids(self, text: str, *, special: bool = True) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids
+
+    def _templated(self, rows: list[dict[str, Any]], tools: Sequence[Tool] | None) -> list[int]:
+        template = getattr(self.tokenizer, "chat_template", None)
+        if not template:
+            raise ApiError(400, "this model has no chat template; use /v1/completions.", code="no_chat_template")
+        options: dict[str, Any] = {}
+        if tools:
+            if not has_known_format(template):
+                raise ApiError(
+                    400,
+                    "'tools' is not supported with this model: its chat template's format of tool calls is not known.",
+                    param="tools",
+                    code="unsupported_parameter",
+                )
+            options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+        try:
+            text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True, **options)
+        except SpeculantError:
+            raise
+        except Exception as error:  # templates refuse by errors of their own
+            message = f"the model's chat template does not take these messages: {error}"
+            raise ApiError(400, message, param="messages", code="invalid_value") from error
+        check_text(text, param="messages")
+        begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
+        return self._ids(text, special=not begun)
+
+
+def check_text(text: str, *, param: str) -> None:
+    """Check that a text can be encoded; JSON can hold halves of surrogate pairs, which cannot.
+
+    Raises:
+        ApiError: it cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"'{param}' is not text: it holds half of a surrogate pair."
+        raise ApiError(400, message, param=param, code="invalid_value") from error
+
+
+def joined(content: str | Sequence[TextPart] | None, *, param: str) -> str:
+    """Return the text of a message's content.
+
+    Raises:
+        ApiError: a part of it is not text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type != "text" or part.text is None or part.model_extra:
+            raise ApiError(
+                400,
+                f"content of type '{part.type[:40]}' is not supported: this model reads text.",
+                param=param,
+                code="unsupported_content",
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def _row(message: Message, place: int) -> dict[str, Any]:
+    """Return a message as chat templates read them."""
+    row: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": joined(message.content, param=f"messages.{place}.content"),
+    }
+    if message.name is not None:
+        row["name"] = message.name
+    if message.tool_call_id is not None:
+        row["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, place)},
+            }
+            for call in message.tool_calls
+        ]
+    return row
+
+
+def _arguments(text: str, place: int) -> Any:
+    try:
+        return json.loads(text)  # templates write them as JSON themselves
+    except (ValueError, RecursionError) as error:
+        param = f"messages.{place}.tool_calls"
+        raise ApiError(400, "arguments of a tool call are not JSON.", param=param, code="invalid_value") from error

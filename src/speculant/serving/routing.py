@@ -1,0 +1,156 @@
+"""One drafter for one batch that serves each request from its own tenant's memory, and copies from its prediction.
+
+What a request asks of its drafter stands in its `Start`, so the round knows nothing of tenants. A prediction never
+reaches a memory: it is the text of a session of prompt lookup that lives as long as the request. Per round the draft
+that should gain more is taken, by the weights of its nodes, which are probabilities for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from speculant.core.drafter import Background, Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import Needs
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import DraftTree, Float64, Int32
+from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
+from speculant.memory.fingerprint import tokenizer_fingerprint
+from speculant.registry import find_method, learns_from_text
+from speculant.serving.exchange import Job
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+
+COPIED, MATCHED = 48, 16  # tokens of a prediction in a draft, and of the longest match that tells where it goes on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoutedStart(Start):
+    """What a session begins with, and whose it is.
+
+    Attributes:
+        tenant: whose memory drafts; "" for the shared one.
+        prediction: Int32[P], a text that the answer is expected to resemble.
+    """
+
+    tenant: str = ""
+    prediction: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+def routed(start: Start, job: Job) -> RoutedStart:
+    """Return a start that names the tenant and the prediction of a job."""
+    own = {each.name: getattr(start, each.name) for each in fields(Start)}
+    return RoutedStart(**own, tenant=job.tenant, prediction=np.asarray(job.prediction, np.int32))
+
+
+def can_route(speculator: Speculator) -> bool:
+    """Return whether a speculator drafts from text alone, so that its drafter can be one of several."""
+    method = find_method(speculator.method)
+    return method.replayable and not method.samples and method.name != "none"
+
+
+def route(
+    speculator: Speculator, *, tenants: Sequence[str], memory_limit: int, settings: Any = None
+) -> dict[str, Drafter]:
+    """Have a speculator draft each request from its tenant's memory, and return the memories by tenant.
+
+    Args:
+        speculator: its drafter is replaced, which serves as the only one where there are no tenants.
+        tenants: whose memories are kept apart; empty for one memory of all.
+        memory_limit: bytes of all memories together, of equal shares.
+        settings: of the method's drafter.
+
+    Raises:
+        UnsupportedError: the method keeps no memory that learns from text, so there is nothing to keep apart.
+    """
+    method = find_method(speculator.method)
+    if tenants and not (learns_from_text(method) and can_route(speculator)):
+        raise UnsupportedError(
+            f"the method '{method.name}' has no memory that learns from text, so none can be kept for each key. Leave "
+            "out --memory-scope, or use --method mix."
+        )
+    if not can_route(speculator):
+        return {"": speculator.drafter}
+    vocabulary = speculator.engine.capabilities.vocabulary
+    drafters = {"": speculator.drafter}
+    if tenants:
+        fingerprint = tokenizer_fingerprint(speculator.tokenizer, vocabulary)
+        drafters = {
+            tenant: method.build(
+                vocabulary=vocabulary,
+                tokenizer=fingerprint,
+                memory_limit=memory_limit // len(tenants),
+                settings=settings,
+            )
+            for tenant in tenants
+        }
+    copying = LookupDrafter(vocabulary=vocabulary, settings=LookupSettings(copied=COPIED, longest=MATCHED))
+    speculator.drafter = RoutingDrafter(drafters, copying)
+    return drafters
+
+
+class RoutingDrafter(Drafter):
+    """Opens sessions of the tenants' drafters."""
+
+    def __init__(self, drafters: Mapping[str, Drafter], copying: Drafter) -> None:
+        """Take the drafters by tenant, all of one method, and what copies from predictions."""
+        self._drafters, self._copying = dict(drafters), copying
+        self._first = next(iter(self._drafters.values()))
+
+    @property
+    def needs(self) -> Needs:
+        """What the method needs."""
+        return self._first.needs
+
+    def open(self, start: Start) -> Session:
+        """Begin a request.
+
+        Raises:
+            KeyError: its tenant is not known; no other one's memory is used for it.
+        """
+        tenant = start.tenant if isinstance(start, RoutedStart) else ""
+        shared = self._drafters.get("")
+        inner = (self._drafters[tenant] if shared is None else shared).open(start)
+        if not isinstance(start, RoutedStart) or not len(start.prediction):
+            return inner
+        text = np.concatenate([start.prediction, start.prompt])
+        return PredictedSession(inner, self._copying.open(Start(prompt=text, sampling=start.sampling, seed=start.seed)))
+
+    def close(self) -> None:
+        """End what the drafters do beside requests."""
+        for drafter in self._drafters.values():
+            if isinstance(drafter, Background):
+                drafter.close()
+
+
+class PredictedSession(Session):
+    """A request with a prediction: the tenant's session, and one that copies from prediction and prompt."""
+
+    def __init__(self, inner: Session, copying: Session) -> None:
+        self._inner, self._copying = inner, copying
+
+    def propose(self, budget: Budget) -> DraftTree:
+        return _better(self._inner.propose(budget), self._copying.propose(budget))
+
+    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
+        return _better(self._inner.propose_after(tokens, budget), self._copying.propose_after(tokens, budget))
+
+    def observe(self, verified: Verified) -> None:
+        self._inner.observe(verified)
+        self._copying.observe(verified)
+
+    def forecast(self, nodes: int) -> Float64 | None:
+        return self._inner.forecast(nodes)
+
+    def close(self) -> None:
+        self._inner.close()
+        self._copying.close()
+
+
+def _better(one: DraftTree, other: DraftTree) -> DraftTree:
+    """Return the draft of which more tokens should be accepted."""
+    return other if float(other.weights.sum()) > float(one.weights.sum()) else one

@@ -1,0 +1,315 @@
+"""Requests and responses as they are on the wire.
+
+Types are strict and unknown fields are errors, so that a misspelled parameter is not ignored. A parameter that is
+refused still has its field here, since `parameters.check_honoured` says why.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+MOST_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
+
+
+class Strict(BaseModel):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
+    """What a stream holds beside its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextPart(Strict):
+    """A part of a message. Other kinds than text are parsed, to be refused by name."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(Strict):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call that an earlier answer made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Strict):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class FunctionDefinition(Strict):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(Strict):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class Prediction(Strict):
+    """A text that the answer is expected to resemble."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class SamplingRequest(Strict):
+    """What both endpoints share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: Finite | None = Field(default=None, ge=0, le=100)
+    top_p: Finite | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    min_p: Finite | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: Finite | None = Field(default=None, gt=0, le=100)
+    seed: int | None = Field(default=None, ge=-(1 << 63), le=MOST_SEED)
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    n: int | None = Field(default=None, ge=1, le=1024)
+    user: str | None = Field(default=None, max_length=512)
+    logit_bias: dict[str, Finite] | None = None
+    presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: Finite | None = Field(default=None, ge=-2, le=2)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def choices(self) -> int:
+        """Texts of each prompt."""
+        return self.n or 1
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a text, None if the client does not say."""
+        return self.max_tokens
+
+
+class ChatRequest(SamplingRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    web_search_options: Any = None
+    moderation: Any = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of an answer, None if the client does not say."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class CompletionRequest(SamplingRequest):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+    )
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or token ids."""
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+
+
+class TokenizeRequest(Strict):
+    """`POST /tokenize`, as in vLLM: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Strict):
+    """`POST /detokenize`, as in vLLM."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class Usage(BaseModel):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AnswerMessage(BaseModel):
+    """A chat's answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: None = None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class SpeculativeMetrics(BaseModel):
+    """What drafting did for a request, in vLLM's form.
+
+    Attributes:
+        mean_acceptance_length: tokens per round, the bonus token included.
+        draft_acceptance_rate: accepted tokens per drafted one; drafted are all nodes of draft trees.
+        acceptance_histogram: [j] counts the rounds that accepted exactly j drafted tokens.
+        num_spec_steps: rounds.
+        num_accepted_draft_tokens, num_draft_tokens: over all rounds.
+        num_spec_tokens: the most tokens of a draft.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class RequestMetrics(BaseModel):
+    """Opt-in figures of a request; of several choices there are none, as in vLLM."""
+
+    speculative_decoding: SpeculativeMetrics | None
+
+
+class ChatResponse(BaseModel):
+    """An answer to `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: RequestMetrics | None = None
+
+
+class CompletionChoice(BaseModel):
+    """One text."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionResponse(BaseModel):
+    """An answer to `POST /v1/completions`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    metrics: RequestMetrics | None = None
+
+
+class TokenizeResponse(BaseModel):
+    """Token ids."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+
+
+class DetokenizeResponse(BaseModel):
+    """A text."""
+
+    prompt: str
+
+
+class ModelCard(BaseModel):
+    """The served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["speculant"] = "speculant"
+    max_model_len: int | None = None
+
+
+class ModelList(BaseModel):
+    """`GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,95 @@
+"""uvicorn around the application: binds early, drains at the first signal, ends at once at the second."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from speculant.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from speculant.serving.settings import ServingSettings
+
+HEADER_BYTES = 32 << 10
+KEEP_ALIVE_SECONDS = 30
+
+
+class Server(uvicorn.Server):
+    """Runs the application.
+
+    Attributes:
+        ready: called once requests are accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept requests, and tell."""
+        await super().startup(sockets)
+        if self.started:
+            self.ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal; at the second end as if there were no handler."""
+        if self.should_exit:
+            signal.signal(sig, signal.SIG_DFL)
+            os.kill(os.getpid(), sig)
+        super().handle_exit(sig, frame)
+
+
+def bind(settings: ServingSettings) -> socket.socket:
+    """Return a socket that listens where the settings say, so that a port in use is known before a model is loaded.
+
+    Raises:
+        UsageError: nothing can listen there.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind)
+    except OSError as error:
+        raise UsageError(f"--host {settings.host}: {error.strerror}. Name an address of this machine.") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        raise UsageError(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}. Name another --port."
+        ) from error
+    return bound
+
+
+def url(bound: socket.socket) -> str:
+    """Return the address of a socket that listens."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(app: FastAPI, settings: ServingSettings, ready: Callable[[], None]) -> Server:
+    """Return a server of the application; `run(sockets=[...])` returns after it was drained."""
+    options: dict[str, Any] = {
+        "access_log": False,
+        "log_config": None,
+        "http": "h11",  # its limit of headers is known
+        "h11_max_incomplete_event_size": HEADER_BYTES,
+        "ws": "none",
+        "lifespan": "on",
+        "limit_concurrency": settings.max_connections,
+        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+        "timeout_graceful_shutdown": settings.drain_seconds,
+        "server_header": False,
+    }
+    return Server(uvicorn.Config(app, **options), ready)

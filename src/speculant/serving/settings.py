@@ -1,0 +1,142 @@
+"""The server's settings: where it listens, who may ask, and every limit.
+
+Flags of `speculant serve` come before environment variables `SPECULANT_*`, and these before the lines of a file of the
+same names (`SPECULANT_PORT=8000`), which `--config` names.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from speculant.core.errors import FileError, UsageError
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+
+class ServingSettings(BaseSettings):
+    """Where the server listens, and its limits.
+
+    Attributes:
+        host, port: where it listens.
+        api_keys: who may ask; empty for anyone who can reach it.
+        allow_no_key: whether it may listen beyond this machine without keys.
+        cors_origins: pages of which origins may ask from a browser; empty for none.
+        allowed_hosts: names of the server in the header `Host`; empty for the loopback names where it listens on
+            loopback without keys, which keeps other sites' pages from reaching it by a name of their own, else any.
+        max_body_bytes: of a request.
+        max_prompt_tokens: of a request; 0 for as many as the model has positions.
+        max_new_tokens: that a request may ask for, and gets if it asks for none.
+        max_choices: answers to one request, over all its prompts.
+        max_concurrency: requests decoded together.
+        max_queue: requests that wait beyond these; more get 429.
+        max_connections: open connections; more get 503.
+        request_seconds: that a request may take, waiting included.
+        body_seconds: in which a request's body must arrive.
+        stall_seconds: that a client may leave a part of its answer unread.
+        buffer_tokens: of an answer that may wait for its client; beyond, it is cancelled.
+        drain_seconds: in which requests may end after SIGTERM.
+        memory: the file that the drafter's memory begins with and is saved to.
+        base: a memory file that it begins with where `memory` does not exist yet; it is only read.
+        memory_limit: megabytes that the memory may take; with scope "key", of all memories together.
+        memory_scope: "shared" for one memory, "key" for one per API key.
+        save_seconds: between two savings.
+        per_request_metrics: whether answers hold `metrics.speculative_decoding`.
+        log_format: "text" for key=value lines, "json" for JSON lines.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SPECULANT_", extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    allow_no_key: bool = False
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    max_body_bytes: PositiveInt = 1 << 20
+    max_prompt_tokens: int = Field(default=0, ge=0)
+    max_new_tokens: PositiveInt = 4096
+    max_choices: PositiveInt = 16
+    max_concurrency: int = Field(default=8, ge=1, le=1024)
+    max_queue: int = Field(default=64, ge=0)
+    max_connections: PositiveInt = 512
+    request_seconds: PositiveFloat = 600.0
+    body_seconds: PositiveFloat = 20.0
+    stall_seconds: PositiveFloat = 10.0
+    buffer_tokens: PositiveInt = 8192
+    drain_seconds: PositiveInt = 30
+    memory: Path | None = None
+    base: Path | None = None
+    memory_limit: PositiveInt = 256
+    memory_scope: Literal["shared", "key"] = "shared"
+    save_seconds: PositiveFloat = 300.0
+    per_request_metrics: bool = False
+    log_format: Literal["text", "json"] = "text"
+
+    @field_validator("api_keys", "cors_origins", "allowed_hosts", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """Return a comma-separated text as the tuple of its parts."""
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _usable(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for key in keys:
+            text = key.get_secret_value()
+            if not text or not text.isascii() or not text.isprintable() or " " in text:
+                raise ValueError("a key must be of printable ASCII characters, without spaces")
+        return keys
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServingSettings:
+        if not self.loopback and not self.api_keys and not self.allow_no_key:
+            raise ValueError(
+                f"host {self.host} is reachable from other machines, and there is no API key: whoever reaches it could "
+                "use the model. Add --api-key (or SPECULANT_API_KEYS), or insist with --allow-no-key"
+            )
+        if self.memory_scope == "key" and not self.api_keys:
+            raise ValueError("memory scope 'key' needs API keys; add --api-key, or leave it 'shared'")
+        return self
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names that the header `Host` may hold; empty for any."""
+        return list(self.allowed_hosts or (LOOPBACK_NAMES if self.loopback and not self.api_keys else ()))
+
+
+def load_settings(flags: dict[str, Any], *, config: str | Path | None = None) -> ServingSettings:
+    """Return the settings.
+
+    Args:
+        flags: values of the command line; None for what was not given.
+        config: a file with lines SPECULANT_NAME=value, or None.
+
+    Raises:
+        FileError: there is no such file.
+        UsageError: a value is wrong; the message names it.
+    """
+    if config is not None and not Path(config).is_file():
+        raise FileError(f"there is no settings file {config}.")
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        read: Any = ServingSettings  # its constructor takes more than its fields
+        settings: ServingSettings = read(_env_file=config, **given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ").rstrip(".")
+        raise UsageError(f"{place}: {message}." if place else f"{message}.") from None
+    return settings

@@ -1,0 +1,108 @@
+"""Responses whose client may leave: server-sent events, and answers that are waited for.
+
+A client that goes away, or does not read, ends its decoding: the exchange is closed whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from speculant.serving.errors import ApiError, api_error
+from speculant.serving.exchange import Exchange
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends chunks as server-sent events; an error in the middle becomes an event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[dict[str, Any]], exchange: Exchange, *, stall_seconds: float) -> None:
+        """Take what is to be sent.
+
+        Args:
+            chunks: of the answer.
+            exchange: closed in the end.
+            stall_seconds: that a part may wait for the client to read.
+        """
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks, self._exchange, self._stall = chunks, exchange, stall_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end, or until the client leaves."""
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._exchange.close()
+            await _end(sending, leaving)
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for chunk in self._chunks:
+                await self._send(send, event(chunk))
+        except TimeoutError:
+            _LOG.info("a client did not read its stream and was cut off")
+            return
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                _LOG.error("a stream failed", exc_info=error)
+            await self._send(send, event(api_error(error).body()))
+        await self._send(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        message = {"type": "http.response.body", "body": data, "more_body": True}
+        try:
+            await asyncio.wait_for(send(message), self._stall)
+        except asyncio.TimeoutError:
+            raise TimeoutError from None
+
+
+async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns, ended when the client goes away.
+
+    Raises:
+        ApiError: the client has gone; nobody reads that.
+    """
+    answering = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ApiError(499, "the client closed the connection.", code="client_closed")
+        return answering.result()
+    finally:
+        await _end(answering, leaving)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    pending: list[Awaitable[Any]] = list(tasks)
+    await asyncio.gather(*pending, return_exceptions=True)

@@ -1,0 +1,66 @@
+"""A tiny model behind the server's application, asked through ASGI without a network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+pytest.importorskip("httpx2")
+
+import httpx2
+from fastapi import FastAPI
+
+from speculant import Speculator
+from speculant.serving.app import create_app
+from speculant.serving.settings import ServingSettings
+
+MODEL = "tiny"
+Connect = Callable[..., AbstractAsyncContextManager[httpx2.AsyncClient]]
+
+
+def make_speculator(model: Any, tokenizer: Any, **options: Any) -> Speculator:
+    """Return a speculator that drafts from a small memory."""
+    torch.set_num_threads(1)
+    return Speculator.from_transformers(
+        model, tokenizer, **{"method": "mix", "nodes": 6, "memory_limit": 8 << 20, "fast": False} | options
+    )
+
+
+def make_app(speculator: Speculator, **options: Any) -> FastAPI:
+    """Return the application with these settings; limits are small."""
+    defaults: dict[str, Any] = {"max_new_tokens": 400, "drain_seconds": 20, "memory_limit": 8}
+    return create_app(speculator, ServingSettings(**defaults | options), model=MODEL)
+
+
+@asynccontextmanager
+async def running(app: FastAPI) -> AsyncIterator[None]:
+    """Run an application's lifespan."""
+    async with app.router.lifespan_context(app):
+        yield
+
+
+def client_of(app: FastAPI, headers: dict[str, str] | None = None) -> httpx2.AsyncClient:
+    """Return a client that asks an application directly."""
+    transport = httpx2.ASGITransport(app)
+    return httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, timeout=60)
+
+
+def chat(text: str = "Once upon a time", **options: Any) -> dict[str, Any]:
+    """Return the body of a greedy chat."""
+    messages = [{"role": "user", "content": text}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 12} | options
+
+
+def completion(prompt: Any = "Once upon a time", **options: Any) -> dict[str, Any]:
+    """Return the body of a greedy completion."""
+    return {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 12} | options
+
+
+def events(text: str) -> list[str]:
+    """Return the data of server-sent events."""
+    return [line.removeprefix("data: ") for line in text.split("\n\n") if line]

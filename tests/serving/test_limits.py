@@ -1,0 +1,222 @@
+"""Limits, keys and bad input: refused at once, by name, and without touching other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from servers import Connect, chat, completion, make_app, running
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "status"),
+    [
+        ({"max_token": 3}, "max_token", 400),
+        ({"temperature": "0.5"}, "temperature", 400),
+        ({"temperature": -1}, "temperature", 400),
+        ({"top_p": 0}, "top_p", 400),
+        ({"n": 0}, "n", 400),
+        ({"n": 17}, "n", 400),
+        ({"n": True}, "n", 400),
+        ({"max_tokens": 1000}, "max_tokens", 400),
+        ({"stop": [""]}, "stop.list[constrained-str].0", 400),
+        ({"model": "other"}, "model", 404),
+        ({"model": "\ud800"}, "model", 404),
+        ({"\ud800": 1}, None, 400),
+        ({"logprobs": True}, "logprobs", 400),
+        ({"logit_bias": {"5": 10}}, "logit_bias", 400),
+        ({"response_format": {"type": "json_object"}}, "response_format", 400),
+        ({"stream_options": {"include_usage": True}}, "stream_options", 400),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", 400),
+        ({"tool_choice": "required"}, "tool_choice", 400),
+        ({"messages": []}, "messages", 400),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", 400),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages", 400),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, 400),
+    ],
+)
+async def test_bad_parameters_are_named(
+    connect: Connect, changes: dict[str, Any], param: str | None, status: int
+) -> None:
+    """Guards every kind of refusal: OpenAI's form, with the parameter's name."""
+    async with connect() as client:
+        content = json.dumps(chat() | changes)
+        answer = await client.post(
+            "/v1/chat/completions", content=content, headers={"Content-Type": "application/json"}
+        )
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    if param is not None and "[" not in param:
+        assert error["param"] == param
+
+
+async def test_neutral_values_are_taken(connect: Connect) -> None:
+    """Guards clients that send every field: values that ask for nothing are no reason to refuse."""
+    neutral = {
+        "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "n": 1, "tools": None,
+        "response_format": {"type": "text"}, "store": False, "top_p": 1, "seed": None, "parallel_tool_calls": True,
+    }  # fmt: skip
+    async with connect() as client:
+        answer = await client.post("/v1/chat/completions", json=chat(**neutral))
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"[]", b"", b'{"model": "\xff"}', b"[" * 100_000, b"null", b'{"a": NaN}', b'{"n": ' + b"9" * 5000 + b"}"],
+)
+async def test_malformed_bodies(connect: Connect, content: bytes) -> None:
+    """Guards against bodies that are no request: 400, never a fault."""
+    async with connect() as client:
+        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+            answer = await client.post(path, content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400, (path, answer.text)
+            assert answer.json()["error"]["message"]
+
+
+async def test_large_bodies_are_not_read(connect: Connect) -> None:
+    """Guards the limit of bytes, announced or streamed without a length."""
+
+    async def streamed() -> Any:
+        for _ in range(100):
+            yield b" " * 100
+
+    async with connect(max_body_bytes=2000) as client:
+        whole = await client.post("/v1/completions", content=b" " * 2001)
+        parts = await client.post("/v1/completions", content=streamed())
+        small = await client.post("/v1/completions", json=completion())
+    assert (whole.status_code, parts.status_code, small.status_code) == (413, 413, 200)
+
+
+async def test_keys(connect: Connect) -> None:
+    """Guards every path but health and the page: only valid keys are let in."""
+    async with connect(api_keys=("one", "two")) as client:
+        for value in (None, "", "Bearer", "Bearer three", "Basic one", "one"):
+            headers = {} if value is None else {"Authorization": value}
+            for path in ("/v1/models", "/metrics", "/openapi.json"):
+                answer = await client.get(path, headers=headers)
+                assert answer.status_code == 401, (value, path)
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+        for key in ("one", "two"):
+            assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_other_hosts_names_are_refused_on_loopback(connect: Connect) -> None:
+    """Guards against pages that reach a loopback server without keys by a name of their own."""
+    async with connect() as client:
+        assert (await client.get("/v1/models", headers={"Host": "evil.example"})).status_code == 400
+        assert (await client.get("/v1/models", headers={"Host": "localhost:8000"})).status_code == 200
+
+
+async def test_queue_is_bounded(connect: Connect) -> None:
+    """Guards the queue: what does not fit gets 429, and places are free again when texts have ended."""
+    async with connect(max_concurrency=2, max_queue=1) as client:
+        bodies = [completion(max_tokens=150) for _ in range(6)]
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+        later = await client.post("/v1/completions", json=completion())
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200, 200, 200, 429, 429, 429]
+    assert later.status_code == 200
+
+
+async def test_time_limit(connect: Connect) -> None:
+    """Guards the limit of time: a request beyond it ends with 504, and its place is free."""
+    async with connect(request_seconds=1e-6) as client:
+        answer = await client.post("/v1/completions", json=completion(max_tokens=300))
+        metrics = (await client.get("/metrics")).text
+    assert answer.status_code == 504
+    assert 'speculant_num_requests_running{model_name="tiny"} 0.0' in metrics
+
+
+async def test_disconnect_frees_the_place(speculator: Any) -> None:
+    """Guards vanished clients, streamed or not: decoding stops and the place is free."""
+    app = make_app(speculator, max_concurrency=1, max_queue=0)
+    async with running(app):
+        for stream in (True, False):
+            body = json.dumps(completion(max_tokens=400, stream=stream)).encode()
+            sent: list[Any] = []
+            asked = asyncio.Event()
+
+            async def receive(body: bytes = body, asked: asyncio.Event = asked) -> Any:
+                if not asked.is_set():
+                    asked.set()
+                    return {"type": "http.request", "body": body, "more_body": False}
+                await asyncio.sleep(0.05)
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any, sent: list[Any] = sent) -> None:
+                sent.append(message)
+
+            scope = {
+                "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
+                "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1", "asgi": {},
+                "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
+                "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
+            }  # fmt: skip
+            await app(scope, receive, send)
+            for _ in range(200):
+                if b'speculant_num_requests_running{model_name="tiny"} 0.0' in await page(app):
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                pytest.fail("the place is not free")
+            assert speculator.last_stats.tokens < 400
+
+
+async def page(app: Any) -> bytes:
+    """Return the metrics of an application."""
+    from servers import client_of
+
+    async with client_of(app) as client:
+        return bytes((await client.get("/metrics")).content)
+
+
+async def test_one_failure_does_not_touch_others(connect: Connect, speculator: Any) -> None:
+    """Guards the engine thread: a request whose preparation breaks gets 500, those beside it their texts."""
+    prepare = speculator.prepare
+
+    def breaking(prompt: Any, **options: Any) -> Any:
+        if options.get("max_new_tokens") == 13:
+            raise ZeroDivisionError("a fault of the library")
+        return prepare(prompt, **options)
+
+    speculator.prepare = breaking
+    async with connect() as client:
+        answers = await asyncio.gather(
+            *(client.post("/v1/completions", json=completion(max_tokens=count)) for count in (12, 13, 14, 13))
+        )
+        assert (await client.get("/health")).status_code == 200
+    assert [answer.status_code for answer in answers] == [200, 500, 200, 500]
+    assert "ZeroDivision" not in answers[1].text
+
+
+async def test_a_full_device_ends_the_youngest(connect: Connect, speculator: Any, monkeypatch: Any) -> None:
+    """Guards the policy of full devices: the youngest request gets 503, the older ones go on."""
+    from speculant.api.batch import Batch
+    from speculant.core.errors import OutOfMemoryError
+
+    step, faults = Batch.step, []
+
+    def failing(self: Any) -> Any:
+        if len(self) == 2 and not faults:
+            faults.append(1)
+            raise OutOfMemoryError("full")
+        return step(self)
+
+    monkeypatch.setattr(Batch, "step", failing)
+    async with connect() as client:
+        old = asyncio.create_task(client.post("/v1/completions", json=completion(max_tokens=200)))
+        await asyncio.sleep(0.1)
+        young = await client.post("/v1/completions", json=completion(max_tokens=200))
+        assert (await old).status_code == 200
+    assert young.status_code == 503
+    assert young.json()["error"]["code"] == "out_of_memory"
