@@ -48,6 +48,7 @@ from speculant.engines.llamacpp.texts import Text
 from speculant.sizing.policy import MAX_NODES
 
 FORMATS = ("bf16", "q8_0", "q4_k")
+ROWS, REPEATS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32), 7
 LOOKUPS = (2, 10)
 CONTEXT = 2048
 
@@ -148,6 +149,7 @@ def measure(
         print(file.stem, place + 1, {name: round(ratio(totals, name), 2) for name in systems}, flush=True)
     return {
         "weights": model.dtype,
+        "row_costs": row_costs(engine, fitted[0].prompt, clock),
         "prompt_seconds": prompt_seconds,
         "speed_up": {name: ratio(totals, name) for name in systems},
         "with_prompt": {name: ratio(totals, name, prompt_seconds) for name in systems},
@@ -156,6 +158,22 @@ def measure(
         "totals": {name: asdict(run) for name, run in totals.items()},
         "requests": requests,
     }
+
+
+def row_costs(engine: LlamaEngine, prompt: np.ndarray[Any, np.dtype[np.int32]], clock: Callable[[], float]) -> Any:
+    """Return what passes over a chain of rows take beside a pass over one, medians of runs that take turns."""
+    cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None])
+    cache.prefill()
+    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    for _ in range(REPEATS):
+        for rows, found in seconds.items():
+            nodes = np.arange(rows - 1, dtype=np.int32)
+            began = clock()
+            engine.forward([(cache, int(prompt[-1]), DraftTree(nodes, nodes - 1, np.ones(rows - 1, np.float32)))])
+            found.append(clock() - began)
+            cache.rollback()
+    engine.context.drop(cache.text)
+    return {rows: float(np.median(found) / np.median(seconds[1])) for rows, found in seconds.items()}
 
 
 def ratio(totals: dict[str, Run], name: str, more: float = 0.0) -> float:

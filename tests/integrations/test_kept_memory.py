@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from saving_worker import work
 
 from memories import drafted, drafter, learn, saved
 from saving_worker import work
