@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from speculant.api.detokenizer import Detokenizer
+from speculant.core.logprobs import TokenLogprobs
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence, Source
 from speculant.decoding.step import Parts, prefill, step
@@ -17,12 +18,17 @@ from speculant.engines.hf.sampler import HostSampler
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one round added to the text: its text, and per token the id, its text and where it came from."""
+    """What one round added to the text: its text, and per token the id, its text and where it came from.
+
+    Attributes:
+        logprobs: per token, where they were asked for; else None.
+    """
 
     text: str
     tokens: list[int]
     texts: list[str]
     sources: list[Source]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +40,7 @@ class Result:
         ids: the new token ids, end of text included.
         sources: per token, whether it was plain, an accepted draft or a bonus token.
         finish_reason: "stop", "length", "error", or "unfinished" if the stream was left early.
+        logprobs: per token, its log-probability and those of the most probable ones; None unless they were asked for.
         stats: what happened.
         cache: the cache of everything but the last token, for a next turn's `cache=`; None where a batch kept none.
     """
@@ -42,6 +49,7 @@ class Result:
     ids: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     finish_reason: str = "unfinished"
+    logprobs: list[TokenLogprobs] | None = None
     stats: Stats
     cache: Any = None
 
@@ -77,7 +85,7 @@ class Generation:
             chunk: the most prompt tokens to read in a pass, or None for any number.
         """
         self.sequence, self.sampler, self.chunk = sequence, sampler, chunk
-        self.result = Result(stats=sequence.stats, cache=cache)
+        self.result = Result(stats=sequence.stats, cache=cache, logprobs=[] if sequence.records_logprobs else None)
         self.error: BaseException | None = None
         self.done = False
         self._streamer = streamer
@@ -97,12 +105,15 @@ class Generation:
         tokens, sources = sequence.sampler.tokens[known:committed], sequence.sources[known:committed]
         result.ids[known:] = tokens  # what an interrupt left of an earlier call is overwritten
         result.sources[known:] = sources
+        logprobs = sequence.logprobs[known:committed] if result.logprobs is not None else None
+        if result.logprobs is not None and logprobs is not None:
+            result.logprobs[known:] = logprobs
         texts = [self._detokenizer.push(token) for token in tokens]
         if sequence.ended:
             texts[-1] += self._detokenizer.flush()
             result.finish_reason = "stop" if self.sampler.stopped else "length"
         result.text += "".join(texts)
-        return Piece("".join(texts), tokens, texts, sources)
+        return Piece("".join(texts), tokens, texts, sources, logprobs)
 
     def put(self, piece: Piece) -> None:
         """Hand a piece to the streamer, token by token."""

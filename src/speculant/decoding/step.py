@@ -133,7 +133,7 @@ def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> boo
         session = parts.drafter.open(sequence.start)
         session.observe(_verified(nothing, walk, result))
         sequence.sizing = parts.sizing.open(session.forecast)
-        sequence.begin(session, walk.tokens[0], ended=walk.ended)
+        sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
     except BaseException:
         sequence.cache.restart()
         raise
@@ -214,7 +214,7 @@ def _commit(found: list[Found], parts: Parts) -> list[Round]:
         if sequence.error is not None or len(sequence.sources) == len(sequence.sampler.tokens):
             continue
         try:
-            sequence.commit(draft, walk)
+            sequence.commit(draft, walk, each.result)
             began = parts.clock()
             _session(sequence).observe(_verified(draft, walk, each.result))
             rounds.append(Round(sequence, draft, walk, parts.clock() - began))
