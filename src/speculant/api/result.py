@@ -6,14 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from speculant.api.detokenizer import Detokenizer
 from speculant.core.logprobs import TokenLogprobs
 from speculant.core.stats import Stats
+from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence, Source
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.hf.sampler import HostSampler
+from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache
+
+AnyTargetCache = HFTargetCache | LlamaTargetCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class Generation:
 
     Attributes:
         sequence: the state of its decoding.
+        target: its cache.
         result: what there is of its text so far; its finish_reason is "error" if the request failed.
         error: why it failed, or None.
         done: whether nothing more will come.
@@ -69,7 +76,7 @@ class Generation:
         sequence: Sequence,
         sampler: HostSampler,
         *,
-        cache: Any = None,
+        target: AnyTargetCache,
         tokenizer: Any = None,
         streamer: Any = None,
         chunk: int | None = None,
@@ -79,13 +86,15 @@ class Generation:
         Args:
             sequence: not decoded yet.
             sampler: the sequence's own.
-            cache: transformers' cache that the sequence is decoded in.
+            target: the sequence's cache.
             tokenizer: for its text, or None.
             streamer: a transformers streamer that every token is put to, or None.
             chunk: the most prompt tokens to read in a pass, or None for any number.
         """
-        self.sequence, self.sampler, self.chunk = sequence, sampler, chunk
-        self.result = Result(stats=sequence.stats, cache=cache, logprobs=[] if sequence.records_logprobs else None)
+        self.sequence, self.sampler, self.target, self.chunk = sequence, sampler, target, chunk
+        self.result = Result(
+            stats=sequence.stats, cache=target.cache, logprobs=[] if sequence.records_logprobs else None
+        )
         self.error: BaseException | None = None
         self.done = False
         self._streamer = streamer
@@ -95,6 +104,16 @@ class Generation:
     def left(self) -> bool:
         """Whether nothing more will be decoded."""
         return self.done or self.sequence.ended or self.error is not None or self.sequence.error is not None
+
+    @property
+    def shareable(self) -> bool:
+        """Whether other texts may begin with what is cached of this one."""
+        return not (self.error or self.sequence.error) and self.target.length > 0 and self.target.shares_prefixes
+
+    def cached(self) -> Int32:
+        """Return the tokens that are cached and committed, prompt included."""
+        tokens = np.concatenate([self.sequence.start.prompt, np.array(self.sampler.tokens, np.int32)])
+        return tokens[: self.target.length]
 
     def take(self) -> Piece | None:
         """Return what was committed since the last call, None if nothing was; it is in the result."""

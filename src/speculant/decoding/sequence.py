@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from speculant.core.draft_filter import DraftFilter
 from speculant.core.drafter import Session, Start
 from speculant.core.engine import Pass, TargetCache
 from speculant.core.errors import UsageError
@@ -39,6 +40,7 @@ class Sequence:
         error: what ended it early, or None.
         began: when its prompt was first read, in seconds of the clock; None before.
         logprobs: of each committed token, where they are recorded.
+        filter: rules out drafted tokens that cannot follow; None for none.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Sequence:
         stats: Stats,
         *,
         recorder: LogprobRecorder | None = None,
+        draft_filter: DraftFilter | None = None,
     ) -> None:
         """Take the parts of a sequence that is not begun; `recorder` records log-probabilities, None for none."""
+        self.filter = draft_filter
         self.cache, self.sampler, self.start, self.stats = cache, sampler, start, stats
         self._recorder, self.logprobs = recorder, list[TokenLogprobs]()
         self.session: Session | None = None

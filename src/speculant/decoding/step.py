@@ -1,7 +1,7 @@
 """The round: draft, verify, commit, observe. One target pass for B sequences; the only round there is.
 
     sizing says how many nodes each sequence may draft
-    the drafter proposes a tree for each; sizing drops chosen nodes that do not pay
+    the drafter proposes a tree for each; chosen nodes that a constraint forbids, or that do not pay, are dropped
     the engine runs one pass over all roots, nodes and queries
     the verifier walks each tree: accepted path, then the target's own token
     each sequence keeps the cache rows of its path
@@ -166,6 +166,8 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
             try:
+                if sequence.filter is not None and draft.proposal is None:
+                    draft = draft.pruned(sequence.filter.allowed(draft, sequence.sampler.tokens))
                 sequence.cache.check(draft)
                 drafted.append((sequence, draft))
             except Exception as error:

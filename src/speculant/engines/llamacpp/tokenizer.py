@@ -152,6 +152,11 @@ class GGUFTokenizer:
         bpe = self._api.llama_vocab_type(self._vocab) == self._api.LLAMA_VOCAB_TYPE_BPE
         return SimpleNamespace(decoder=_Decoder("ByteLevel" if bpe else "ByteFallback"))
 
+    @property
+    def vocab(self) -> Any:
+        """llama.cpp's own pointer to the vocabulary."""
+        return self._vocab
+
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
         return self.get_vocab()
