@@ -88,7 +88,6 @@ class Stats:
         return {
             "method": self.method,
             "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
             "tokens": self.tokens,
             "rounds": self.rounds,
             "mat": self.mat,
