@@ -464,11 +464,8 @@ def test_a_schema_and_a_pattern_constrain_the_text(
 ) -> None:
     """The text is what they describe; two of them, a file that is none, and --compare are refused."""
     schema = tmp_path / "dog.json"
-    schema.write_text('{"type": "object", "properties": {"age": {"enum": [1, 2]}}, "required": ["age"]}')
-    assert json.loads(record("A dog: ", "--json-schema", str(schema), "--max-new-tokens", "60")["text"])["age"] in (
-        1,
-        2,
-    )
+    schema.write_text('{"enum": [{"age": 1}, {"age": 2}]}')
+    assert json.loads(record("A dog: ", "--json-schema", str(schema), *SHORT)["text"])["age"] in (1, 2)
     for wrong in (["--regex", "a", "--json-schema", str(schema)], ["--regex", "a", "--compare"], ["--regex", "("]):
         assert main(["generate", "A dog", *wrong, *SHORT]) == 2
     assert main(["generate", "A dog", "--json-schema", str(tmp_path / "none.json"), *SHORT]) == 1

@@ -276,13 +276,15 @@ class Batch:
 
     def _keep_prefix(self, generation: Generation) -> None:
         """Keep the cache of a request that leaves, for prompts that begin like its text."""
-        prefixes = self.prefix_cache
-        if prefixes is not None and generation.shareable:
-            try:
-                generation.target.rollback()
-                prefixes.put(generation.cached(), generation.target.cache, copy=self._keep_caches)
-            except OutOfMemoryError:
-                prefixes.clear()
+        prefixes, target = self.prefix_cache, generation.target
+        if prefixes is None or not generation.shareable:
+            return
+        target.rollback()
+        tokens = generation.cached()
+        try:
+            prefixes.put(tokens, target.cache if self._keep_caches else target.detach(), copy=self._keep_caches)
+        except OutOfMemoryError:
+            prefixes.clear()
 
     def _collect(self, generations: Sequence[Generation]) -> None:
         """Take what a round added to the texts, since the caches have it; retire requests that ended or failed."""

@@ -245,6 +245,13 @@ class HFTargetCache:
         self._length, self._prompt_hidden, self._text = self._given, [], []
         self.rollback()
 
+    def detach(self) -> DynamicCache:
+        """Return the cache of the committed tokens for others to keep; nothing can follow here."""
+        self.rollback()
+        cache = self.cache
+        self.release()
+        return cache
+
     def release(self) -> None:
         self.cache, self._prompt_hidden = usable_cache(None), []
         self._length, self._rows, self._layers, self._foreign = 0, DraftRows(), None, False

@@ -163,11 +163,15 @@ class LlamaTargetCache(TargetCache):
         del self.text.tokens[given:]
         self._length = given
 
-    def release(self) -> None:
+    def detach(self) -> Text:
+        """Return the text of the committed tokens for others to keep; nothing can follow here."""
         self.rollback()
-        self._context.drop(self.text)
-        self.text = Text(self._context)
+        text, self.text = self.text, Text(self._context)
         self._length, self._given, self._prompt = 0, 0, []
+        return text
+
+    def release(self) -> None:
+        self._context.drop(self.detach())
 
     def plan(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Rows:
         """Return the rows of a pass that is to follow, for which the cache is prepared; `rollback` undoes both.
