@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from speculant.api.repetitions import most_repeats, patterns_of
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.engines.hf.grammar_state import GrammarState, first_line
 from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
 
 MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
+MOST_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
 COMPILED = 32  # grammars that are kept
 LIMITS = {
     "max_grammar_size": 20_000,
@@ -50,6 +52,17 @@ class Constraint:
             raise UsageError(f"a constraint is a text that is not empty, not {self.text!r:.60}.")
         if len(self.text) > MOST_CHARACTERS:
             raise UsageError(f"the constraint has {len(self.text)} characters; at most {MOST_CHARACTERS} are taken.")
+
+        try:
+            patterns = patterns_of(json.loads(self.text)) if self.kind == "json" else [self.text]
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"the JSON schema cannot be read: {error}.") from error
+        repeats = max(map(most_repeats, patterns), default=1)
+        if repeats > MOST_REPEATS:
+            raise UsageError(
+                f"the constraint repeats a part {repeats} times, counted repetitions inside others multiplied; at most "
+                f"{MOST_REPEATS} are taken."
+            )
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> Constraint:
