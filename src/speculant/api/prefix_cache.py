@@ -22,6 +22,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import Int32
 
 BLOCK = 16  # tokens; also the fewest that are worth a copy
+ROOM = 128  # rows of a copy for what follows its prompt
 CANDIDATES = 8  # texts that share as many blocks, of which the one that shares most tokens is taken
 
 
@@ -124,7 +125,7 @@ class PrefixCache:
             length = min(length, len(prompt) - 1)
             if length < BLOCK:
                 break
-            copy = self._engine.copy_prefix(cache, length, room=len(prompt))
+            copy = self._engine.copy_prefix(cache, length, room=len(prompt) + ROOM)
             if copy is None:  # the engine needed the room
                 if number is not None:
                     self._drop(number)
