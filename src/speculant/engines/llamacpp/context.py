@@ -160,14 +160,13 @@ class LlamaContext:
         return not any(kind(self.model.pointer) for kind in kinds)
 
     def fork(self, text: Text, length: int) -> Text | None:
-        """Return a new text that shares the first rows of another; None where that has left the cache.
-
-        Raises:
-            UnsupportedError: there are no sequences left.
-        """
+        """Return a new text that shares the first rows of another; None where that left the cache, or it is full."""
         if text.sequence is None or length > len(text.tokens):
             return None
-        [sequence] = self.take(1, [text])
+        try:
+            [sequence] = self.take(1, [text])
+        except UnsupportedError:  # all other sequences are in use
+            return None
         self.adopt(text.sequence, sequence, 0, length)
         copy = Text(self)
         copy.tokens, copy.sequence = text.tokens[:length], sequence
