@@ -167,7 +167,10 @@ def _grammar(library: Any, constraint: Constraint) -> str:
     text: str = constraint.text
     if constraint.kind == "json":
         options = {"whitespace_flexible": False} if constraint.compact else None
-        text = library.LLMatcher.grammar_from_json_schema(text, overrides=options)
+        try:
+            text = library.LLMatcher.grammar_from_json_schema(text, overrides=options)
+        except ValueError as error:  # only with options, where it reads the schema at once
+            raise UsageError(f"the constraint is refused: {first_line(str(error))}") from error
     elif constraint.kind == "regex":
         text = library.LLMatcher.grammar_from_regex(text)
     else:
