@@ -200,7 +200,7 @@ def test_constraints_and_logprobs_are_those_of_transformers(stories: dict[str, S
 
 def test_a_prefix_cache_shares_rows_of_llama_cpps_cache(stories: dict[str, Speculator]) -> None:
     """Prompts that begin like earlier or present texts read only what is new, and their texts stay the same."""
-    prompts, given = [f"{PROMPTS[1]} {end}" for end in ("ran", "sat", "ran home")], {"max_new_tokens": 12}
+    prompts, given = [f"{PROMPTS[1]} {PROMPTS[1]} {end}" for end in ("ran", "sat", "ran home")], {"max_new_tokens": 12}
     plain = stories["plain"]
     expected = [plain.generate(prompt, temperature=0, **given).ids for prompt in prompts]
     prefixes = PrefixCache("1GB")

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from speculant.api.repetitions import most_repeats, patterns_of
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.engines.hf.grammar_state import GrammarState, first_line
+from speculant.engines.llamacpp.grammar_tokenizer import grammar_tokenizer
 from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
 
 MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
@@ -184,9 +185,7 @@ def _open_tokenizer(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
     library = _library()
     try:
         if isinstance(tokenizer, GGUFTokenizer):
-            from llguidance.llamacpp import lltokenizer_from_vocab
-
-            return lltokenizer_from_vocab(tokenizer.vocab, n_vocab=vocabulary, eos_token=ends)
+            return grammar_tokenizer(tokenizer, vocabulary=vocabulary, ends=ends)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UnsupportedError(

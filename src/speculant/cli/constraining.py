@@ -32,4 +32,4 @@ def constraint_options(json_schema: str | None, regex: str | None) -> dict[str, 
         raise FileError(f"cannot read the JSON schema in {json_schema}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise FileError(f"the JSON schema in {json_schema} is not UTF-8 text.") from error
-    return {"constraint": Constraint.json_schema(text)}
+    return {"constraint": Constraint.json_schema(text, compact=True)}

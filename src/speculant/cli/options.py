@@ -257,7 +257,7 @@ JsonSchemaOption = Annotated[
     typer.Option(
         "--json-schema",
         metavar="FILE",
-        help="the text is JSON that the schema in FILE describes",
+        help="the text is JSON that the schema in FILE describes, without whitespace between its parts",
         rich_help_panel="Text",
     ),
 ]

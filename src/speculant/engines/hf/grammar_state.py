@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,23 +40,39 @@ class GrammarState(DraftFilter):
             UsageError: the text left the grammar, or matching it exceeds a limit.
         """
         self._advance(input_ids[0, self._prompt + self._read :].tolist())
-        mask = self._matcher.compute_bitmask()
-        self._check()
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-        forbidden = torch.from_numpy(bits[: scores.shape[-1]] == 0).to(scores.device)
+        forbidden = torch.from_numpy(self._mask()[: scores.shape[-1]] == 0).to(scores.device)
         return scores.masked_fill(forbidden, -torch.inf)
 
     def allowed(self, tree: DraftTree, tokens: Sequence[int]) -> Bool:
-        self._advance(tokens[self._read :])
         found = np.zeros(len(tree), bool)
-        if self._matcher.is_stopped():  # only the end of text can follow
-            found[:] = (tree.parents == ROOT) & np.isin(tree.tokens, list(self._ends))
+        if not len(tree):
             return found
-        for leaf in tree.leaves().tolist():
-            path = tree.path(leaf)
-            found[path[: self._matcher.validate_tokens(tree.tokens[path].tolist())]] = True
+        self._advance(tokens[self._read :])
+        below: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents.tolist()):
+            below.setdefault(parent, []).append(node)
+        levels = [(iter(below[ROOT]), self._mask())]  # of the path that the matcher is moved along, and back
+        while levels:
+            siblings, mask = levels[-1]
+            node = next(siblings, None)
+            if node is None:
+                levels.pop()
+                if levels:
+                    self._matcher.rollback(1)
+            elif mask[tree.tokens[node]]:
+                found[node] = True
+                token = int(tree.tokens[node])
+                if node in below and token not in self._ends:
+                    self._matcher.consume_token(token)
+                    levels.append((iter(below[node]), self._mask()))
         self._check()
         return found
+
+    def _mask(self) -> npt.NDArray[np.uint8]:
+        """Return UInt8[>= V], 1 at tokens that can follow; in bytes that are forced, those of the usual split alone."""
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
 
     def _advance(self, tokens: Sequence[int]) -> None:
         if len(tokens):
