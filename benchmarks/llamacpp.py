@@ -193,7 +193,7 @@ def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> Syste
         cache, sampler = speculator.engine.open(ids, cache=text), ForcedSampler(ids, output)
         stats = Stats(method=method, prompt_tokens=1)
         sequence = DecodedSequence(cache, sampler, Start(prompt=prompt), stats)
-        generation = Generation(sequence, sampler)
+        generation = Generation(sequence, sampler, target=cache)
         pieces = iter(Stream(generation, replace(forced_parts(speculator), clock=clock)))
         next(pieces)  # the prompt's pass
         began, before = clock(), stats.draft_seconds

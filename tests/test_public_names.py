@@ -13,9 +13,11 @@ import speculant
 NAMES = [
     "Batch",
     "BatchError",
+    "Constraint",
     "DraftTree",
     "Generation",
     "Piece",
+    "PrefixCache",
     "Result",
     "Source",
     "SpeculantError",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from speculant.api.batch import Batch as Batch
     from speculant.api.batch import BatchError as BatchError
+    from speculant.api.constraints import Constraint as Constraint
+    from speculant.api.prefix_cache import PrefixCache as PrefixCache
     from speculant.api.result import Generation as Generation
     from speculant.api.result import Piece as Piece
     from speculant.api.result import Result as Result
@@ -22,9 +24,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "Batch": "api.batch",
     "BatchError": "api.batch",
+    "Constraint": "api.constraints",
     "DraftTree": "core.tree",
     "Generation": "api.result",
     "Piece": "api.result",
+    "PrefixCache": "api.prefix_cache",
     "Result": "api.result",
     "Source": "decoding.sequence",
     "SpeculantError": "core.errors",
@@ -35,9 +39,11 @@ _HOMES = {
 __all__ = [
     "Batch",
     "BatchError",
+    "Constraint",
     "DraftTree",
     "Generation",
     "Piece",
+    "PrefixCache",
     "Result",
     "Source",
     "SpeculantError",

@@ -11,6 +11,7 @@ import torch
 
 from ggufs import bundled_gguf, needs_llamacpp, open_engine, tiny_gguf
 from models import tiny_model
+from speculant import Constraint, PrefixCache
 from speculant.api.loading import load_model
 from speculant.api.speculator import Speculator
 from speculant.core.errors import MemoryFileError, UnsupportedError, UsageError
@@ -178,3 +179,34 @@ def test_what_llama_cpp_does_not_do_is_refused() -> None:
 
 def _tiny() -> Any:
     return open_engine(tiny_gguf()).model
+
+
+def test_constraints_and_logprobs_are_those_of_transformers(stories: dict[str, Speculator]) -> None:
+    """The same vocabulary in llguidance's form, and the same log-probabilities, with drafts and without."""
+    schema = Constraint.json_schema({"enum": [{"dog": "small"}, {"dog": "big"}]}, compact=True)
+    for options in (
+        {"constraint": schema},
+        {"constraint": Constraint.regex("[a-z ]{20}[.]")},
+        {"logit_bias": {300: 5}},
+    ):
+        results = [
+            each.generate(PROMPTS[0], max_new_tokens=TOKENS, temperature=0, logprobs=2, **options)
+            for each in stories.values()
+        ]
+        assert results[0].ids == results[1].ids == results[2].ids
+        expected, *others = ([each.logprob for each in result.logprobs or []] for result in results)
+        assert all(found == pytest.approx(expected, abs=1e-3) for found in others)
+
+
+def test_a_prefix_cache_shares_rows_of_llama_cpps_cache(stories: dict[str, Speculator]) -> None:
+    """Prompts that begin like earlier or present texts read only what is new, and their texts stay the same."""
+    prompts, given = [f"{PROMPTS[1]} {PROMPTS[1]} {end}" for end in ("ran", "sat", "ran home")], {"max_new_tokens": 12}
+    plain = stories["plain"]
+    expected = [plain.generate(prompt, temperature=0, **given).ids for prompt in prompts]
+    prefixes = PrefixCache("1GB")
+    for _ in range(2):
+        with stories["mix"].batch(2, prefix_cache=prefixes) as batch:
+            results = batch.run([batch.add(prompt, temperature=0, **given) for prompt in prompts])
+        assert [result.ids for result in results] == expected
+    assert prefixes.stats.hits == 5
+    assert 0 < prefixes.stats.bytes <= prefixes.limit

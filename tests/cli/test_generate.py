@@ -457,3 +457,16 @@ def test_lossy_rules_are_compared_for_speed_alone(capsys: pytest.CaptureFixture[
     assert "not compared: this acceptance rule keeps the distribution of tokens at most" in capsys.readouterr().err
     assert main(["generate", "Once upon a time", "--verifier", "typical"]) == 2
     assert "--lossy in a command" in capsys.readouterr().err
+
+
+def test_a_schema_and_a_pattern_constrain_the_text(
+    tmp_path: Path, capsys: CaptureFixture, record: Callable[..., Any]
+) -> None:
+    """The text is what they describe; two of them, a file that is none, and --compare are refused."""
+    schema = tmp_path / "dog.json"
+    schema.write_text('{"enum": [{"age": 1}, {"age": 2}]}')
+    assert json.loads(record("A dog: ", "--json-schema", str(schema), *SHORT)["text"])["age"] in (1, 2)
+    for wrong in (["--regex", "a", "--json-schema", str(schema)], ["--regex", "a", "--compare"], ["--regex", "("]):
+        assert main(["generate", "A dog", *wrong, *SHORT]) == 2
+    assert main(["generate", "A dog", "--json-schema", str(tmp_path / "none.json"), *SHORT]) == 1
+    assert "cannot read the JSON schema" in capsys.readouterr().err

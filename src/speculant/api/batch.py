@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from speculant.api.engines import AnyEngine
+from speculant.api.prefix_cache import PrefixCache
 from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.stats import BatchStats
@@ -45,7 +46,12 @@ class BatchError(SpeculantError):
 
 
 class Batch:
-    """Decodes up to `size` requests at a time; more wait. Not for several threads at once."""
+    """Decodes up to `size` requests at a time; more wait. Not for several threads at once.
+
+    Attributes:
+        stats: what happened so far.
+        prefix_cache: where prompts find what they share with earlier ones, or None.
+    """
 
     def __init__(
         self,
@@ -55,6 +61,7 @@ class Batch:
         *,
         size: int,
         keep_caches: bool = False,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         """Begin an empty batch; `Speculator.batch` is the usual way in.
 
@@ -64,14 +71,17 @@ class Batch:
             engine: the same as in `parts`.
             size: the most requests in a pass.
             keep_caches: whether results hold their caches for a next turn. Those of many requests fill the memory.
+            prefixes: where prompts find what they share with earlier ones, or None.
 
         Raises:
-            UsageError: there would be no room.
+            UsageError: there would be no room, or `prefixes` are another model's.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
         self._prepare, self._parts, self._engine = prepare, parts, engine
-        self._size, self._keep_caches = size, keep_caches
+        self._size, self._keep_caches, self.prefix_cache = size, keep_caches, prefixes
+        if prefixes is not None:
+            prefixes.attach(engine)
         self._waiting: deque[Generation] = deque()
         self._admitted: list[Generation] = []
         self._pieces: deque[tuple[Generation, Piece]] = deque()  # not handed out yet
@@ -243,8 +253,38 @@ class Batch:
                 return generation
         if self._waiting and len(self._admitted) < self._size:
             self._admitted.append(self._waiting.popleft())
+            self._begin_with_prefix(self._admitted[-1])
             return self._admitted[-1]
         return None
+
+    def _begin_with_prefix(self, generation: Generation) -> None:
+        """Let a prompt begin with what is cached of it already, where its drafter need not see all of it."""
+        prefixes, sequence = self.prefix_cache, generation.sequence
+        target = generation.target
+        if prefixes is None or target.length or self._parts.drafter.needs.prompt or not target.shares_prefixes:
+            return
+        active = [(each.cached(), each.target.cache) for each in self._admitted if each.shareable]
+        try:
+            found = prefixes.copy_prefix(sequence.start.prompt, active)
+        except OutOfMemoryError:
+            prefixes.clear()  # what is kept must not stand in the way of what is asked for
+            return
+        if found is not None:
+            target.begin_with(found)
+            generation.result.cache = found
+            sequence.stats.prompt_tokens, sequence.stats.reused_tokens = target.unread, target.length
+
+    def _keep_prefix(self, generation: Generation) -> None:
+        """Keep the cache of a request that leaves, for prompts that begin like its text."""
+        prefixes, target = self.prefix_cache, generation.target
+        if prefixes is None or not generation.shareable:
+            return
+        target.rollback()
+        tokens = generation.cached()
+        try:
+            prefixes.put(tokens, target.cache if self._keep_caches else target.detach(), copy=self._keep_caches)
+        except OutOfMemoryError:
+            prefixes.clear()
 
     def _collect(self, generations: Sequence[Generation]) -> None:
         """Take what a round added to the texts, since the caches have it; retire requests that ended or failed."""
@@ -285,6 +325,7 @@ class Batch:
             generation.sequence.close()
         except BaseException as error:
             self._fail(generation, error)
+        self._keep_prefix(generation)
         if not self._keep_caches:
             generation.sequence.cache.release()
             generation.result.cache = None

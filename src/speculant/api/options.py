@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from speculant.core.errors import UsageError
 
 AUTO = "auto"
+MOST_BIAS = 100
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -39,8 +40,8 @@ def check_nodes(nodes: Any) -> int | str | None:
     return nodes  # type: ignore[no-any-return]
 
 
-def check_bytes(limit: Any) -> int:
-    """Return a memory limit in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB"."""
+def check_bytes(limit: Any, *, name: str = "memory_limit") -> int:
+    """Return the limit `name` in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB"."""
     found: float | None = None
     if isinstance(limit, str):
         match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", limit)
@@ -52,7 +53,7 @@ def check_bytes(limit: Any) -> int:
     elif isinstance(limit, int | float) and not isinstance(limit, bool):
         found = float(limit)
     if found is None or not math.isfinite(found) or found < 1:
-        raise UsageError(f"memory_limit must be a number of bytes above 0, such as 1e9 or '1GB', not {limit!r}.")
+        raise UsageError(f"{name} must be a number of bytes above 0, such as 1e9 or '1GB', not {limit!r}.")
     return int(found)
 
 
@@ -69,6 +70,21 @@ def check_number(
         bounds = f"{'above' if above else 'of at least'} {least:g}"
         bounds += f" and at most {most:g}" if most < math.inf else ""
         raise UsageError(f"{name} must be {kind} {bounds}, not {value!r}.")
+
+
+def check_logit_bias(bias: Any, vocabulary: int) -> dict[int, float]:
+    """Return what is added to the logits of some tokens, -100 to 100 each; None gives nothing."""
+    if bias is None:
+        return {}
+    if not isinstance(bias, Mapping):
+        raise UsageError(f"logit_bias is a dict of numbers by token id, not {bias!r:.60}.")
+    for token, value in bias.items():
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise UsageError(f"logit_bias names tokens by their ids below {vocabulary}, not by {token!r:.60}.")
+        check_number(
+            f"logit_bias of token {token}", math.nan if value is None else value, least=-MOST_BIAS, most=MOST_BIAS
+        )
+    return dict(bias)
 
 
 def check_stop(stop: Any) -> list[str]:

@@ -7,24 +7,29 @@ decoding loop would start; what it prepared is checked for what this loop can ho
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from speculant.api.constraints import Constraint, ConstraintCompiler
 from speculant.api.engines import AnyEngine
-from speculant.api.options import check_number, check_stop, unknown_option
+from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
 from speculant.core.drafter import Start
 from speculant.core.errors import PromptError, TokenizerError, UsageError
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
-from speculant.engines.hf.sampler import make_sampler
+from speculant.engines.hf.logprobs import TopLogprobs
+from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
+from speculant.engines.hf.sampler import end_tokens, make_sampler
 
 MAX_NEW_TOKENS = 256
+MOST_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
+MOST_PENALTY = 2  # either way, as there
 DRAFTING_STREAM = 1  # the spawn key of drafters' random numbers, apart from the sampler's
 _ELSEWHERE = "results have no field for it; ask `model.generate(..., custom_generate=speculator)`"
 _DRAFTING = "what drafts is chosen by the speculator's `method`"
@@ -34,6 +39,10 @@ REFUSED = {
     **dict.fromkeys(("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens"), _DRAFTING),
     "custom_generate": "this is what a speculator is",
 }
+OWN_OPTIONS = (
+    *("max_new_tokens", "seed", "stop", "streamer", "cache"),
+    *("logit_bias", "presence_penalty", "frequency_penalty", "logprobs", "constraint"),
+)
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
 Message = dict[str, str]
@@ -52,6 +61,7 @@ class Preparation:
             method: the drafting method's name, for the records.
         """
         self._engine, self._tokenizer, self._method = engine, tokenizer, method
+        self._compiler = ConstraintCompiler(tokenizer, engine.capabilities.vocabulary)
 
     def request(
         self,
@@ -65,6 +75,11 @@ class Preparation:
         stop: str | Sequence[str] | None = None,
         streamer: Any = None,
         cache: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
         **options: Any,
     ) -> Generation:
         """Return a request, not begun yet; the parameters are those of `Speculator.stream`.
@@ -75,6 +90,12 @@ class Preparation:
         """
         options = {name: value for name, value in options.items() if value is not None}
         _check(options, temperature=temperature, top_p=top_p, top_k=top_k)
+        for name, penalty in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
+            check_number(name, penalty, least=-MOST_PENALTY, most=MOST_PENALTY)
+        check_number("logprobs", logprobs, least=0, most=MOST_LOGPROBS, whole=True)
+        bias = check_logit_bias(logit_bias, self._engine.capabilities.vocabulary)
+        if constraint is not None:
+            _check_constrained(options)
         strings = check_stop(stop)
         ids = self._encode(prompt)
         self._check_length(ids)
@@ -86,6 +107,9 @@ class Preparation:
             most = positions - ids.shape[1]
             notes.append(f"only {most} new tokens: the model has {positions} positions.")
         options.setdefault("attention_mask", torch.ones_like(ids))
+        if presence_penalty or frequency_penalty:
+            lowered = OutputPenalties(ids.shape[1], presence=presence_penalty or 0, frequency=frequency_penalty or 0)
+            options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
         options |= sampling_options(temperature, top_p, top_k, **options)
         call = Call()
         try:
@@ -94,14 +118,36 @@ class Preparation:
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"transformers refuses these options: {error}") from error
-        generation = self.captured(call, streamer=streamer, stop=strings, seed=seed, tokenizer=self._tokenizer)
+        generation = self.captured(
+            call,
+            streamer=streamer,
+            stop=strings,
+            seed=seed,
+            tokenizer=self._tokenizer,
+            bias=bias,
+            logprobs=logprobs,
+            constraint=constraint,
+        )
         generation.sequence.stats.notes += notes
         if streamer is not None:
             streamer.put(ids.cpu())
         return generation
 
-    def captured(self, call: Call, *, streamer: Any, stop: Any, seed: int | None, tokenizer: Any) -> Generation:
+    def captured(
+        self,
+        call: Call,
+        *,
+        streamer: Any,
+        stop: Any,
+        seed: int | None,
+        tokenizer: Any,
+        bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
+    ) -> Generation:
         """Return the request of one row that `generate` prepared.
+
+        A constraint's mask and the bias come before the processors of transformers, in that order, as in vLLM.
 
         Raises:
             UsageError: it is for another model.
@@ -113,6 +159,14 @@ class Preparation:
         ids = call.ids[:, call.start :]
         self._check_length(ids)
         generator = None if seed is None else _generator(engine.model.device, seed)
+        grammar, first = None, list[Any]()
+        if constraint is not None:
+            ends = end_tokens(call.criteria)
+            grammar = self._compiler.open(constraint, prompt=call.ids.shape[1], ends=ends)
+            first.append(grammar)
+        if bias:
+            first.append(LogitBias(bias, call.ids.device))
+        call.processors = [*first, *call.processors]
         plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator)
         cache = engine.open(
             ids,
@@ -131,9 +185,16 @@ class Preparation:
         )
         stats = Stats(method=self._method, prompt_tokens=cache.unread, notes=list(engine.notes))
         return Generation(
-            DecodedSequence(cache, sampler, start, stats),
+            DecodedSequence(
+                cache,
+                sampler,
+                start,
+                stats,
+                recorder=None if logprobs is None else TopLogprobs(logprobs),
+                draft_filter=grammar,
+            ),
             sampler,
-            cache=cache.cache,
+            target=cache,
             tokenizer=tokenizer,
             streamer=streamer,
             chunk=call.config.prefill_chunk_size,
@@ -190,7 +251,7 @@ def _check(options: dict[str, Any], *, temperature: Any, top_p: Any, top_k: Any)
         if name in REFUSED and value is not False:
             raise UsageError(f"`{name}` is not taken here: {REFUSED[name]}.")
         if name not in known:
-            raise unknown_option(name, {*known, "max_new_tokens", "seed", "stop", "streamer", "cache"} - set(REFUSED))
+            raise unknown_option(name, {*known, *OWN_OPTIONS} - set(REFUSED))
     check_number("temperature", temperature, least=0)
     if temperature and temperature < 1e-6:
         raise UsageError(f"temperature {temperature:g} would overflow the logits; use 0 for greedy decoding.")
@@ -202,6 +263,14 @@ def _check(options: dict[str, Any], *, temperature: Any, top_p: Any, top_k: Any)
         parts = options.get(name, [])
         if not isinstance(parts, list) or not all(callable(part) for part in parts):
             raise UsageError(f"{name} is a list of callables (transformers' classes, or functions), not {parts!r:.60}.")
+
+
+def _check_constrained(options: dict[str, Any]) -> None:
+    """Refuse options that can rule out every token that a constraint allows."""
+    config = options.get("generation_config")
+    for name in ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id"):
+        if options.get(name) or getattr(config, name, None):
+            raise UsageError(f"`{name}` can contradict a constraint, which decides where the text ends; leave it out.")
 
 
 def _most(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:

@@ -6,23 +6,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from speculant.api.detokenizer import Detokenizer
+from speculant.core.logprobs import TokenLogprobs
 from speculant.core.stats import Stats
+from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence, Source
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.hf.sampler import HostSampler
+from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache
+
+AnyTargetCache = HFTargetCache | LlamaTargetCache
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one round added to the text: its text, and per token the id, its text and where it came from."""
+    """What one round added to the text: its text, and per token the id, its text and where it came from.
+
+    Attributes:
+        logprobs: per token, where they were asked for; else None.
+    """
 
     text: str
     tokens: list[int]
     texts: list[str]
     sources: list[Source]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +46,7 @@ class Result:
         ids: the new token ids, end of text included.
         sources: per token, whether it was plain, an accepted draft or a bonus token.
         finish_reason: "stop", "length", "error", or "unfinished" if the stream was left early.
+        logprobs: per token, its log-probability and those of the most probable ones; None unless they were asked for.
         stats: what happened.
         cache: the cache of everything but the last token, for a next turn's `cache=`; None where a batch kept none.
     """
@@ -42,6 +55,7 @@ class Result:
     ids: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     finish_reason: str = "unfinished"
+    logprobs: list[TokenLogprobs] | None = None
     stats: Stats
     cache: Any = None
 
@@ -51,6 +65,7 @@ class Generation:
 
     Attributes:
         sequence: the state of its decoding.
+        target: its cache.
         result: what there is of its text so far; its finish_reason is "error" if the request failed.
         error: why it failed, or None.
         done: whether nothing more will come.
@@ -61,7 +76,7 @@ class Generation:
         sequence: Sequence,
         sampler: HostSampler,
         *,
-        cache: Any = None,
+        target: AnyTargetCache,
         tokenizer: Any = None,
         streamer: Any = None,
         chunk: int | None = None,
@@ -71,13 +86,15 @@ class Generation:
         Args:
             sequence: not decoded yet.
             sampler: the sequence's own.
-            cache: transformers' cache that the sequence is decoded in.
+            target: the sequence's cache.
             tokenizer: for its text, or None.
             streamer: a transformers streamer that every token is put to, or None.
             chunk: the most prompt tokens to read in a pass, or None for any number.
         """
-        self.sequence, self.sampler, self.chunk = sequence, sampler, chunk
-        self.result = Result(stats=sequence.stats, cache=cache)
+        self.sequence, self.sampler, self.target, self.chunk = sequence, sampler, target, chunk
+        self.result = Result(
+            stats=sequence.stats, cache=target.cache, logprobs=[] if sequence.records_logprobs else None
+        )
         self.error: BaseException | None = None
         self.done = False
         self._streamer = streamer
@@ -88,6 +105,16 @@ class Generation:
         """Whether nothing more will be decoded."""
         return self.done or self.sequence.ended or self.error is not None or self.sequence.error is not None
 
+    @property
+    def shareable(self) -> bool:
+        """Whether other texts may begin with what is cached of this one."""
+        return not (self.error or self.sequence.error) and self.target.length > 0 and self.target.shares_prefixes
+
+    def cached(self) -> Int32:
+        """Return the tokens that are cached and committed, prompt included."""
+        tokens = np.concatenate([self.sequence.start.prompt, np.array(self.sampler.tokens, np.int32)])
+        return tokens[: self.target.length]
+
     def take(self) -> Piece | None:
         """Return what was committed since the last call, None if nothing was; it is in the result."""
         sequence, result = self.sequence, self.result
@@ -97,12 +124,15 @@ class Generation:
         tokens, sources = sequence.sampler.tokens[known:committed], sequence.sources[known:committed]
         result.ids[known:] = tokens  # what an interrupt left of an earlier call is overwritten
         result.sources[known:] = sources
+        logprobs = sequence.logprobs[known:committed] if result.logprobs is not None else None
+        if result.logprobs is not None and logprobs is not None:
+            result.logprobs[known:] = logprobs
         texts = [self._detokenizer.push(token) for token in tokens]
         if sequence.ended:
             texts[-1] += self._detokenizer.flush()
             result.finish_reason = "stop" if self.sampler.stopped else "length"
         result.text += "".join(texts)
-        return Piece("".join(texts), tokens, texts, sources)
+        return Piece("".join(texts), tokens, texts, sources, logprobs)
 
     def put(self, piece: Piece) -> None:
         """Hand a piece to the streamer, token by token."""

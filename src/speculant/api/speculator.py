@@ -8,11 +8,12 @@ the same from the other side.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from speculant.api.batch import Batch
+from speculant.api.constraints import Constraint
 from speculant.api.custom_generate import Bound
 from speculant.api.draft_caches import check_merged, drafts_of
 from speculant.api.engines import check_engine_can, open_engine
@@ -20,6 +21,7 @@ from speculant.api.heads import bundled_head, open_head
 from speculant.api.loading import load_model
 from speculant.api.online import open_online
 from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
+from speculant.api.prefix_cache import PrefixCache, open_prefix_cache
 from speculant.api.requests import Message, Preparation, Prompt
 from speculant.api.result import Generation, Result, Stream
 from speculant.api.tuning import stored_step_cost
@@ -335,6 +337,11 @@ class Speculator:
         generation_config: Any = None,
         streamer: Any = None,
         cache: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
         **other_options: Any,
     ) -> Result:
         """Return the whole continuation of a prompt; the parameters are those of `stream`."""
@@ -353,6 +360,11 @@ class Speculator:
             generation_config=generation_config,
             streamer=streamer,
             cache=cache,
+            logit_bias=logit_bias,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logprobs=logprobs,
+            constraint=constraint,
             **other_options,
         )
         for _ in stream:
@@ -376,6 +388,11 @@ class Speculator:
         generation_config: Any = None,
         streamer: Any = None,
         cache: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
         **other_options: Any,
     ) -> Stream:
         """Return the continuation of a prompt piece by piece.
@@ -394,6 +411,13 @@ class Speculator:
             generation_config: a transformers GenerationConfig.
             streamer: a transformers streamer.
             cache: `Result.cache` of an earlier turn that this prompt continues.
+            logit_bias: what is added to the logits of tokens, -100 to 100 by token id, as in OpenAI's API.
+            presence_penalty, frequency_penalty: -2 to 2, subtracted from the logits of tokens that the generated text
+                holds, once and for each occurrence; the prompt does not count.
+            logprobs: record the log-probability of each token and of so many (0 to 20) most probable ones, of the
+                model's own distribution; they are in `Result.logprobs` and each piece.
+            constraint: what the text must match: a `speculant.Constraint` of a JSON schema, a regular expression or a
+                grammar. Drafted tokens that it forbids are not verified.
             other_options: any other field of GenerationConfig, `attention_mask` or `position_ids`.
 
         Raises:
@@ -415,6 +439,11 @@ class Speculator:
             generation_config=generation_config,
             streamer=streamer,
             cache=cache,
+            logit_bias=logit_bias,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logprobs=logprobs,
+            constraint=constraint,
             **other_options,
         )
         return Stream(generation, self.parts())
@@ -426,17 +455,28 @@ class Speculator:
         self.last_stats = generation.sequence.stats
         return generation
 
-    def batch(self, size: int = 8, *, keep_caches: bool = False) -> Batch:
+    def batch(
+        self,
+        size: int = 8,
+        *,
+        keep_caches: bool = False,
+        prefix_cache: PrefixCache | int | float | str | None = None,
+    ) -> Batch:
         """Return an empty batch, which decodes up to `size` requests in one target pass a round.
 
         Requests are added at any time and leave when their texts end; each yields what it would yield alone. Where
         `nodes` is a number, it is shared by all drafts of a pass. With `keep_caches` results hold their caches for a
         next turn's `cache=`.
+
+        With `prefix_cache`, bytes such as "1GB" or a `speculant.PrefixCache` that further batches may share, prompts
+        that begin like earlier texts begin with copies of what is cached of those. Not used where a method reads the
+        hidden states of the whole prompt, as trained heads do, or where the model's rows depend on the whole text.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
         self._probe(batch=size > 1)
-        return Batch(self.prepare, self.parts(size), self.engine, size=size, keep_caches=keep_caches)
+        prefixes = open_prefix_cache(prefix_cache)
+        return Batch(self.prepare, self.parts(size), self.engine, size=size, keep_caches=keep_caches, prefixes=prefixes)
 
     def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
         """Return the whole continuations of many prompts, up to `size` of them decoded together.

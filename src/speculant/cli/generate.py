@@ -18,6 +18,7 @@ from speculant.cli.options import (
     DtypeOption,
     FastOption,
     HeadOption,
+    JsonSchemaOption,
     Loading,
     LossyFlag,
     MaxNewTokensOption,
@@ -27,6 +28,7 @@ from speculant.cli.options import (
     ModelOption,
     NodesOption,
     OnlineFlag,
+    RegexOption,
     Sampling,
     SeedOption,
     SetOption,
@@ -55,6 +57,7 @@ speculant generate "The dog" --memory my.speculant  # learns from run to run
 speculant generate --prompts questions.jsonl --batch 8 > answers.jsonl
 speculant generate "Tom" --method lookup --set copied=20
 speculant generate "Tom" --model your/model --head your/head
+speculant generate "The dog as JSON: " --json-schema dog.json
 """
 
 
@@ -101,6 +104,8 @@ def generate(
     top_k: TopKOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
     method: MethodOption = None,
     settings: SetOption = None,
     verifier: VerifierOption = None,
@@ -122,6 +127,7 @@ def generate(
     threads: ThreadsOption = None,
 ) -> int:
     """Decode every prompt; report, record and save what was done however it ends."""
+    from speculant.cli.constraining import constraint_options
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.generation import Generation, Output
     from speculant.cli.loading import load_speculator
@@ -133,6 +139,8 @@ def generate(
         raise UsageError("name a PROMPT, or a file of them by --prompts; one of the two, not both.")
     if batch > 1 and (prompts is None or compare or color):
         raise UsageError("--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares.")
+    if compare and (json_schema is not None or regex is not None):
+        raise UsageError("--compare also runs transformers, which has no --json-schema and --regex; leave one out.")
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -164,9 +172,10 @@ def generate(
         online=online,
         share=share,
     )
+    options = sampling.options() | constraint_options(json_schema, regex)
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     loaded = load_speculator(loading, drafting)
-    generation = Generation(loaded, sampling.options(), output)
+    generation = Generation(loaded, options, output)
     with ExitStack() as ending:  # called from the last to the first, each of them even if another fails
         ending.callback(loaded.speculator.close)
         if loaded.memory is not None:

@@ -252,6 +252,21 @@ StopOption = Annotated[
         rich_help_panel="Text",
     ),
 ]
+JsonSchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema",
+        metavar="FILE",
+        help="the text is JSON that the schema in FILE describes, without whitespace between its parts",
+        rich_help_panel="Text",
+    ),
+]
+RegexOption = Annotated[
+    str | None,
+    typer.Option(
+        "--regex", metavar="PATTERN", help="the whole text matches this regular expression", rich_help_panel="Text"
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

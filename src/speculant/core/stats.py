@@ -17,6 +17,7 @@ class Stats:
         method: the drafting method.
         prompt_tokens, tokens: tokens read (without those of a kept cache) and tokens emitted.
         rounds: target passes after the prefill.
+        reused_tokens: tokens of the prompt that were not read, since a prefix cache held them.
         drafted, accepted: draft nodes verified, and those on accepted paths.
         offered_by_depth: [d - 1] counts the rounds that reached depth d with a draft to check there.
         accepted_by_depth: [d - 1] counts those of them in which it was right.
@@ -40,6 +41,7 @@ class Stats:
     seconds: float = 0.0
     sizes: str = ""
     notes: list[str] = field(default_factory=list)
+    reused_tokens: int = 0
 
     def add_round(self, tree: DraftTree, path: list[int], tokens: list[int]) -> None:
         """Count a round."""

@@ -247,6 +247,28 @@ class DraftTree:
             raise ValueError("a sampled draft cannot be cut after it was drawn; set the budget before")
         kept = np.arange(len(self)) if trees else self.best_chain()
         kept = kept[self.depths()[kept] <= depth]
+        return self._only(kept)
+
+    def pruned(self, allowed: Bool) -> DraftTree:
+        """Return the nodes that are allowed and whose ancestors all are, in order; and all queries.
+
+        Args:
+            allowed: Bool[N].
+
+        Raises:
+            ValueError: nodes were sampled.
+        """
+        if allowed.all():
+            return self
+        if self.proposal is not None:
+            raise ValueError("a sampled draft cannot be pruned after it was drawn; mask the target's p instead")
+        reached = np.append(allowed, True)  # the root's -1 lands in the last place
+        for node, parent in enumerate(self.parents.tolist()):
+            reached[node] &= reached[parent]
+        return self._only(np.flatnonzero(reached[:-1]))
+
+    def _only(self, kept: Int64 | Int32) -> DraftTree:
+        """Return these nodes, rising and with their parents, and all queries; of a tree of chosen tokens."""
         if len(kept) == len(self):
             return self
         renumbered = np.full(len(self) + 1, ROOT, np.int32)

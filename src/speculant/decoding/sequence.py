@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from speculant.core.draft_filter import DraftFilter
 from speculant.core.drafter import Session, Start
-from speculant.core.engine import TargetCache
+from speculant.core.engine import Pass, TargetCache
 from speculant.core.errors import UsageError
+from speculant.core.logprobs import LogprobRecorder, TokenLogprobs
 from speculant.core.sampler import Sampler
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree
@@ -37,10 +39,24 @@ class Sequence:
         ended: whether the text is complete.
         error: what ended it early, or None.
         began: when its prompt was first read, in seconds of the clock; None before.
+        logprobs: of each committed token, where they are recorded.
+        filter: rules out drafted tokens that cannot follow; None for none.
     """
 
-    def __init__(self, cache: TargetCache, sampler: Sampler, start: Start, stats: Stats) -> None:
+    def __init__(
+        self,
+        cache: TargetCache,
+        sampler: Sampler,
+        start: Start,
+        stats: Stats,
+        *,
+        recorder: LogprobRecorder | None = None,
+        draft_filter: DraftFilter | None = None,
+    ) -> None:
+        """Take the parts of a sequence that is not begun; `recorder` records log-probabilities, None for none."""
+        self.filter = draft_filter
         self.cache, self.sampler, self.start, self.stats = cache, sampler, start, stats
+        self._recorder, self.logprobs = recorder, list[TokenLogprobs]()
         self.session: Session | None = None
         self.sizing: SizingState | None = None
         self.root = -1
@@ -49,6 +65,11 @@ class Sequence:
         self.error: BaseException | None = None
         self.began: float | None = None
         self._claimed = False
+
+    @property
+    def records_logprobs(self) -> bool:
+        """Whether log-probabilities are recorded."""
+        return self._recorder is not None
 
     @property
     def active(self) -> bool:
@@ -70,14 +91,25 @@ class Sequence:
             raise UsageError("this request was decoded before; prepare it again to decode it once more.")
         self._claimed = True
 
-    def begin(self, session: Session, token: int, *, ended: bool) -> None:
-        """Take the session and the token that the prompt's pass yielded; it belongs to no round."""
+    def begin(self, session: Session, token: int, result: Pass, *, ended: bool) -> None:
+        """Take the session and the token that the prompt's pass, `result`, yielded; it belongs to no round."""
+        if self._recorder is not None:
+            self.logprobs = self._recorder.record(result.logits, [0], [token])
         self.session, self.root, self.ended = session, token, ended
         self.sources.append(Source.PLAIN)
         self.stats.tokens = 1
 
-    def commit(self, draft: DraftTree, walk: Walk) -> None:
-        """Keep the cache rows of the root and of the accepted path as the text that they now are."""
+    def commit(self, draft: DraftTree, walk: Walk, result: Pass) -> None:
+        """Keep the cache rows of the root and of the accepted path as the text that they now are.
+
+        Args:
+            draft: what was verified.
+            walk: what is committed of it.
+            result: the pass over its root and nodes, whose logits still hold.
+        """
+        if self._recorder is not None:
+            rows = [0, *(node + 1 for node in walk.path)]
+            self.logprobs[len(self.sources) :] = self._recorder.record(result.logits, rows, walk.tokens)
         self.stats.add_round(draft, walk.path, walk.tokens)
         self.sources += [Source.ACCEPTED] * len(walk.path) + [Source.BONUS if len(draft) else Source.PLAIN]
         self.root, self.ended = walk.tokens[-1], walk.ended

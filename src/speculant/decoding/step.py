@@ -1,7 +1,7 @@
 """The round: draft, verify, commit, observe. One target pass for B sequences; the only round there is.
 
     sizing says how many nodes each sequence may draft
-    the drafter proposes a tree for each; sizing drops chosen nodes that do not pay
+    the drafter proposes a tree for each; chosen nodes that a constraint forbids, or that do not pay, are dropped
     the engine runs one pass over all roots, nodes and queries
     the verifier walks each tree: accepted path, then the target's own token
     each sequence keeps the cache rows of its path
@@ -133,7 +133,7 @@ def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> boo
         session = parts.drafter.open(sequence.start)
         session.observe(_verified(nothing, walk, result))
         sequence.sizing = parts.sizing.open(session.forecast)
-        sequence.begin(session, walk.tokens[0], ended=walk.ended)
+        sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
     except BaseException:
         sequence.cache.restart()
         raise
@@ -166,6 +166,8 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
             try:
+                if sequence.filter is not None and draft.proposal is None:
+                    draft = draft.pruned(sequence.filter.allowed(draft, sequence.sampler.tokens))
                 sequence.cache.check(draft)
                 drafted.append((sequence, draft))
             except Exception as error:
@@ -214,7 +216,7 @@ def _commit(found: list[Found], parts: Parts) -> list[Round]:
         if sequence.error is not None or len(sequence.sources) == len(sequence.sampler.tokens):
             continue
         try:
-            sequence.commit(draft, walk)
+            sequence.commit(draft, walk, each.result)
             began = parts.clock()
             _session(sequence).observe(_verified(draft, walk, each.result))
             rounds.append(Round(sequence, draft, walk, parts.clock() - began))

@@ -74,7 +74,7 @@ def forced_request(
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.model.device)
     cache, forced = speculator.engine.open(ids), sampler(ids, output)
     stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
-    return Generation(DecodedSequence(cache, forced, Start(prompt=prompt), stats), forced, cache=cache.cache)
+    return Generation(DecodedSequence(cache, forced, Start(prompt=prompt), stats), forced, target=cache)
 
 
 def forced_parts(speculator: Speculator, size: int = 1) -> Parts:

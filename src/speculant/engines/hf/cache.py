@@ -52,6 +52,24 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         self._value_rows, self.values = _append(self._value_rows, self.values, value_states)
         return self.keys, self.values
 
+    @classmethod
+    def prefix(cls, layer: DynamicLayer, length: int, room: int) -> InPlaceLayer:
+        """Return a layer with copies of another's first rows, in buffers for `room` rows."""
+        copy = cls()
+        if layer.is_initialized:
+            copy._key_rows, copy.keys = _copied(layer.keys, length, room)
+            copy._value_rows, copy.values = _copied(layer.values, length, room)
+            copy.dtype, copy.device, copy.is_initialized = layer.keys.dtype, layer.keys.device, True
+        return copy
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its buffers, rows that are not in use included."""
+        if not self.is_initialized:
+            return 0
+        rows = (self._key_rows, self.keys), (self._value_rows, self.values)
+        return sum((held if buffer is None else buffer).nbytes for buffer, held in rows)
+
     def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room."""
         keys, values = self._key_rows, self._value_rows
@@ -80,6 +98,13 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
             for held in (self.keys, self.values):
                 held[..., start:end, :] = held.index_select(-2, index)
         self.keys, self.values = self.keys[..., :end, :], self.values[..., :end, :]
+
+
+def _copied(held: Tensor, length: int, room: int) -> tuple[Tensor, Tensor]:
+    """Return a buffer with copies of the first rows, and the view of them."""
+    buffer = held.new_empty((*held.shape[:-2], max(length, room), held.shape[-1]))
+    buffer[..., :length, :] = held[..., :length, :]
+    return buffer, buffer[..., :length, :]
 
 
 def _append(buffer: Tensor | None, held: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,6 +159,25 @@ def usable_cache(cache: Any) -> DynamicCache:
     cache.layers = [InPlaceLayer.adopt(layer) for layer in cache.layers]
     cache.layer_class_to_replicate = InPlaceLayer
     return cache
+
+
+def copy_prefix(cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
+    """Return a cache with copies of the first `length` rows, and room for so many rows in all."""
+    copy = usable_cache(None)
+    copy.layers = [InPlaceLayer.prefix(layer, length, room) for layer in cache.layers]
+    return copy
+
+
+def held_bytes(cache: DynamicCache) -> int:
+    """Return the bytes of a cache from `usable_cache`, rows that are not in use included."""
+    return sum(layer.nbytes for layer in cache.layers)
+
+
+def compacted(cache: DynamicCache) -> DynamicCache:
+    """Return the cache itself, or a copy in buffers that fit where more than a quarter of its own is not in use."""
+    used = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers if layer.is_initialized)
+    length = cache.get_seq_length()
+    return cache if 4 * used >= 3 * held_bytes(cache) else copy_prefix(cache, length, room=length)
 
 
 def crop_cache(cache: DynamicCache, length: int) -> None:

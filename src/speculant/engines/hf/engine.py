@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
-from speculant.core.errors import UsageError
+from speculant.core.errors import OutOfMemoryError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
-from speculant.engines.hf.cache import crop_cache
+from speculant.engines.hf.cache import compacted, copy_prefix, crop_cache, held_bytes
 from speculant.engines.hf.capabilities import HFCapabilities, check_model
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.probe import Outcome, merge, probe_outcome
@@ -115,6 +115,25 @@ class HFEngine:
     def crop(self, cache: DynamicCache, length: int) -> None:
         """Keep the first tokens of a cache, for a prompt that shares only those."""
         crop_cache(cache, length)
+
+    def copy_prefix(self, cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
+        """Return a copy of the first tokens of a cache, with room for so many tokens in all.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+        """
+        try:
+            return copy_prefix(cache, length, room=room)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError("the device is full; lower `prefix_cache` or the batch's size.") from error
+
+    def held_bytes(self, cache: DynamicCache) -> int:
+        """Return the bytes that a cache takes."""
+        return held_bytes(cache)
+
+    def compacted(self, cache: DynamicCache) -> DynamicCache:
+        """Return a cache, or a copy where much of its memory is not in use."""
+        return compacted(cache)
 
     def forward(self, batch: Sequence[tuple[HFTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         if any(cache.uncommitted for cache, _, _ in batch):

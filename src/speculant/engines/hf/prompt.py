@@ -40,6 +40,14 @@ class Prompt:
     def __len__(self) -> int:
         return int(self.ids.shape[1])
 
+    @property
+    def plain(self) -> bool:
+        """Whether it has no padding and its positions count its tokens."""
+        if self._padding is not None or self._positions is None:
+            return self._padding is None
+        first, given = len(self) - self._positions.shape[1], self._positions[0]
+        return bool((given == torch.arange(first, len(self), device=given.device)).all())
+
     def part(self, start: int, end: int) -> PassInput:
         """Return what a pass over some of its tokens reads, all before them being cached."""
         padding = None if self._padding is None else self._padding[:, :end]

@@ -20,19 +20,23 @@ from transformers.generation import logits_process, stopping_criteria
 
 from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.output_processors import LogitBias
 from speculant.engines.hf.topk import best_token
 
-ROW_WISE = tuple(
-    getattr(logits_process, name)
-    for name in (
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-    )
+ROW_WISE = (
+    LogitBias,
+    *(
+        getattr(logits_process, name)
+        for name in (
+            "TemperatureLogitsWarper",
+            "TopKLogitsWarper",
+            "TopPLogitsWarper",
+            "MinPLogitsWarper",
+            "TypicalLogitsWarper",
+            "EpsilonLogitsWarper",
+            "EtaLogitsWarper",
+        )
+    ),
 )
 
 
@@ -82,16 +86,13 @@ class HostSampler(Sampler):
         self.greedy, self.parallel = not plan.sample, False
         self._loaded: Tensor | None = None
         self.has_criteria = False
-        ends: set[int] = set()
         lengths: list[int] = []
         for criterion in plan.criteria:
-            if type(criterion) is stopping_criteria.EosTokenCriteria:
-                ends |= set(criterion.eos_token_id.tolist())
-            elif type(criterion) is stopping_criteria.MaxLengthCriteria:
+            if type(criterion) is stopping_criteria.MaxLengthCriteria:
                 lengths.append(criterion.max_length)
-            else:
+            elif type(criterion) is not stopping_criteria.EosTokenCriteria:
                 self.has_criteria = True
-        self.end_tokens = frozenset(ends)
+        self.end_tokens = end_tokens(plan.criteria)
         self._max_length = min(lengths, default=1 << 30)
 
     @property
@@ -205,11 +206,11 @@ class DeviceSampler(HostSampler):
         """Draw after every row; that they are read is where host and device meet in a round, once."""
         plan, logits = self._plan, self._loaded
         assert logits is not None
-        if not plan.sample:
-            return best_token(logits)
-        scores = logits.float()
+        scores = logits.float() if plan.sample or plan.processors else logits
         for processor in plan.processors:
             scores = processor(self._ids, scores)
+        if not plan.sample:
+            return best_token(scores)
         probabilities = scores.softmax(-1)
         depths = [0, *tree.depths().tolist()]
         source = self._generator(logits.device)
@@ -249,6 +250,12 @@ def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
     if made.has_criteria or plan.keep_scores or plan.keep_logits or not row_wise(plan.processors):
         return HostSampler(prompt, plan)
     return made
+
+
+def end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
+    """Return the ids that end a text by these stopping criteria."""
+    ends = [each.eos_token_id.tolist() for each in criteria if type(each) is stopping_criteria.EosTokenCriteria]
+    return frozenset(token for ids in ends for token in ids)
 
 
 def row_wise(processors: Sequence[Any]) -> bool:

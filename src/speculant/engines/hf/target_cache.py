@@ -107,6 +107,28 @@ class HFTargetCache:
             depth = min(depth, limit - 1 - self.position)
         return max(0, depth)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the rows of its first tokens are those of any other text that begins with the same tokens.
+
+        They are not where positions are the request's own, where factors or windows go by the length of the pass that
+        reads a prompt, or where such a text was read with other factors.
+        """
+        capabilities, longest = self._runner.capabilities, max(len(self._prompt), self._length)
+        within = capabilities.rope_limit is None or longest <= capabilities.rope_limit
+        return self._prompt.plain and within and not capabilities.window_by_cache
+
+    def begin_with(self, cache: DynamicCache) -> None:
+        """Begin with rows of the prompt's first tokens in place of an empty cache.
+
+        Raises:
+            UsageError: the prompt is being read, or the cache holds all of it.
+        """
+        length = int(cache.get_seq_length())
+        if self._length or length >= len(self._prompt):
+            raise UsageError("a prompt can begin with cached rows only before it is read, and must be longer.")
+        self.cache, self._length, self._given = usable_cache(cache), length, length
+
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         self._check_cache()
         self._runner.acceleration.check_weights()
@@ -222,6 +244,13 @@ class HFTargetCache:
     def restart(self) -> None:
         self._length, self._prompt_hidden, self._text = self._given, [], []
         self.rollback()
+
+    def detach(self) -> DynamicCache:
+        """Return the cache of the committed tokens for others to keep; nothing can follow here."""
+        self.rollback()
+        cache = self.cache
+        self.release()
+        return cache
 
     def release(self) -> None:
         self.cache, self._prompt_hidden = usable_cache(None), []

@@ -153,6 +153,33 @@ class LlamaContext:
         self._texts = [each for each in self._texts if each() not in (None, text)] + [weakref.ref(text)]
         return text.sequence
 
+    @property
+    def copies(self) -> bool:
+        """Whether a sequence can begin with the first rows of another: not where layers keep a running state."""
+        kinds = (self._api.llama_model_is_recurrent, self._api.llama_model_is_hybrid)
+        return not any(kind(self.model.pointer) for kind in kinds)
+
+    def fork(self, text: Text, length: int) -> Text | None:
+        """Return a new text that shares the first rows of another; None where that left the cache, or it is full."""
+        if text.sequence is None or length > len(text.tokens):
+            return None
+        try:
+            [sequence] = self.take(1, [text])
+        except UnsupportedError:  # all other sequences are in use
+            return None
+        self.adopt(text.sequence, sequence, 0, length)
+        copy = Text(self)
+        copy.tokens, copy.sequence = text.tokens[:length], sequence
+        copy.on_loss(weakref.finalize(copy, self._given_back.append, sequence))
+        self._texts.append(weakref.ref(copy))
+        return copy
+
+    def text_bytes(self, text: Text) -> int:
+        """Return the bytes of a text's rows; 0 where it has left the cache."""
+        if text.sequence is None:
+            return 0
+        return int(self._api.llama_state_seq_get_size(self._pointer, text.sequence))
+
     def drop(self, text: Text) -> None:
         """Remove a text from the cache; its tokens stay known."""
         if text.sequence is not None:

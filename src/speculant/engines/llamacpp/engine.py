@@ -117,6 +117,18 @@ class LlamaEngine(Engine):
         """Keep the first tokens of a cache, for a prompt that shares only those."""
         cache.crop(length)
 
+    def copy_prefix(self, cache: Text, length: int, *, room: int) -> Text | None:
+        """Return a text that shares the first rows of another; None where that has left llama.cpp's cache."""
+        return self.context.fork(cache, length)
+
+    def held_bytes(self, cache: Text) -> int:
+        """Return the bytes of a text's rows, those that it shares included; 0 where it has left llama.cpp's cache."""
+        return self.context.text_bytes(cache)
+
+    def compacted(self, cache: Text) -> Text:
+        """Return a text: its rows take no more memory than they need."""
+        return cache
+
     def forward(self, batch: Sequence[tuple[LlamaTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         check_needs(needs)
         if any(cache.uncommitted for cache, _, _ in batch):

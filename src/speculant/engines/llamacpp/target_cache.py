@@ -71,6 +71,21 @@ class LlamaTargetCache(TargetCache):
         """How many rows have been appended since the last `keep` or `rollback`."""
         return 0 if self._branches is None else len(self._branches)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the rows of its first tokens are those of any other text that begins with the same tokens."""
+        return self._context.copies
+
+    def begin_with(self, text: Text) -> None:
+        """Begin with a text of the prompt's first tokens in place of an empty one.
+
+        Raises:
+            UsageError: the prompt is being read, or does not go on from the text.
+        """
+        if self._length or text.tokens != self._prompt[: len(text.tokens)] or len(text.tokens) >= len(self._prompt):
+            raise UsageError("a prompt can begin with cached rows only before it is read, and must be longer.")
+        self.text, self._length, self._given = text, len(text.tokens), len(text.tokens)
+
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         self._check_text()
         check_needs(needs)
@@ -148,11 +163,15 @@ class LlamaTargetCache(TargetCache):
         del self.text.tokens[given:]
         self._length = given
 
-    def release(self) -> None:
+    def detach(self) -> Text:
+        """Return the text of the committed tokens for others to keep; nothing can follow here."""
         self.rollback()
-        self._context.drop(self.text)
-        self.text = Text(self._context)
+        text, self.text = self.text, Text(self._context)
         self._length, self._given, self._prompt = 0, 0, []
+        return text
+
+    def release(self) -> None:
+        self._context.drop(self.detach())
 
     def plan(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Rows:
         """Return the rows of a pass that is to follow, for which the cache is prepared; `rollback` undoes both.

@@ -152,6 +152,26 @@ class GGUFTokenizer:
         bpe = self._api.llama_vocab_type(self._vocab) == self._api.LLAMA_VOCAB_TYPE_BPE
         return SimpleNamespace(decoder=_Decoder("ByteLevel" if bpe else "ByteFallback"))
 
+    @property
+    def vocab(self) -> Any:
+        """llama.cpp's own pointer to the vocabulary."""
+        return self._vocab
+
+    @property
+    def tokenize_function(self) -> Any:
+        """llama.cpp's own function that splits text."""
+        return self._api.llama_cpp._lib.llama_tokenize
+
+    def pieces(self) -> list[tuple[bytes, bool]]:
+        """Return of each token its bytes, and whether it is a special one: of the file, or one the user marked so."""
+        control, own = self._api.LLAMA_TOKEN_ATTR_CONTROL, self._api.LLAMA_TOKEN_ATTR_USER_DEFINED
+        found = list[tuple[bytes, bool]]()
+        for i, kind in enumerate(self._attributes):
+            piece = self._piece(i)
+            marked = bool(kind & own) and piece.startswith(b"<") and piece.endswith(b">")
+            found.append((piece, bool(kind & control) or marked))
+        return found
+
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
         return self.get_vocab()

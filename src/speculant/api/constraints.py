@@ -1,0 +1,197 @@
+"""Structured output: what a text must match, and its compilation for a model's tokenizer by llguidance.
+
+    speculator.generate(prompt, constraint=Constraint.json_schema({"type": "object", ...}))
+
+A grammar is compiled once and copied for each request. Its size and the work of matching it are limited, since servers
+take constraints from their clients.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from speculant.api.repetitions import most_repeats, patterns_of
+from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
+from speculant.engines.hf.grammar_state import GrammarState, first_line
+from speculant.engines.llamacpp.grammar_tokenizer import grammar_tokenizer
+from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
+
+MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
+MOST_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
+COMPILED = 32  # grammars that are kept
+LIMITS = {
+    "max_grammar_size": 20_000,
+    "initial_lexer_fuel": 100_000,
+    "step_lexer_fuel": 50_000,
+    "max_lexer_states": 20_000,
+    "precompute_large_lexemes": False,
+    "verbose_errors": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a generated text must match as a whole; independent of any tokenizer.
+
+    Attributes:
+        kind: how `text` is to be read.
+        text: a JSON schema in JSON, a regular expression, or a grammar in llguidance's dialect of Lark.
+        compact: of JSON: whether there is no whitespace between its parts.
+    """
+
+    kind: Literal["json", "regex", "lark"]
+    text: str
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise UsageError(f"a constraint is a text that is not empty, not {self.text!r:.60}.")
+        if len(self.text) > MOST_CHARACTERS:
+            raise UsageError(f"the constraint has {len(self.text)} characters; at most {MOST_CHARACTERS} are taken.")
+
+        try:
+            patterns = patterns_of(json.loads(self.text)) if self.kind == "json" else [self.text]
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"the JSON schema cannot be read: {error}.") from error
+        repeats = max(map(most_repeats, patterns), default=1)
+        if repeats > MOST_REPEATS:
+            raise UsageError(
+                f"the constraint repeats a part {repeats} times, counted repetitions inside others multiplied; at most "
+                f"{MOST_REPEATS} are taken."
+            )
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> Constraint:
+        """Return the constraint that the text is JSON which a schema describes.
+
+        Args:
+            schema: a JSON schema, as an object or in JSON. Keywords that llguidance cannot enforce are refused.
+            compact: whether to rule out whitespace between the parts.
+
+        Raises:
+            UsageError: it is no JSON.
+        """
+        try:
+            found = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(found)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"the JSON schema cannot be read: {error}.") from error
+        if not isinstance(found, Mapping | bool):
+            raise UsageError(f"a JSON schema is an object, true or false, not {text:.60}.")
+        return cls("json", text, compact)
+
+    @classmethod
+    def json_object(cls, *, compact: bool = False) -> Constraint:
+        """Return the constraint that the text is a JSON object, of any kind."""
+        return cls("json", '{"type": "object"}', compact)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Constraint:
+        """Return the constraint that the whole text matches a regular expression (Rust's syntax, no look-around)."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def grammar(cls, lark: str) -> Constraint:
+        """Return the constraint that a grammar in llguidance's dialect of Lark derives the text from `start`."""
+        return cls("lark", lark)
+
+
+class ConstraintCompiler:
+    """Compiles constraints for one model's tokenizer. For several threads at once."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+        """Take the tokenizer, or None, and the model's vocabulary; nothing is compiled yet."""
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._tokenizers: dict[frozenset[int], Any] = {}
+        self._matchers: OrderedDict[tuple[Constraint, frozenset[int]], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, constraint: Constraint, *, prompt: int, ends: frozenset[int]) -> GrammarState:
+        """Return the state of a new request.
+
+        Args:
+            constraint: what its text must match.
+            prompt: the length of its prompt.
+            ends: the tokens that end its text.
+
+        Raises:
+            UsageError: the constraint is no valid one, or too complex, or nothing ends the text.
+            TokenizerError: there is no tokenizer.
+            UnsupportedError: llguidance is not installed, or does not know this kind of tokenizer.
+        """
+        if not isinstance(constraint, Constraint):
+            raise UsageError(f"constraint takes a speculant.Constraint, not {type(constraint).__name__}.")
+        if not ends:
+            raise UsageError("a constraint needs a token that ends the text; set eos_token_id.")
+        with self._lock:
+            matcher = self._compiled(constraint, ends).deep_copy()
+        return GrammarState(matcher, prompt=prompt, ends=ends)
+
+    def _compiled(self, constraint: Constraint, ends: frozenset[int]) -> Any:
+        found = self._matchers.get((constraint, ends))
+        if found is None:
+            library = _library()
+            limits = library.LLParserLimits(**LIMITS)
+            found = library.LLMatcher(self._tokens(ends), _grammar(library, constraint), log_level=0, limits=limits)
+            if not found.is_error():
+                found.compute_bitmask()  # some limits are met only here
+            if found.is_error():
+                raise UsageError(f"the constraint is refused: {first_line(found.get_error())}")
+            self._matchers[constraint, ends] = found
+            if len(self._matchers) > COMPILED:
+                self._matchers.popitem(last=False)
+        self._matchers.move_to_end((constraint, ends))
+        return found
+
+    def _tokens(self, ends: frozenset[int]) -> Any:
+        """Return llguidance's form of the tokenizer, which takes about a second to make for a large vocabulary."""
+        if ends not in self._tokenizers:
+            self._tokenizers[ends] = _open_tokenizer(self._tokenizer, self._vocabulary, sorted(ends))
+        return self._tokenizers[ends]
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UnsupportedError("constraints need llguidance: pip install 'speculant[structured]'.") from error
+    return llguidance
+
+
+def _grammar(library: Any, constraint: Constraint) -> str:
+    """Return llguidance's form of a constraint; what is wrong with it shows when it is compiled."""
+    text: str = constraint.text
+    if constraint.kind == "json":
+        options = {"whitespace_flexible": False} if constraint.compact else None
+        try:
+            text = library.LLMatcher.grammar_from_json_schema(text, overrides=options)
+        except ValueError as error:  # only with options, where it reads the schema at once
+            raise UsageError(f"the constraint is refused: {first_line(str(error))}") from error
+    elif constraint.kind == "regex":
+        text = library.LLMatcher.grammar_from_regex(text)
+    else:
+        text = library.LLMatcher.grammar_from_lark(text)
+    return text
+
+
+def _open_tokenizer(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
+    if tokenizer is None:
+        raise TokenizerError("constraints need a tokenizer; give one to the speculator.")
+    library = _library()
+    try:
+        if isinstance(tokenizer, GGUFTokenizer):
+            return grammar_tokenizer(tokenizer, vocabulary=vocabulary, ends=ends)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UnsupportedError(
+                f"a {type(tokenizer).__name__} has no `tokenizers` backend, which constraints need; load the fast one."
+            )
+        size = max(vocabulary, backend.get_vocab_size())
+        return library.LLTokenizer(backend.to_str(), n_vocab=size, eos_token=ends)
+    except (ValueError, RuntimeError) as error:
+        raise UnsupportedError(f"llguidance does not know this kind of tokenizer: {error}") from error

@@ -1,0 +1,212 @@
+"""Caches of earlier texts, so that prompts which begin alike are computed once: system prompts, earlier turns.
+
+    batch = speculator.batch(8, prefix_cache="1GB")
+
+The cache of every request that ends is kept, up to a number of bytes; the one unused for longest leaves first. A new
+prompt begins with a copy of the longest prefix that it shares with a kept text, or with one that is being decoded, so
+the original serves any number of requests. Prefixes are found by hashes of their blocks, as in vLLM (Kwon et al., SOSP
+2023, arXiv 2309.06180), and compared token by token before they are used.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from speculant.api.options import check_bytes
+from speculant.core.errors import UsageError
+from speculant.core.tree import Int32
+
+BLOCK = 16  # tokens; also the fewest that are worth a copy
+ROOM = 128  # rows of a copy for what follows its prompt
+CANDIDATES = 8  # texts that share as many blocks, of which the one that shares most tokens is taken
+
+
+class CacheEngine(Protocol):
+    """What copies caches of its kind."""
+
+    def copy_prefix(self, cache: Any, length: int, *, room: int) -> Any:
+        """Return a copy of the first tokens with room for so many in all; None where the cache holds them no more."""
+
+    def held_bytes(self, cache: Any) -> int:
+        """Return the bytes that a cache takes."""
+
+    def compacted(self, cache: Any) -> Any:
+        """Return the cache, or a smaller copy where much of its memory is unused."""
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """What a prefix cache did.
+
+    Attributes:
+        lookups, hits: prompts that could have begun with a kept prefix, and those that did.
+        reused_tokens: tokens of prompts that were copied rather than computed.
+        texts, bytes: what is kept now.
+        stored, evictions: texts that were kept, and that left for want of room.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    reused_tokens: int = 0
+    texts: int = 0
+    bytes: int = 0
+    stored: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A kept text: its tokens Int32[T], its cache, the bytes of that, and the hashes of its blocks."""
+
+    tokens: Int32
+    cache: Any
+    size: int
+    hashes: list[int]
+
+
+class PrefixCache:
+    """Kept caches of one speculator, bounded in bytes. For the thread that decodes; others may read `stats`."""
+
+    def __init__(self, limit: int | float | str = "1GB") -> None:
+        """Begin empty.
+
+        Args:
+            limit: bytes that kept caches may take, as a number or as text such as "1GB".
+
+        Raises:
+            UsageError: it is no number of bytes.
+        """
+        self.limit = check_bytes(limit, name="prefix_cache")
+        self.stats = PrefixCacheStats()
+        self._engine: CacheEngine | None = None
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # the one unused for longest first
+        self._blocks: dict[int, list[int]] = {}  # the entries that have a block, by its hash
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def attach(self, engine: CacheEngine) -> None:
+        """Take the engine whose caches are kept.
+
+        Raises:
+            UsageError: it keeps another engine's.
+        """
+        if self._engine not in (None, engine):
+            raise UsageError("this prefix cache holds caches of another model; make one for each speculator.")
+        self._engine = engine
+
+    def clear(self) -> None:
+        """Forget everything, as after a change of the model's weights."""
+        self._entries.clear()
+        self._blocks.clear()
+        self._count()
+
+    def copy_prefix(self, prompt: Int32, active: Iterable[tuple[Int32, Any]] = ()) -> Any:
+        """Return a copy of the cache of the longest prefix that is known; None where none is long enough.
+
+        Args:
+            prompt: Int32[T]; at least its last token is left to be computed.
+            active: texts that are being decoded, Int32[t] as far as they are cached, and their caches.
+        """
+        assert self._engine is not None
+        self.stats.lookups += 1
+        found: list[tuple[int, int | None, Any]] = []
+        for number in self._candidates(prompt):
+            entry = self._entries[number]
+            found.append((shared_prefix(prompt, entry.tokens), number, entry.cache))
+        found += [(shared_prefix(prompt, tokens), None, cache) for tokens, cache in active]
+        for length, number, cache in sorted(found, key=lambda each: -each[0]):
+            length = min(length, len(prompt) - 1)
+            if length < BLOCK:
+                break
+            copy = self._engine.copy_prefix(cache, length, room=len(prompt) + ROOM)
+            if copy is None:  # the engine needed the room
+                if number is not None:
+                    self._drop(number)
+                continue
+            if number is not None:
+                self._entries.move_to_end(number)
+            self.stats.hits += 1
+            self.stats.reused_tokens += length
+            return copy
+        return None
+
+    def put(self, tokens: Int32, cache: Any, *, copy: bool = False) -> None:
+        """Keep the cache of a text that has ended, where it fits.
+
+        Args:
+            tokens: Int32[T], all that the cache holds.
+            cache: of the engine's kind; nobody else goes on using it.
+            copy: whether somebody does, so that a copy is to be kept.
+        """
+        assert self._engine is not None
+        if len(tokens) < BLOCK:
+            return
+        for number, entry in list(self._entries.items()):
+            shared = shared_prefix(tokens, entry.tokens)
+            if shared == len(tokens):
+                self._entries.move_to_end(number)
+                return
+            if shared == len(entry.tokens):
+                self._drop(number)
+        held = self._engine.copy_prefix(cache, len(tokens), room=len(tokens)) if copy else self._engine.compacted(cache)
+        size = 0 if held is None else self._engine.held_bytes(held)
+        if not size or size > self.limit:
+            return
+        while self._entries and self.stats.bytes + size > self.limit:
+            self._drop(next(iter(self._entries)))
+            self.stats.evictions += 1
+        entry = Entry(tokens, held, size, list(block_hashes(tokens)))
+        self._entries[self._next] = entry
+        for block in entry.hashes:
+            self._blocks.setdefault(block, []).append(self._next)
+        self._next += 1
+        self.stats.stored += 1
+        self._count()
+
+    def _candidates(self, prompt: Int32) -> list[int]:
+        """Return the entries that share most blocks with a prompt, the latest ones."""
+        found: list[int] = []
+        for block in block_hashes(prompt):
+            if block not in self._blocks:
+                break
+            found = self._blocks[block]
+        return found[-CANDIDATES:]
+
+    def _drop(self, number: int) -> None:
+        entry = self._entries.pop(number)
+        for block in entry.hashes:
+            self._blocks[block].remove(number)
+            if not self._blocks[block]:
+                del self._blocks[block]
+        self._count()
+
+    def _count(self) -> None:
+        self.stats.texts = len(self._entries)
+        self.stats.bytes = sum(entry.size for entry in self._entries.values())
+
+
+def shared_prefix(left: Int32, right: Int32) -> int:
+    """Return how many first tokens are the same."""
+    size = min(len(left), len(right))
+    differ = np.flatnonzero(left[:size] != right[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+def block_hashes(tokens: Int32) -> Iterable[int]:
+    """Yield a hash for each whole block, of all tokens up to its end."""
+    found, listed = 0, tokens.tolist()
+    for end in range(BLOCK, len(listed) + 1, BLOCK):
+        found = hash((found, *listed[end - BLOCK : end]))
+        yield found
+
+
+def open_prefix_cache(given: Any) -> PrefixCache | None:
+    """Return what an option names: a PrefixCache, or a new one of so many bytes; None for none."""
+    return given if given is None or isinstance(given, PrefixCache) else PrefixCache(given)

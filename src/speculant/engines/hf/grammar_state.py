@@ -1,0 +1,94 @@
+"""Where one request is in the grammar that constrains it: a logits processor, and a filter of its drafts.
+
+The sampler processes each row of the accepted path once, in order, on the committed text, so one matcher that advances
+by committed tokens masks every row by the grammar's state after that row's own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from speculant.core.draft_filter import DraftFilter
+from speculant.core.errors import UsageError
+from speculant.core.tree import ROOT, Bool, DraftTree
+
+
+class GrammarState(DraftFilter):
+    """Masks the tokens that cannot follow; the end of text is allowed where the grammar is complete."""
+
+    def __init__(self, matcher: Any, *, prompt: int, ends: frozenset[int]) -> None:
+        """Begin at the grammar's start.
+
+        Args:
+            matcher: an `llguidance.LLMatcher` of its own.
+            prompt: the length of the prompt, which the grammar does not see.
+            ends: the tokens that end a text.
+        """
+        self._matcher, self._prompt, self._ends = matcher, prompt, ends
+        self._read = 0  # generated tokens that the matcher has consumed
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores [1, V] after a text [1, T], prompt included, -inf where a token cannot follow.
+
+        Raises:
+            UsageError: the text left the grammar, or matching it exceeds a limit.
+        """
+        self._advance(input_ids[0, self._prompt + self._read :].tolist())
+        forbidden = torch.from_numpy(self._mask()[: scores.shape[-1]] == 0).to(scores.device)
+        return scores.masked_fill(forbidden, -torch.inf)
+
+    def allowed(self, tree: DraftTree, tokens: Sequence[int]) -> Bool:
+        found = np.zeros(len(tree), bool)
+        if not len(tree):
+            return found
+        self._advance(tokens[self._read :])
+        below: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents.tolist()):
+            below.setdefault(parent, []).append(node)
+        levels = [(iter(below[ROOT]), self._mask())]  # of the path that the matcher is moved along, and back
+        while levels:
+            siblings, mask = levels[-1]
+            node = next(siblings, None)
+            if node is None:
+                levels.pop()
+                if levels:
+                    self._matcher.rollback(1)
+            elif mask[tree.tokens[node]]:
+                found[node] = True
+                token = int(tree.tokens[node])
+                if node in below and token not in self._ends:
+                    self._matcher.consume_token(token)
+                    levels.append((iter(below[node]), self._mask()))
+        self._check()
+        return found
+
+    def _mask(self) -> npt.NDArray[np.uint8]:
+        """Return UInt8[>= V], 1 at tokens that can follow; in bytes that are forced, those of the usual split alone."""
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+
+    def _advance(self, tokens: Sequence[int]) -> None:
+        if len(tokens):
+            self._matcher.consume_tokens(list(tokens))
+            self._read += len(tokens)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise UsageError(
+                f"the constraint cannot be followed any further: {first_line(self._matcher.get_error())} Simplify it, "
+                "and leave out options that rule tokens out, such as min_new_tokens."
+            )
+
+
+def first_line(message: str) -> str:
+    """Return the first line of an error; what follows repeats the text and the parser's state."""
+    line = message.strip().split("\n", 1)[0][:300].rstrip(".")
+    return f"{line}."

@@ -1,0 +1,28 @@
+"""Log-probabilities of committed tokens, computed from the logits of the pass that verified them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from speculant.core.logprobs import LogprobRecorder, TokenLogprobs
+from speculant.engines.hf.topk import best_tokens
+
+
+class TopLogprobs(LogprobRecorder):
+    """Records the log-probability of each token and of the `top` most probable ones."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+
+    def record(self, logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprobs]:
+        found = logits[torch.as_tensor(rows, device=logits.device)].float()
+        found = found - found.logsumexp(-1, keepdim=True)
+        own = found.gather(1, torch.as_tensor(tokens, device=logits.device)[:, None])
+        if not self._top:
+            return [TokenLogprobs(value, [], []) for value in own[:, 0].tolist()]
+        values, ids = best_tokens(found, min(self._top, found.shape[-1]))
+        every = zip(own[:, 0].tolist(), ids.tolist(), values.tolist(), strict=True)
+        return [TokenLogprobs(value, top_ids, top_values) for value, top_ids, top_values in every]

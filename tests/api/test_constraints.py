@@ -1,0 +1,183 @@
+"""Structured output: the text obeys the grammar, drafts change none of its tokens, and none of them is forbidden."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models import tiny_model
+from speculant import Constraint, Speculator
+from speculant.core.errors import SpeculantError, TokenizerError, UsageError
+from speculant.core.tree import DraftTree
+from speculant.engines.hf.grammar_state import GrammarState
+from vocabularies import byte_level
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 6},
+        "kind": {"enum": ["dog", "bird"]},
+    },
+    "required": ["name", "ages", "kind"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = {
+    "json": Constraint.json_schema(SCHEMA, compact=True),
+    "regex": Constraint.regex("(the (dog|bird) ran, ){3,6}the end"),
+    "grammar": Constraint.grammar('start: pair ("; " pair){2,8} "."\npair: WORD " " WORD\nWORD: /[a-c]{1,3}/'),
+}
+DECODING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": {"temperature": 1.5, "seed": 3}}
+PROMPT = "The little dog ran to the bird, the dog ran, the bird ran, "
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    tokenizer = byte_level()
+    return tiny_model("llama", vocab_size=len(tokenizer) + 3, eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any) -> Speculator:
+    return Speculator.from_transformers(model, byte_level(), method="none")
+
+
+def holds(name: str, text: str) -> bool:
+    """Return whether a text is what the constraint of that name describes."""
+    if name == "json":
+        found = json.loads(text)
+        small = all(isinstance(age, int) and 0 <= age < 100 for age in found["ages"]) and len(found["ages"]) <= 6
+        return set(found) == set(SCHEMA["properties"]) and len(found["name"]) <= 8 and small  # type: ignore[arg-type]
+    pattern = r"(the (dog|bird) ran, ){3,6}the end"
+    if name == "grammar":
+        pattern = r"[a-c]{1,3} [a-c]{1,3}(; [a-c]{1,3} [a-c]{1,3}){2,8}\."
+    return re.fullmatch(pattern, text) is not None
+
+
+@pytest.mark.parametrize("decoding", DECODING)
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("method", ["lookup", "mix"])
+def test_constrained_tokens_are_those_of_plain_decoding(
+    plain: Speculator, model: Any, method: str, name: str, decoding: str
+) -> None:
+    """Guards masks inside drafts: each row has that of the grammar after its own path, and texts match to the end."""
+    given: dict[str, Any] = {"constraint": CONSTRAINTS[name], "max_new_tokens": 180, **DECODING[decoding]}
+    expected = plain.generate(PROMPT, **given)
+    drafting = Speculator.from_transformers(model, byte_level(), method=method, nodes=8)
+    found = [drafting.generate(PROMPT, **given) for _ in range(2)]  # the second time from memory
+    assert [each.ids for each in found] == [expected.ids] * 2
+    assert expected.finish_reason == "stop"
+    assert holds(name, expected.text)
+
+
+def test_no_drafted_node_is_forbidden(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the filter: of the trees that are verified, the grammar allows every node, and drafts are still taken."""
+    drafting = Speculator.from_transformers(model, byte_level(), method="lookup", nodes=8)
+    given: dict[str, Any] = {"constraint": CONSTRAINTS["regex"], "max_new_tokens": 120, "temperature": 0}
+    result = drafting.generate(PROMPT, **given)
+    prompt, ends = byte_level()(PROMPT)["input_ids"], frozenset([byte_level().eos_token_id])
+    verified, forward = list[tuple[int, DraftTree]](), drafting.engine.forward
+
+    def watched(batch: Any, needs: Any) -> Any:
+        verified.extend((cache.length - len(prompt) + 1, tree) for cache, _, tree in batch)
+        return forward(batch, needs)
+
+    monkeypatch.setattr(drafting.engine, "forward", watched)
+    assert drafting.generate(PROMPT, **given).ids == result.ids
+    assert result.stats.accepted > 0
+    for committed, tree in verified:
+        for node, token in enumerate(tree.tokens.tolist()):
+            text = [*result.ids[:committed], *tree.tokens[tree.path(node)[:-1]].tolist()]
+            state = drafting._preparation._compiler.open(CONSTRAINTS["regex"], prompt=0, ends=ends)
+            assert state(torch.tensor([text]), torch.zeros(1, 330))[0, token] == 0
+
+
+def test_requests_of_a_batch_have_grammars_of_their_own(plain: Speculator, model: Any) -> None:
+    """Guards batches: states are not shared, and a request without a constraint is as it would be alone."""
+    drafting = Speculator.from_transformers(model, byte_level(), method="mix")
+    given: dict[str, Any] = {"max_new_tokens": 120, "temperature": 0}
+    with drafting.batch(4) as batch:
+        added = {name: batch.add(PROMPT, constraint=each, **given) for name, each in CONSTRAINTS.items()}
+        free = batch.add(PROMPT, **given)
+        for _ in batch:
+            pass
+    for name, generation in added.items():
+        assert generation.result.ids == plain.generate(PROMPT, constraint=CONSTRAINTS[name], **given).ids
+    assert free.result.ids == plain.generate(PROMPT, **given).ids
+
+
+def test_forbidden_nodes_go_with_what_is_below_them() -> None:
+    """Guards pruning: subtrees leave, the rest keeps its order, and sampled drafts are refused."""
+    tree = DraftTree.from_paths([[1, 2, 3], [1, 4], [5, 6]], [0.5, 0.3, 0.2])
+    allowed = np.array([tree.tokens[node] != 2 for node in range(len(tree))])
+    pruned = tree.pruned(allowed)
+    assert sorted(tuple(pruned.tokens[pruned.path(leaf)].tolist()) for leaf in pruned.leaves()) == [(1, 4), (5, 6)]
+    assert tree.pruned(np.ones(len(tree), bool)) is tree
+    assert len(tree.pruned(np.zeros(len(tree), bool))) == 0
+
+
+def test_the_filter_reads_paths_from_the_grammars_state(plain: Speculator) -> None:
+    """Guards the filter itself, and that asking it leaves the state as it was."""
+    tokenizer, ends = byte_level(), frozenset([byte_level().eos_token_id])
+    state = plain._preparation._compiler.open(Constraint.regex("[a-z]+[0-9]"), prompt=0, ends=ends)
+    assert isinstance(state, GrammarState)
+    [a], [one], [end] = tokenizer("a")["input_ids"], tokenizer("1")["input_ids"], list(ends)
+    tree = DraftTree.from_paths([[a, one, end], [one], [a, a, end], [end]])
+    for _ in range(2):
+        allowed = {tuple(tree.tokens[tree.path(i)].tolist()): bool(ok) for i, ok in enumerate(state.allowed(tree, []))}
+        assert allowed == {(a,): True, (a, one): True, (a, one, end): True, (one,): False, (a, a): True} | {
+            (a, a, end): False,
+            (end,): False,
+        }
+    tail = DraftTree.from_paths([[end], [a]])
+    assert state.allowed(tail, [a, one]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Constraint.json_schema("{"),
+        lambda: Constraint.json_schema("[1]"),
+        lambda: Constraint.json_schema({"type": "objec"}),
+        lambda: Constraint.json_schema({"type": "array", "uniqueItems": True}),
+        lambda: Constraint.json_schema('{"items":' * 5000 + "{}" + "}" * 5000),
+        lambda: Constraint.regex("("),
+        lambda: Constraint.regex(""),
+        lambda: Constraint.regex("a" * 70_000),
+        lambda: Constraint.regex("(a{1000}){1000}"),
+        lambda: Constraint.regex("(" * 30_000 + "a" + ")" * 30_000),
+        lambda: Constraint.grammar("start: nothing"),
+    ],
+)
+def test_wrong_and_explosive_constraints_are_refused(plain: Speculator, make: Any) -> None:
+    """Guards servers: what a client may send is refused with a reason, and nothing crashes."""
+    with pytest.raises(UsageError):
+        plain.stream(PROMPT, constraint=make(), temperature=0)
+
+
+def test_what_a_constraint_needs(model: Any, plain: Speculator) -> None:
+    """Guards the remaining refusals: no tokenizer, no end of text, options that contradict it."""
+    given: dict[str, Any] = {"constraint": CONSTRAINTS["json"], "temperature": 0}
+    with pytest.raises(TokenizerError, match="tokenizer"):
+        Speculator.from_transformers(model, method="none").stream([5, 6], **given)
+    with pytest.raises(UsageError, match="min_new_tokens"):
+        plain.stream(PROMPT, min_new_tokens=5, **given)
+    endless = tiny_model("llama", vocab_size=330, eos_token_id=None)
+    with pytest.raises(SpeculantError, match="eos_token_id"):
+        Speculator.from_transformers(endless, byte_level(), method="none").stream(PROMPT, **given)
+
+
+def test_json_of_the_bundled_model_parses() -> None:
+    """Guards a real tokenizer, with spaces and bytes of its own."""
+    stories = Speculator.from_pretrained()
+    given: dict[str, Any] = {"max_new_tokens": 160, "temperature": 0}
+    schema = Constraint.json_schema(SCHEMA, compact=True)
+    found = stories.generate("Tell me of a dog: ", constraint=schema, **given)
+    assert holds("json", found.text)
+    story = stories.generate("Once upon a time", constraint=Constraint.regex("[A-Z][a-z ,]{10,80}[.]"), **given)
+    assert re.fullmatch("[A-Z][a-z ,]{10,80}[.]", story.text.strip())
