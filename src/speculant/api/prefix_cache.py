@@ -117,9 +117,9 @@ class PrefixCache:
         assert self._engine is not None
         self.stats.lookups += 1
         found: list[tuple[int, int | None, Any]] = []
-        for number in self._candidates(prompt):
-            entry = self._entries[number]
-            found.append((shared_prefix(prompt, entry.tokens), number, entry.cache))
+        for candidate in self._candidates(prompt):
+            entry = self._entries[candidate]
+            found.append((shared_prefix(prompt, entry.tokens), candidate, entry.cache))
         found += [(shared_prefix(prompt, tokens), None, cache) for tokens, cache in active]
         for length, number, cache in sorted(found, key=lambda each: -each[0]):
             length = min(length, len(prompt) - 1)

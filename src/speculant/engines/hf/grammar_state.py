@@ -49,8 +49,8 @@ class GrammarState(DraftFilter):
             return found
         self._advance(tokens[self._read :])
         below: dict[int, list[int]] = {}
-        for node, parent in enumerate(tree.parents.tolist()):
-            below.setdefault(parent, []).append(node)
+        for child, parent in enumerate(tree.parents.tolist()):
+            below.setdefault(parent, []).append(child)
         levels = [(iter(below[ROOT]), self._mask())]  # of the path that the matcher is moved along, and back
         while levels:
             siblings, mask = levels[-1]

@@ -40,5 +40,5 @@ class OutputPenalties(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores [1, V] after a text [1, T], prompt included."""
-        tokens, counts = input_ids[0, self._prompt :].unique(return_counts=True)
+        tokens, counts = torch.unique(input_ids[0, self._prompt :], return_counts=True)
         return scores.index_add(-1, tokens, -(self._presence + self._frequency * counts.to(scores.dtype))[None])
