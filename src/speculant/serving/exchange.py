@@ -174,9 +174,11 @@ class Exchange:
         """Return the next delta and the index of its choice.
 
         Raises:
-            ApiError: a text failed.
+            ApiError: a text failed, or the exchange is closed.
         """
         while not self._deltas:
+            if self._closed:  # a reader whose cancellation was lost, as `asyncio.wait_for` did before Python 3.12
+                raise ApiError(499, "the client closed the connection.", code="client_closed")
             self._arrived.clear()
             await self._arrived.wait()
         index, delta = self._deltas.popleft()
@@ -191,6 +193,7 @@ class Exchange:
             return
         self._closed = True
         self._deltas.clear()
+        self._arrived.set()
         self._end_tickets()
         self._release(self._places - len(self.tickets))
 
