@@ -118,6 +118,9 @@ def serve(
         int | None, _number("--max-concurrency", "N", "requests decoded together; default: 8")
     ] = None,
     max_queue: Annotated[int | None, _number("--max-queue", "N", "requests that may wait; default: 64", 0)] = None,
+    prefix_cache: Annotated[
+        int | None, _number("--prefix-cache", "MB", "for what prompts have in common; default: 256, 0 for none", 0)
+    ] = None,
     max_new_tokens: Annotated[
         int | None, _number("--max-new-tokens", "N", "most new tokens of a request; default: 4096")
     ] = None,
@@ -205,6 +208,7 @@ def serve(
             "per_request_metrics": per_request_metrics or None,
             "max_concurrency": max_concurrency,
             "max_queue": max_queue,
+            "prefix_cache": prefix_cache,
             "max_new_tokens": max_new_tokens,
             "max_prompt_tokens": max_prompt_tokens,
             "max_body_bytes": max_body_bytes,

@@ -6,12 +6,20 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
-from speculant.serving.schemas import RequestMetrics, SamplingRequest, SpeculativeMetrics, Usage
+from speculant.serving.formats import constraint_of
+from speculant.serving.logprobs import Entries, entries_of
+from speculant.serving.schemas import (
+    PromptDetails,
+    RequestMetrics,
+    SamplingRequest,
+    SpeculativeMetrics,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from speculant.core.stats import Stats
@@ -78,7 +86,7 @@ class Service:
             choice: number of the text, which shifts the seed.
 
         Raises:
-            ApiError: prompt and text are longer than the model's positions.
+            ApiError: prompt and text are longer than the model's positions, or a constraint cannot be read.
         """
         positions, most = self.prompts.positions, request.most_tokens
         left = self.settings.max_new_tokens if positions is None else positions - prompt
@@ -92,6 +100,11 @@ class Service:
         options: dict[str, Any] = {
             "max_new_tokens": most or min(left, self.settings.max_new_tokens),
             "repetition_penalty": request.repetition_penalty,
+            "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
+            "presence_penalty": request.presence_penalty or None,
+            "frequency_penalty": request.frequency_penalty or None,
+            "logprobs": request.alternatives,
+            "constraint": constraint_of(request.format, request.structured_outputs),
         }
         temperature = 1.0 if request.temperature is None else request.temperature
         if temperature < GREEDY:  # whatever the other options keep, they keep the most probable token
@@ -119,6 +132,7 @@ class Collected:
     text: str = ""
     tokens: int = 0
     finish_reason: str = "stop"
+    logprobs: Entries = field(default_factory=list)
 
 
 async def collect(exchange: Exchange) -> list[Collected]:
@@ -132,6 +146,7 @@ async def collect(exchange: Exchange) -> list[Collected]:
         own = found[index]
         own.text += delta.text
         own.tokens += delta.tokens
+        own.logprobs += entries_of(delta)
         own.finish_reason = delta.finish_reason or own.finish_reason
     return found
 
@@ -166,9 +181,16 @@ def speculative(stats: Stats, most_nodes: int) -> SpeculativeMetrics:
     )
 
 
-def usage(prompt: int, completion: int) -> Usage:
-    """Return the tokens of a request."""
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+def usage(exchange: Exchange, prompt: int, completion: int) -> Usage:
+    """Return the tokens of a request; its prompts count once, however many texts each has."""
+    stats = [ticket.stats for ticket in exchange.tickets if ticket.stats is not None]
+    cached = min(prompt, max((each.reused_tokens for each in stats), default=0))
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptDetails(cached_tokens=cached),
+    )
 
 
 def outcome(exchange: Exchange) -> dict[str, Any]:

@@ -72,10 +72,15 @@ def create_app(
         queue=settings.max_queue,
         seconds=settings.request_seconds,
         buffer_tokens=settings.buffer_tokens,
+        prefix_cache=settings.prefix_cache << 20 if settings.memory_scope == "shared" else 0,
         observer=metrics,
     )
     metrics.watch("num_requests_running", "Texts that are decoded.", lambda: engine.running)
     metrics.watch("num_requests_waiting", "Texts that wait.", lambda: engine.waiting)
+    metrics.watch("prefix_cache_queries", "Prompts looked up there.", lambda: engine.prefixes.lookups)
+    metrics.watch("prefix_cache_hits", "Prompts that began with what it held.", lambda: engine.prefixes.hits)
+    metrics.watch("prefix_cache_tokens", "Prompt tokens not computed.", lambda: engine.prefixes.reused_tokens)
+    metrics.watch("prefix_cache_bytes", "What it holds.", lambda: engine.prefixes.bytes)
     service = Service(
         model=model,
         created=now(),

@@ -12,6 +12,7 @@ from speculant.serving.answers import Service, answer_id, chunker, collect, delt
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.keys import tenant_of
+from speculant.serving.logprobs import chat_logprobs, entries_of
 from speculant.serving.parameters import CHAT, check_honoured
 from speculant.serving.prompts import joined
 from speculant.serving.schemas import AnswerMessage, ChatChoice, ChatRequest, ChatResponse
@@ -32,6 +33,8 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
     if body.prediction is not None and not service.predicts:
         message = "'prediction' is not supported by this server's drafting method. Leave it out."
         raise ApiError(400, message, param="prediction", code="unsupported_parameter")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "'top_logprobs' needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
     exchange = service.engine.open(body.choices)
     try:
         prompt = await service.prompts.chat(body.messages, body.tools if tools else None)
@@ -43,7 +46,7 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
             )
         note(request, prompt_tokens=len(prompt), user=body.user)
         if not body.stream:
-            return await while_connected(request, _whole(service, exchange, len(prompt), tools=tools))
+            return await while_connected(request, _whole(service, body, exchange, len(prompt), tools=tools))
         first = await while_connected(request, exchange.get())
         chunks = _chunks(service, body, exchange, len(prompt), first, request, tools=tools)
         return EventStream(chunks, exchange, stall_seconds=service.settings.stall_seconds)
@@ -78,7 +81,7 @@ async def _predicted(service: Service, body: ChatRequest) -> list[int]:
     return await service.prompts.text(text, param="prediction", special=False) if text else []
 
 
-async def _whole(service: Service, exchange: Exchange, prompt: int, *, tools: bool) -> ChatResponse:
+async def _whole(service: Service, body: ChatRequest, exchange: Exchange, prompt: int, *, tools: bool) -> ChatResponse:
     texts = await collect(exchange)
     choices = []
     for index, each in enumerate(texts):
@@ -89,13 +92,18 @@ async def _whole(service: Service, exchange: Exchange, prompt: int, *, tools: bo
             {"content": text.strip() or None if parser.calls else text, "tool_calls": parser.calls or None}
         )
         reason = "tool_calls" if parser.calls and each.finish_reason == "stop" else each.finish_reason
-        choices.append(ChatChoice.model_validate({"index": index, "message": message, "finish_reason": reason}))
+        logprobs = None if body.alternatives is None else chat_logprobs(each.logprobs, service.prompts.token_text)
+        choices.append(
+            ChatChoice.model_validate(
+                {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+            )
+        )
     return ChatResponse(
         id=answer_id("chatcmpl"),
         created=now(),
         model=service.model,
         choices=choices,
-        usage=usage(prompt, sum(each.tokens for each in texts)),
+        usage=usage(exchange, prompt, sum(each.tokens for each in texts)),
         metrics=service.metrics(exchange.tickets),
     )
 
@@ -124,8 +132,10 @@ async def _chunks(
             text, calls = parser.push(text)
             calls = [call | {"index": before + place} for place, call in enumerate(calls)]
             text += parser.flush() if delta.last else ""
-        if text:
-            yield chunk([_choice(index, {"content": text})])
+        entries = entries_of(delta)
+        if text or entries:
+            logprobs = chat_logprobs(entries, service.prompts.token_text) if entries else None
+            yield chunk([_choice(index, {"content": text}, logprobs=logprobs)])
         if calls:
             yield chunk([_choice(index, {"tool_calls": calls})])
         if delta.last:
@@ -135,10 +145,12 @@ async def _chunks(
     metrics = service.metrics(exchange.tickets)
     more: dict[str, Any] = {} if metrics is None else {"metrics": metrics.model_dump()}
     if with_usage:
-        more["usage"] = usage(prompt, count).model_dump()
+        more["usage"] = usage(exchange, prompt, count).model_dump()
     if more:
         yield chunk([], **more)
 
 
-def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _choice(
+    index: int, delta: dict[str, Any], finish_reason: str | None = None, *, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

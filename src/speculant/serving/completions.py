@@ -12,6 +12,7 @@ from speculant.serving.answers import Service, answer_id, chunker, collect, delt
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.keys import tenant_of
+from speculant.serving.logprobs import completion_logprobs, entries_of
 from speculant.serving.parameters import COMPLETIONS, check_honoured
 from speculant.serving.schemas import CompletionChoice, CompletionRequest, CompletionResponse
 from speculant.serving.streams import EventStream, while_connected
@@ -79,6 +80,11 @@ async def _whole(
             {
                 "index": index,
                 "text": echoes[index // body.choices] + each.text,
+                "logprobs": None
+                if body.alternatives is None
+                else completion_logprobs(
+                    each.logprobs, service.prompts.token_text, offset=len(echoes[index // body.choices])
+                ),
                 "finish_reason": each.finish_reason,
             }
         )
@@ -89,7 +95,7 @@ async def _whole(
         created=now(),
         model=service.model,
         choices=choices,
-        usage=usage(prompt, sum(each.tokens for each in texts)),
+        usage=usage(exchange, prompt, sum(each.tokens for each in texts)),
         metrics=service.metrics(exchange.tickets),
     )
 
@@ -105,22 +111,28 @@ async def _chunks(
 ) -> AsyncIterator[dict[str, Any]]:
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     chunk = chunker("cmpl", "text_completion", service.model, with_usage=with_usage)
-    count = 0
+    count, sent = 0, [len(echoes[index // body.choices]) for index in range(len(exchange.tickets))]
     if body.echo:
         for index in range(len(exchange.tickets)):
             yield chunk([_choice(index, echoes[index // body.choices])])
     async for index, delta in deltas(exchange, first):
         count += delta.tokens
-        if delta.text or delta.last:
-            yield chunk([_choice(index, delta.text, delta.finish_reason)])
+        entries, logprobs = entries_of(delta), None
+        if entries:
+            logprobs = completion_logprobs(entries, service.prompts.token_text, offset=sent[index])
+            sent[index] += sum(map(len, logprobs["tokens"]))
+        if delta.text or delta.last or entries:
+            yield chunk([_choice(index, delta.text, delta.finish_reason, logprobs=logprobs)])
     note(request, **outcome(exchange))
     metrics = service.metrics(exchange.tickets)
     more: dict[str, Any] = {} if metrics is None else {"metrics": metrics.model_dump()}
     if with_usage:
-        more["usage"] = usage(prompt, count).model_dump()
+        more["usage"] = usage(exchange, prompt, count).model_dump()
     if more:
         yield chunk([], **more)
 
 
-def _choice(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _choice(
+    index: int, text: str, finish_reason: str | None = None, *, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

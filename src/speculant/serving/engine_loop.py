@@ -15,6 +15,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
+from speculant.api.prefix_cache import PrefixCacheStats
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import SERVER, ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
@@ -60,6 +61,7 @@ class EngineLoop:
         queue: int,
         seconds: float,
         buffer_tokens: int,
+        prefix_cache: int = 0,
         observer: Observer,
     ) -> None:
         """Prepare; `start` begins.
@@ -70,13 +72,14 @@ class EngineLoop:
             queue: requests that may wait beyond these.
             seconds: that a request may take.
             buffer_tokens: of a request that may wait to be read.
+            prefix_cache: bytes in which what prompts have in common is kept; 0 for nothing.
             observer: is told of every event.
 
         Raises:
             UnsupportedError: the model cannot decode several texts together.
         """
         self.speculator, self.size = speculator, size
-        self._batch = speculator.batch(size)
+        self._batch = speculator.batch(size, prefix_cache=prefix_cache or None)
         self._places = size + queue
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
         self._used = 0  # places; the event loop's
@@ -93,6 +96,12 @@ class EngineLoop:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def prefixes(self) -> PrefixCacheStats:
+        """What the prefix cache did so far."""
+        cache = self._batch.prefix_cache
+        return PrefixCacheStats() if cache is None else cache.stats
 
     @property
     def running(self) -> int:

@@ -42,7 +42,7 @@ def _refused(name: str, note: str, *neutral: Any, endpoints: tuple[str, ...] = (
 _ONE_MODEL = "this server runs a single model that reads and writes text"
 _HOSTED = "a service of OpenAI's platform, which this server has no part in"
 PARAMETERS = (
-    Parameter(name="model", note="must be the served model's name, see `/v1/models`"),
+    Parameter(name="model", note="the served model's name, see `/v1/models`; may be left out"),
     Parameter(name="messages", note="text only; the model needs a chat template", endpoints=(CHAT,)),
     Parameter(name="prompt", note="text, token ids, or a list of either", endpoints=(COMPLETIONS,)),
     Parameter(name="stream", note="server-sent events"),
@@ -76,12 +76,17 @@ PARAMETERS = (
     ),
     Parameter(name="echo", note="puts the prompt before the text", endpoints=(COMPLETIONS,)),
     Parameter(name="best_of", note="only equal to `n`: all texts are returned", endpoints=(COMPLETIONS,)),
-    _refused("logprobs", "log-probabilities are not returned", False, endpoints=BOTH),
-    _refused("top_logprobs", "log-probabilities are not returned", 0),
-    _refused("logit_bias", "biases are not applied", {}, endpoints=BOTH),
-    _refused("presence_penalty", "not applied; `repetition_penalty` is", 0, endpoints=BOTH),
-    _refused("frequency_penalty", "not applied; `repetition_penalty` is", 0, endpoints=BOTH),
-    _refused("response_format", "output is not constrained", {"type": "text"}),
+    Parameter(name="logprobs", note="of the model's own distribution, as in vLLM; in completions a number, up to 20"),
+    Parameter(name="top_logprobs", note="up to 20, with `logprobs`", endpoints=(CHAT,)),
+    Parameter(name="logit_bias", note="-100 to 100, by token id"),
+    Parameter(name="presence_penalty", note="-2 to 2; of the text so far, not of the prompt"),
+    Parameter(name="frequency_penalty", note="-2 to 2; of the text so far, not of the prompt"),
+    Parameter(
+        name="response_format",
+        note="text, JSON object or JSON schema; holds inside drafts too; JSON has no spaces between its parts",
+        endpoints=(CHAT,),
+    ),
+    Parameter(name="structured_outputs", note="as in vLLM: `json`, `regex`, `choice` or `grammar` (llguidance's Lark)"),
     _refused("suffix", "the model continues texts, it does not fill gaps", "", endpoints=(COMPLETIONS,)),
     _refused("functions", "use `tools`", []),
     _refused("function_call", "use `tools` and `tool_choice`", "none", "auto"),

@@ -78,6 +78,14 @@ class PromptEncoder:
         text: str = await self._run(lambda: self.tokenizer.decode(list(ids)))
         return text
 
+    def token_text(self, token: int) -> str:
+        """Return the text of one token within a text; the replacement character where it is a part of a character."""
+        if self.tokenizer is None:
+            return ""
+        alone: str = self.tokenizer.decode([token])  # without its space: some tokenizers drop it at the beginning
+        twice: str = self.tokenizer.decode([token, token])
+        return twice[len(alone) :]
+
     def check(self, ids: Sequence[int], *, param: str) -> None:
         """Check a prompt's length and ids.
 

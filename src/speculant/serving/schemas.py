@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 MOST_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
 
 
@@ -91,10 +92,35 @@ class Prediction(Strict):
     content: str | list[TextPart]
 
 
+class JsonSchema(Strict):
+    """A JSON schema and its name; `strict` changes nothing, since a schema always holds."""
+
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's form of what an answer must match."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's form of what a text must match; one of its members."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+
+
 class SamplingRequest(Strict):
     """What both endpoints share."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
@@ -107,9 +133,10 @@ class SamplingRequest(Strict):
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     n: int | None = Field(default=None, ge=1, le=1024)
     user: str | None = Field(default=None, max_length=512)
-    logit_bias: dict[str, Finite] | None = None
+    logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: Finite | None = Field(default=None, ge=-2, le=2)
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -126,6 +153,16 @@ class SamplingRequest(Strict):
         """The most tokens of a text, None if the client does not say."""
         return self.max_tokens
 
+    @property
+    def format(self) -> ResponseFormat | None:
+        """OpenAI's form of what the text must match; chats have one."""
+        return None
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many most probable tokens are returned beside each token; None for no log-probabilities."""
+        return None
+
 
 class ChatRequest(SamplingRequest):
     """`POST /v1/chat/completions`."""
@@ -138,7 +175,7 @@ class ChatRequest(SamplingRequest):
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     audio: Any = None
@@ -160,6 +197,16 @@ class ChatRequest(SamplingRequest):
         """The most tokens of an answer, None if the client does not say."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
+    @property
+    def format(self) -> ResponseFormat | None:
+        """OpenAI's form of what the answer must match."""
+        return self.response_format
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many most probable tokens are returned beside each token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionRequest(SamplingRequest):
     """`POST /v1/completions`."""
@@ -174,6 +221,11 @@ class CompletionRequest(SamplingRequest):
     best_of: int | None = None
     suffix: str | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many most probable tokens are returned beside each token; None for no log-probabilities."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -198,12 +250,19 @@ class DetokenizeRequest(Strict):
     tokens: list[TokenId]
 
 
+class PromptDetails(BaseModel):
+    """Tokens of a prompt that were not computed, since the prefix cache held them."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class AnswerMessage(BaseModel):
@@ -220,7 +279,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
@@ -268,7 +327,7 @@ class CompletionChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: Literal["stop", "length"]
 
 

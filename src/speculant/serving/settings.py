@@ -34,6 +34,8 @@ class ServingSettings(BaseSettings):
         max_choices: answers to one request, over all its prompts.
         max_concurrency: requests decoded together.
         max_queue: requests that wait beyond these; more get 429.
+        prefix_cache: megabytes in which what prompts have in common is kept, such as system prompts; 0 for nothing.
+            With scope "key" there is none, since it would show one key's prompts to another by their speed.
         max_connections: open connections; more get 503.
         request_seconds: that a request may take, waiting included.
         body_seconds: in which a request's body must arrive.
@@ -63,6 +65,7 @@ class ServingSettings(BaseSettings):
     max_choices: PositiveInt = 16
     max_concurrency: int = Field(default=8, ge=1, le=1024)
     max_queue: int = Field(default=64, ge=0)
+    prefix_cache: int = Field(default=256, ge=0)
     max_connections: PositiveInt = 512
     request_seconds: PositiveFloat = 600.0
     body_seconds: PositiveFloat = 20.0
