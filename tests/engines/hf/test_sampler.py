@@ -26,6 +26,7 @@ from transformers.generation import (
 from speculant.core.engine import Pass
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Walk
+from speculant.engines.hf.output_processors import LogitBias
 from speculant.engines.hf.sampler import ROW_WISE, DeviceSampler, HostSampler, SamplingPlan, make_sampler
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 from trees import make_tree, random_draft
@@ -38,6 +39,7 @@ WARPERS: dict[str, Callable[[], list[Any]]] = {
     "min-p": lambda: [TemperatureLogitsWarper(1.7), MinPLogitsWarper(0.1)],
     "typical": lambda: [TypicalLogitsWarper(0.8)],
     "cut": lambda: [EpsilonLogitsWarper(0.05), EtaLogitsWarper(0.05)],
+    "biased": lambda: [LogitBias({1: 3.0, 4: -100.0}, torch.device("cpu")), TemperatureLogitsWarper(0.7)],
 }
 
 
