@@ -44,6 +44,7 @@ class PromptEncoder:
         self.positions, self.vocabulary = capabilities.positions, capabilities.vocabulary
         limits = [limit for limit in (most_tokens, self.positions and self.positions - 1) if limit]
         self.most_tokens = min(limits, default=None)
+        self._texts: dict[int, str] = {}  # of single tokens
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
 
     def close(self) -> None:
@@ -78,6 +79,12 @@ class PromptEncoder:
         text: str = await self._run(lambda: self.tokenizer.decode(list(ids)))
         return text
 
+    async def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token as it stands within a text, so that a leading space is kept."""
+        if any(token not in self._texts for token in ids):
+            await self._run(lambda: self._find_texts(ids))
+        return [self._texts[token] for token in ids]
+
     def check(self, ids: Sequence[int], *, param: str) -> None:
         """Check a prompt's length and ids.
 
@@ -107,6 +114,12 @@ class PromptEncoder:
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
+
+    def _find_texts(self, ids: Sequence[int]) -> None:
+        before = self.tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        skipped = len(self.tokenizer.decode(before))
+        for token in set(ids).difference(self._texts):
+            self._texts[token] = self.tokenizer.decode([*before, token])[skipped:]
 
     def _templated(self, rows: list[dict[str, Any]], tools: Sequence[Tool] | None) -> list[int]:
         template = getattr(self.tokenizer, "chat_template", None)
