@@ -94,7 +94,9 @@ def generate(page: Any, *, method: str = "Drafts", tokens: int = 40) -> None:
     page.get_by_label(method, exact=True).check()
     page.get_by_label("Max tokens").fill(str(tokens))
     page.get_by_role("button", name="Generate").click()
-    sync_api.expect(page.get_by_role("status")).to_contain_text("tokens/s" if method != "Race" else "as fast", timeout=WAIT)
+    sync_api.expect(page.get_by_role("status")).to_contain_text(
+        "tokens/s" if method != "Race" else "as fast", timeout=WAIT
+    )
 
 
 def connected(page: Any) -> Any:
@@ -112,10 +114,10 @@ def check_accessible(page: Any) -> None:
 def test_typing_and_streaming(visit: Open, address: str) -> None:
     """Guards the way of a text: typed, streamed, each token marked by its source, its tree drawn, by keys alone."""
     page = connected(visit(address))
-    page.get_by_label("Prompt", exact=True).fill("The dog ")
+    page.get_by_role("textbox", name="Prompt").fill("The dog ")
     page.keyboard.type("went")
     page.get_by_label("Max tokens").fill("40")
-    page.get_by_label("Prompt", exact=True).focus()
+    page.get_by_role("textbox", name="Prompt").focus()
     page.keyboard.press("Control+Enter")
     status = page.get_by_role("status")
     sync_api.expect(status).to_contain_text("Done: 40 tokens", timeout=WAIT)
@@ -143,7 +145,7 @@ def test_examples_fill_the_prompt(visit: Open, address: str) -> None:
     buttons = page.get_by_role("group", name="Examples").get_by_role("button")
     assert buttons.count() == 3
     buttons.nth(2).click()
-    assert page.get_by_label("Prompt", exact=True).input_value() == buttons.nth(2).inner_text()
+    assert page.get_by_role("textbox", name="Prompt").input_value() == buttons.nth(2).inner_text()
 
 
 def test_methods_and_race(visit: Open, address: str) -> None:
@@ -177,7 +179,7 @@ def test_stop(visit: Open, address: str) -> None:
 def test_errors_are_shown(visit: Open, address: str) -> None:
     """Guards refusals: the server's own words in an alert, which can be dismissed."""
     page = connected(visit(address, expect="status of 400"))
-    page.get_by_label("Prompt", exact=True).fill("word " * 2000)
+    page.get_by_role("textbox", name="Prompt").fill("word " * 2000)
     page.get_by_role("button", name="Generate").click()
     alert = page.get_by_role("alert")
     sync_api.expect(alert).to_contain_text("Shorten it", timeout=WAIT)
@@ -185,7 +187,7 @@ def test_errors_are_shown(visit: Open, address: str) -> None:
     page.screenshot(path=SCREENSHOTS / "error.png")
     page.get_by_role("button", name="Dismiss").click()
     sync_api.expect(alert).to_be_hidden()
-    page.get_by_label("Prompt", exact=True).fill("The dog")
+    page.get_by_role("textbox", name="Prompt").fill("The dog")
     generate(page, tokens=10)
 
 
