@@ -255,9 +255,8 @@ class AdaptiveSizing:
         base = len(drafts) - 1 + held + queried
         values = gains[0] if len(gains) == 1 else np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
         room = min(len(values), max(0, self._latency.most - base))
-        by_level = all(
-            state.by_level or state.plain for state in states
-        )  # then the time of drafting does not depend on the nodes
+        # By the level the time of drafting does not depend on the nodes.
+        by_level = all(state.by_level or state.plain for state in states)
         price, costs = self._price(len(drafts)), (self._pass_costs if by_level else self._costs)(base, room)
         net = values[:room].cumsum() - price * costs[1:]
         best = int(net.argmax()) if room else 0

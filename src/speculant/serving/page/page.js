@@ -62,7 +62,7 @@ async function refresh() {
 function showMemory({ bytes, limit, scope, drafts, hits, contexts }) {
   const whose = scope === "key" ? " of this key" : "";
   const rows = [
-    [`Size${whose}`, bytes ? `${(bytes / 2 ** 20).toFixed(1)} MB, the limit is ${limit / 2 ** 20} MB in all` : "none"],
+    [`Size${whose}`, bytes ? `${(bytes / 2 ** 20).toFixed(1)} of at most ${limit / 2 ** 20} MB` : "none"],
     ["Drafts verified", drafts.toLocaleString("en")],
     ["First token accepted", drafts ? `${hits.toLocaleString("en")}, ${percent(hits / drafts)}` : "0"],
   ];
@@ -74,14 +74,15 @@ function showMemory({ bytes, limit, scope, drafts, hits, contexts }) {
   if (!contexts.length) return byId("contexts").replaceChildren(element("p", { class: "hint" }, "Nothing learned yet."));
   const heads = ["Context", "Uses, about", "Followed by"].map((text) => element("th", { scope: "col" }, text));
   const lines = contexts.map(({ text, uses, following }) => {
-    const after = following.map((each) => `${visible(each.text)} ${percent(each.share)}`).join("  ");
-    return element("tr", {}, ...[visible(text), uses.toLocaleString("en"), after].map((cell) => element("td", {}, cell)));
+    const after = following.map((each) => element("span", {}, element("code", {}, visible(each.text)), ` ${percent(each.share)}`));
+    const cells = [[element("code", {}, visible(text))], [uses.toLocaleString("en")], after];
+    return element("tr", {}, ...cells.map((cell) => element("td", {}, ...cell)));
   });
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines));
   byId("contexts").replaceChildren(table);
 }
 
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 const visible = (text) => text.replaceAll("\n", "⏎").replace(/^ /, "").replace(/ $/, "␣") || "␣";
 
 // Texts
@@ -117,7 +118,7 @@ async function* events(body) {
 function addLane(method) {
   const figures = element("p", {}, "waiting");
   const text = element("div", { class: "text", tabindex: "0", role: "region", "aria-label": `Text, ${NAMES[method]}` });
-  text.append(element("span", { class: "prompt" }, byId("prompt").value));
+  text.append(element("span", { class: "prompt" }, byId("prompt").value + (byId("chat").checked ? "\n\n" : "")));
   byId("lanes").append(element("div", { class: "lane" }, element("h3", {}, NAMES[method]), figures, text));
   return { figures, text };
 }
@@ -163,7 +164,7 @@ async function submit(event) {
 function verdict(drafts, plain) {
   const [a, b] = [drafts, plain].map((run) => run.rounds.at(-1).total);
   const same = textOf(drafts) === textOf(plain) ? "the texts are equal" : "the texts differ";
-  return `Drafts ${seconds(a)}, plain ${seconds(b)}: ${(b.milliseconds / a.milliseconds).toFixed(2)} times as fast; ${same}`;
+  return `Drafts ${seconds(a)}, plain ${seconds(b)}: drafts are ${(b.milliseconds / a.milliseconds).toFixed(2)} times as fast; ${same}`;
 }
 
 function busy(controller) {
@@ -236,11 +237,11 @@ function showTree({ drafts, milliseconds }, number, count) {
     rows[node + 1] = below.length ? rows[below[0] + 1] : row++;
   };
   place(-1);
-  const [width, height, gap] = [76, 22, 28];
-  const x = (node) => (node < 0 ? 0 : (node === last ? path.length + 1 : depths[node]) * (width + gap) - width - gap + 26);
+  const [width, height, gap] = [72, 22, 22];
+  const x = (node) => (node < 0 ? 0 : (node === last ? path.length + 1 : depths[node]) * (width + gap) - width - gap + 24);
   const y = (node) => rows[node + 1] * 30 + 2;
   const label = `Round ${number}: ${texts.length} drafted nodes, ${path.length} accepted${words ? `: “${words.trim()}”` : ""}; then the target's own token “${bonus.trim()}”`;
-  const size = [Math.max(...depths, path.length + 1) * (width + gap) + 2, Math.max(1, row) * 30];
+  const size = [Math.max(...depths, path.length + 1) * (width + gap) + 4, Math.max(1, row) * 30];
   const svg = drawn("svg", { width: size[0], height: size[1], role: "img", "aria-label": label });
   all.forEach((parent, node) => {
     const [x0, y0, x1, y1] = [parent < 0 ? 10 : x(parent) + width, y(parent) + height / 2, x(node), y(node) + height / 2];
@@ -267,10 +268,10 @@ function showPlots() {
 }
 
 function figure(name, value, top, bottom, marks) {
-  const svg = drawn("svg", { viewBox: "0 0 220 110", role: "img", "aria-label": value ? `${name}: ${value}` : `${name}: nothing yet` },
-    drawn("path", { class: "axis", d: "M30 6V92H216", fill: "none" }),
-    ...[[top, 14], ["0", 94]].map(([text, y]) => drawn("text", { x: 26, y, "text-anchor": "end" }, text)),
-    drawn("text", { x: 216, y: 106, "text-anchor": "end" }, bottom), ...marks);
+  const svg = drawn("svg", { viewBox: "0 0 170 130", role: "img", "aria-label": value ? `${name}: ${value}` : `${name}: nothing yet` },
+    drawn("path", { class: "axis", d: "M30 6V112H166", fill: "none" }),
+    ...[[top, 14], ["0", 114]].map(([text, y]) => drawn("text", { x: 26, y, "text-anchor": "end" }, text)),
+    drawn("text", { x: 166, y: 127, "text-anchor": "end" }, bottom), ...marks);
   return element("figure", {}, element("figcaption", {}, value ? `${name}: ${value}` : name), svg);
 }
 
@@ -278,7 +279,7 @@ function lines(name, curves, digits) {
   const drawnCurves = curves.map((each) => ({ ...each, values: each.values.slice(-SHOWN) })).filter((each) => each.values.length);
   const most = Math.max(1e-9, ...drawnCurves.flatMap((each) => each.values));
   const marks = drawnCurves.map(({ method, values }) => {
-    const points = values.map((value, place) => `${(30 + (186 * place) / Math.max(1, values.length - 1)).toFixed(1)},${(92 - (82 * value) / most).toFixed(1)}`);
+    const points = values.map((value, place) => `${(30 + (136 * place) / Math.max(1, values.length - 1)).toFixed(1)},${(112 - (102 * value) / most).toFixed(1)}`);
     return drawn("polyline", { class: `curve ${method}`, points: points.join(" ") });
   });
   const value = drawnCurves.map(({ method, values }) => `${values.at(-1).toFixed(digits)}${curves.length > 1 ? ` ${method}` : ""}`).join(", ");
@@ -286,9 +287,9 @@ function lines(name, curves, digits) {
 }
 
 function bars(name, shares) {
-  const width = Math.min(24, 180 / Math.max(1, shares.length));
-  const marks = shares.map((share, depth) => drawn("rect", { class: "bar", x: 33 + depth * width, y: 92 - 82 * share, width: width * 0.75, height: 82 * share }, drawn("title", {}, `depth ${depth + 1}: ${percent(share)}`)));
-  return figure(name, shares.slice(0, 4).map(percent).join(", ") + (shares.length > 4 ? ", …" : ""), "1", "depth", marks);
+  const width = Math.min(20, 132 / Math.max(1, shares.length));
+  const marks = shares.map((share, depth) => drawn("rect", { class: "bar", x: 33 + depth * width, y: 112 - 102 * share, width: width * 0.75, height: 102 * share }, drawn("title", {}, `depth ${depth + 1}: ${percent(share)}`)));
+  return figure(name, shares.slice(0, 4).map(percent).join(", ") + (shares.length > 4 ? ", …" : ""), "100%", "depth", marks);
 }
 
 // Controls
