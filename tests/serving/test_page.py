@@ -164,7 +164,14 @@ async def test_a_key_is_needed(connect: Connect) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"prompt": "word " * 2000}, {"prompt": "\ud800"}, {"method": "magic"}, {"max_tokens": 100_000}, {"seed": -1}, {"more": 1}],
+    [
+        {"prompt": "word " * 2000},
+        {"prompt": "\ud800"},
+        {"method": "magic"},
+        {"max_tokens": 100_000},
+        {"seed": -1},
+        {"more": 1},
+    ],
 )
 async def test_bad_requests_are_refused(connect: Connect, changes: dict[str, Any]) -> None:
     """Guards the page's endpoint like any other: 400 in OpenAI's form."""

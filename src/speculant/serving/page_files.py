@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
 from fastapi import FastAPI
@@ -30,7 +31,7 @@ def add_page_files(app: FastAPI) -> None:
         app.add_api_route(path, _sender(content, media_type), methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def _sender(content: bytes, media_type: str) -> object:
+def _sender(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
     async def send() -> Response:
         return Response(content, media_type=media_type, headers=HEADERS)
 

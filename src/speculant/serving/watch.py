@@ -112,8 +112,10 @@ class Watch:
 
     async def _contexts(self) -> list[dict[str, Any]] | None:
         """Return the most used contexts; None where they are not known, or may be from another user's texts."""
-        drafter, settings = self._drafters.get(""), self._service.settings
-        if len(settings.api_keys) > 1 or settings.memory_scope == "key" or not isinstance(drafter, Inspectable):
+        drafter: object = self._drafters.get("")
+        settings = self._service.settings
+        one_user = settings.memory_scope == "shared" and len(settings.api_keys) <= 1
+        if not one_user or not isinstance(drafter, Inspectable):
             return None
         found, texts = drafter.top_contexts(CONTEXTS), self._service.prompts.texts
         return [

@@ -289,7 +289,7 @@ function lines(name, curves, digits) {
 function bars(name, shares) {
   const width = Math.min(20, 132 / Math.max(1, shares.length));
   const marks = shares.map((share, depth) => drawn("rect", { class: "bar", x: 33 + depth * width, y: 112 - 102 * share, width: width * 0.75, height: 102 * share }, drawn("title", {}, `depth ${depth + 1}: ${percent(share)}`)));
-  return figure(name, shares.slice(0, 4).map(percent).join(", ") + (shares.length > 4 ? ", …" : ""), "100%", "depth", marks);
+  return figure(name, shares.slice(0, 3).map(percent).join(", ") + (shares.length > 3 ? ", …" : ""), "1", "depth", marks);
 }
 
 // Controls
