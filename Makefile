@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
-	test-vllm benchmark-vllm clean
+	test-vllm benchmark-vllm test-browser clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -97,5 +97,13 @@ test-vllm: .venv-vllm/.ready
 benchmark-vllm: .venv-vllm/.ready
 	$(VLLM_ENV) $(VLLM)/python benchmarks/vllm_engine.py -o benchmarks/results/vllm.json
 
+# The page of `speculant serve` in the system's Chromium; screenshots are kept in .screenshots.
+$(VENV)/.browser: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt playwright axe-playwright-python
+	@touch $@
+
+test-browser: $(VENV)/.browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/test_browser.py
+
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-vllm .sglang build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

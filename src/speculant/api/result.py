@@ -13,7 +13,7 @@ from speculant.api.detokenizer import Detokenizer
 from speculant.core.logprobs import TokenLogprobs
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
-from speculant.decoding.sequence import Sequence, Source
+from speculant.decoding.sequence import Sequence, Source, WatchedRound
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.hf.sampler import HostSampler
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -28,6 +28,9 @@ class Piece:
 
     Attributes:
         logprobs: per token, where they were asked for; else None.
+        rounds: the draft and the walk, where `Sequence.rounds` is a list; none for the first token, which the prompt's
+            pass yields.
+        seconds: since the prompt was first read, where `Sequence.rounds` is a list.
     """
 
     text: str
@@ -35,6 +38,8 @@ class Piece:
     texts: list[str]
     sources: list[Source]
     logprobs: list[TokenLogprobs] | None = None
+    rounds: tuple[WatchedRound, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +137,10 @@ class Generation:
             texts[-1] += self._detokenizer.flush()
             result.finish_reason = "stop" if self.sampler.stopped else "length"
         result.text += "".join(texts)
-        return Piece("".join(texts), tokens, texts, sources, logprobs)
+        if sequence.rounds is None:
+            return Piece("".join(texts), tokens, texts, sources, logprobs)
+        rounds, sequence.rounds = tuple(sequence.rounds), []
+        return Piece("".join(texts), tokens, texts, sources, logprobs, rounds, sequence.stats.seconds)
 
     def put(self, piece: Piece) -> None:
         """Hand a piece to the streamer, token by token."""

@@ -155,6 +155,29 @@ class Persistent(Protocol):
         """Replace the memory by the file's."""
 
 
+@dataclass(frozen=True, slots=True)
+class LearnedContext:
+    """A context that a memory holds.
+
+    Attributes:
+        tokens: of the context, the latest last.
+        uses: about how often it was seen.
+        following: tokens that were seen after it and their shares, the most frequent first.
+    """
+
+    tokens: tuple[int, ...]
+    uses: int
+    following: tuple[tuple[int, float], ...]
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A drafter that can show what it has learned."""
+
+    def top_contexts(self, count: int) -> list[LearnedContext]:
+        """Return up to `count` contexts, the most used first."""
+
+
 @runtime_checkable
 class Background(Protocol):
     """A drafter that works beside requests, in threads."""

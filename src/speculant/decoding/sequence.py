@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from speculant.core.draft_filter import DraftFilter
@@ -24,6 +25,14 @@ class Source(Enum):
     BONUS = "bonus"
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedRound:
+    """A round of a text that is watched: its draft, and the walk through it."""
+
+    draft: DraftTree
+    walk: Walk
+
+
 class Sequence:
     """One text being decoded. `prefill` reads its prompt, then `step` adds tokens, round by round.
 
@@ -41,6 +50,9 @@ class Sequence:
         began: when its prompt was first read, in seconds of the clock; None before.
         logprobs: of each committed token, where they are recorded.
         filter: rules out drafted tokens that cannot follow; None for none.
+        plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing; set before
+            the prompt is read.
+        rounds: its rounds so far that nobody has taken, where somebody watches; None, the default, keeps none.
     """
 
     def __init__(
@@ -64,6 +76,8 @@ class Sequence:
         self.ended = False
         self.error: BaseException | None = None
         self.began: float | None = None
+        self.plain = False
+        self.rounds: list[WatchedRound] | None = None
         self._claimed = False
 
     @property
@@ -79,7 +93,7 @@ class Sequence:
     @property
     def depth(self) -> int:
         """How deep a draft may be: the last token of the text needs no draft."""
-        return min(self.sampler.room - 1, self.cache.depth)
+        return 0 if self.plain else min(self.sampler.room - 1, self.cache.depth)
 
     def claim(self) -> None:
         """Let one loop decode it.
@@ -111,6 +125,8 @@ class Sequence:
             rows = [0, *(node + 1 for node in walk.path)]
             self.logprobs[len(self.sources) :] = self._recorder.record(result.logits, rows, walk.tokens)
         self.stats.add_round(draft, walk.path, walk.tokens)
+        if self.rounds is not None:
+            self.rounds.append(WatchedRound(draft, walk))
         self.sources += [Source.ACCEPTED] * len(walk.path) + [Source.BONUS if len(draft) else Source.PLAIN]
         self.root, self.ended = walk.tokens[-1], walk.ended
         self.cache.keep([0, *(node + 1 for node in walk.path)])  # last: an interrupted text may exceed its cache

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Verified
-from speculant.core.engine import Engine, Pass
+from speculant.core.engine import NO_NEEDS, Engine, Needs, Pass
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
 from speculant.decoding.sequence import Sequence
+from speculant.drafters.none import EmptySession
 from speculant.sizing.policy import Sizing, SizingState
 
 
@@ -90,7 +91,7 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
             return Rounds([], drafted - began, 0.0)
         passes = parts.engine.forward(
             [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)],
-            parts.drafter.needs,
+            _needs(sequences, parts),
         )
         _walk(sequences, drafts, passes, parts, found)
         verified = clock()
@@ -118,7 +119,7 @@ def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> boo
     began = clock()
     if sequence.began is None:
         sequence.began = began
-    result = sequence.cache.prefill(most, needs=parts.drafter.needs)
+    result = sequence.cache.prefill(most, needs=_needs([sequence], parts))
     if result is None:
         sequence.stats.prefill_seconds += clock() - began
         return False
@@ -130,9 +131,10 @@ def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> boo
         sequence.sampler.end_round()
         sequence.stats.prefill_seconds += clock() - began
         began = clock()
-        session = parts.drafter.open(sequence.start)
+        session = EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
         session.observe(_verified(nothing, walk, result))
         sequence.sizing = parts.sizing.open(session.forecast)
+        sequence.sizing.plain = sequence.plain
         sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
     except BaseException:
         sequence.cache.restart()
@@ -157,11 +159,7 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
         )
         for sequence, most in zip(sequences, nodes, strict=True)
     ]
-    proposed: list[DraftTree | None]
-    try:
-        proposed = [*parts.drafter.propose([_session(sequence) for sequence in sequences], budgets)]
-    except Exception:
-        proposed = [_draft_alone(each, budget, parts) for each, budget in zip(sequences, budgets, strict=True)]
+    proposed = _propose(sequences, budgets, parts)
     drafted = list[tuple[Sequence, DraftTree]]()
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
@@ -174,6 +172,23 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
                 sequence.fail(error)
     sequences, drafts = [each for each, _ in drafted], [draft for _, draft in drafted]
     return sequences, parts.sizing.trim([_state(each) for each in sequences], drafts)
+
+
+def _propose(sequences: list[Sequence], budgets: list[Budget], parts: Parts) -> list[DraftTree | None]:
+    """Return the draft of each sequence, an empty one of plain texts, None where its drafter failed."""
+    proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
+    places = [place for place, sequence in enumerate(sequences) if not sequence.plain]
+    if not places:
+        return proposed
+    drafting, asked = [sequences[place] for place in places], [budgets[place] for place in places]
+    drafts: list[DraftTree | None]
+    try:
+        drafts = [*parts.drafter.propose([_session(sequence) for sequence in drafting], asked)]
+    except Exception:
+        drafts = [_draft_alone(each, budget, parts) for each, budget in zip(drafting, asked, strict=True)]
+    for place, draft in zip(places, drafts, strict=True):
+        proposed[place] = draft
+    return proposed
 
 
 def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree | None:
@@ -243,6 +258,11 @@ def _observe(rounds: Rounds, parts: Parts) -> None:
         target_seconds=rounds.target_seconds,
         draft_seconds=rounds.draft_seconds + observing,
     )
+
+
+def _needs(sequences: list[Sequence], parts: Parts) -> Needs:
+    """Return what a pass is asked for beside logits: nothing where all texts are plain."""
+    return NO_NEEDS if all(sequence.plain for sequence in sequences) else parts.drafter.needs
 
 
 def _session(sequence: Sequence) -> Session:

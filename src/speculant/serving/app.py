@@ -26,6 +26,7 @@ from speculant.serving.errors import SERVER, ApiError, add_error_handlers
 from speculant.serving.keys import KeyCheck, tenant_name
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.metrics import Metrics
+from speculant.serving.page_files import add_page_files
 from speculant.serving.prompts import PromptEncoder
 from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import (
@@ -41,6 +42,7 @@ from speculant.serving.schemas import (
     TokenizeResponse,
 )
 from speculant.serving.settings import ServingSettings
+from speculant.serving.watch import Watch, add_watch_routes
 from speculant.sizing.policy import MAX_NODES
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ def create_app(
     _add_text_routes(app, service)
     _add_token_routes(app, service)
     _add_server_routes(app, service, metrics)
+    add_page_files(app)
+    add_watch_routes(app, Watch(service, speculator.method, drafters, metrics))
     return app
 
 
@@ -195,11 +199,6 @@ def _add_server_routes(app: FastAPI, service: Service, metrics: Metrics) -> None
     async def prometheus() -> Response:
         """Return Prometheus metrics."""
         return Response(metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    @app.get("/")
-    async def root() -> dict[str, str]:
-        """Return where things are."""
-        return {"name": "speculant", "version": __version__, "api": "/v1", "schema": "/openapi.json"}
 
 
 def _response(answer: BaseModel | Response) -> Response:

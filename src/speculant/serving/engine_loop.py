@@ -218,6 +218,8 @@ class EngineLoop:
                 self._finish(ticket, Delta(error=error))
                 continue
             generation.sequence.start = routed(generation.sequence.start, job)
+            generation.sequence.plain = job.plain
+            generation.sequence.rounds = [] if job.watched else None
             ticket.stats = generation.result.stats
             self._active[generation] = ticket
             self._observer.admitted(ticket)

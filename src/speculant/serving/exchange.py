@@ -31,6 +31,8 @@ class Job:
         stop: strings that end the text and are left out of it.
         tenant: whose memory drafts for it; "" for the shared one.
         prediction: token ids that the text is expected to resemble, or ().
+        plain: whether to decode without drafts, and to learn nothing.
+        watched: whether its pieces hold the drafts of their rounds.
     """
 
     prompt: Sequence[int]
@@ -38,6 +40,8 @@ class Job:
     stop: Sequence[str] = ()
     tenant: str = ""
     prediction: Sequence[int] = ()
+    plain: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

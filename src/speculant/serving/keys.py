@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from speculant.serving.errors import ApiError
 
-OPEN = ("/", "/health")  # for load balancers, and the page, which holds nothing of anyone
+OPEN = ("/health", "/", "/page.css", "/page.js")  # for load balancers, and the page, which holds nothing of anyone
 _TENANT = "speculant.tenant"
 
 

@@ -57,6 +57,14 @@ class Metrics:
         """Add a gauge that is read when metrics are asked for."""
         self._gauge(name, text).set_function(value)
 
+    def drafting(self) -> tuple[int, int]:
+        """Return how many drafts were verified, and of how many the first token was accepted."""
+        hits = self.registry.get_sample_value(
+            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos_total", {MODEL: self._model, "position": "0"}
+        )
+        drafts = self.registry.get_sample_value(f"{PREFIX}spec_decode_num_drafts_total", {MODEL: self._model})
+        return int(drafts or 0), int(hits or 0)
+
     def page(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

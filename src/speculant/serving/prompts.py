@@ -44,6 +44,7 @@ class PromptEncoder:
         self.positions, self.vocabulary = capabilities.positions, capabilities.vocabulary
         limits = [limit for limit in (most_tokens, self.positions and self.positions - 1) if limit]
         self.most_tokens = min(limits, default=None)
+        self._texts: dict[int, str] = {}  # of single tokens
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
 
     def close(self) -> None:
@@ -82,9 +83,10 @@ class PromptEncoder:
         """Return the text of one token within a text; the replacement character where it is a part of a character."""
         if self.tokenizer is None:
             return ""
-        alone: str = self.tokenizer.decode([token])  # without its space: some tokenizers drop it at the beginning
-        twice: str = self.tokenizer.decode([token, token])
-        return twice[len(alone) :]
+        if token not in self._texts:
+            alone = self.tokenizer.decode([token])  # some tokenizers drop a text's first space
+            self._texts[token] = self.tokenizer.decode([token, token])[len(alone) :]
+        return self._texts[token]
 
     def check(self, ids: Sequence[int], *, param: str) -> None:
         """Check a prompt's length and ids.

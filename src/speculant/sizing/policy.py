@@ -65,6 +65,7 @@ class SizingState:
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes, query rows.
         skipped, paused: counts of rounds without nodes, rounds without asking.
+        plain: whether no draft is ever asked for; what such a text does says nothing of drafts.
     """
 
     acceptance: AcceptanceModel
@@ -85,6 +86,7 @@ class SizingState:
     queried: int = 0
     skipped: int = 0
     paused: int = 0
+    plain: bool = False
 
 
 class Sizing(Protocol):
@@ -187,10 +189,12 @@ class AdaptiveSizing:
         most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
         for state in states:
             state.gain, state.depth, state.asked = 0.0, UNLIMITED, 0
-        if all(state.pausing.left for state in states):
+        if all(state.plain or state.pausing.left for state in states):
             return [0 for _ in states]
         level_price, node_price = self._marginal_prices(len(states), most)
         for state in states:
+            if state.plain:
+                continue
             state.level_price, state.node_price = level_price, node_price
             gains = state.forecast(most) if state.forecast is not None and most else None
             state.by_level = gains is not None
@@ -251,7 +255,8 @@ class AdaptiveSizing:
         base = len(drafts) - 1 + held + queried
         values = gains[0] if len(gains) == 1 else np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
         room = min(len(values), max(0, self._latency.most - base))
-        by_level = all(state.by_level for state in states)  # then the time of drafting does not depend on the nodes
+        # By the level the time of drafting does not depend on the nodes.
+        by_level = all(state.by_level or state.plain for state in states)
         price, costs = self._price(len(drafts)), (self._pass_costs if by_level else self._costs)(base, room)
         net = values[:room].cumsum() - price * costs[1:]
         best = int(net.argmax()) if room else 0
@@ -303,9 +308,11 @@ class AdaptiveSizing:
         latency, nodes = self._latency, sum(len(draft) for draft in drafts)
         rows = min(nodes + sum(len(draft.queries) for draft in drafts) + len(drafts), len(latency.curve)) - 1
         latency.observe(rows, target_seconds)
+        if all(state.plain for state in states):
+            return
         asking, drafted = sum(state.asked > 0 for state in states), list(zip(states, drafts, strict=True))
         units = sum(state.levels if state.by_level else len(draft) for state, draft in drafted)
-        even = all(state.by_level or state.sampled for state in states)
+        even = all(state.by_level or state.sampled or state.plain for state in states)
         drafting = latency.observe_drafting(units, draft_seconds, even=even) if asking else 0.0
         tokens = sum(len(walk.tokens) for walk in walks)
         for throughput in (self._throughput, self._shared):
@@ -324,7 +331,8 @@ class AdaptiveSizing:
             state.queried += len(draft.queries)
             state.skipped += not len(draft)
             state.paused += not state.asked
-            self._plan(state, len(draft), len(states), asking)
+            if not state.plain:
+                self._plan(state, len(draft), len(states), asking)
 
     def _plan(self, state: SizingState, nodes: int, sequences: int, asking: int) -> None:
         """Set how much to ask for next, and whether to ask at all."""

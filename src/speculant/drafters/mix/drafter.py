@@ -18,13 +18,24 @@ from pathlib import Path
 
 import numpy as np
 
-from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.drafter import (
+    MEMORY_LIMIT,
+    Budget,
+    Drafter,
+    Inspectable,
+    LearnedContext,
+    Persistent,
+    Session,
+    Start,
+    Verified,
+)
 from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import ROOT, DraftTree, Float32, Int32
 from speculant.drafters.mix.arrays import LONGEST_ROW
 from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
 from speculant.drafters.mix.chain import most_probable_chain
+from speculant.drafters.mix.inspection import top_contexts
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
     Arrays,
@@ -65,7 +76,7 @@ class MixSettings:
     cut: float = 0.2
 
 
-class MixDrafter(Drafter, Persistent):
+class MixDrafter(Drafter, Persistent, Inspectable):
     """The tables and the mixture, shared by all requests of a process behind one lock."""
 
     def __init__(
@@ -169,6 +180,11 @@ class MixDrafter(Drafter, Persistent):
                 tokens, joints = most_probable_chain(self._flat, request, text, length, most)
                 parents = np.arange(ROOT, len(tokens) - 1, dtype=np.int32)
         return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth)
+
+    def top_contexts(self, count: int) -> list[LearnedContext]:
+        """Return up to `count` contexts of two tokens, the most used first."""
+        with self._lock:
+            return top_contexts(self._tables, count)
 
     def save(self, path: Path) -> None:
         """Write everything learned.

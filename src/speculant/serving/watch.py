@@ -1,0 +1,195 @@
+"""What the page at `/` asks for: texts with the draft of every round, and what the memory has learned.
+
+`POST /page/generate` streams a text as server-sent events, one a round; `GET /page/state` describes the server. Both
+are for the page and may change with it; programs use `/v1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import Body, FastAPI, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from speculant import __version__
+from speculant.core.drafter import Drafter, Inspectable
+from speculant.core.stats import Stats
+from speculant.serving.access import note
+from speculant.serving.answers import Service, outcome
+from speculant.serving.exchange import Delta, Exchange, Job
+from speculant.serving.keys import tenant_of
+from speculant.serving.memory_keeper import memory_bytes
+from speculant.serving.metrics import Metrics
+from speculant.serving.schemas import CompletionRequest, Finite, Message, Strict
+from speculant.serving.streams import EventStream, while_connected
+
+if TYPE_CHECKING:
+    from speculant.decoding.sequence import WatchedRound
+
+CONTEXTS = 12
+
+
+class WatchRequest(Strict):
+    """`POST /page/generate`.
+
+    Attributes:
+        prompt: a text.
+        chat: whether it is a message for the model's chat template, else a text to continue.
+        method: "drafts" for the server's own method, "plain" for decoding without drafts by the same loop.
+        max_tokens, temperature, seed: as in `/v1/completions`.
+    """
+
+    prompt: str
+    chat: bool = False
+    method: Literal["drafts", "plain"] = "drafts"
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: Finite = Field(default=0.0, ge=0, le=100)
+    seed: int | None = Field(default=None, ge=0, lt=1 << 53)
+
+
+class Watch:
+    """Answers the page."""
+
+    def __init__(self, service: Service, method: str, drafters: Mapping[str, Drafter], metrics: Metrics) -> None:
+        """Take the parts of the server.
+
+        Args:
+            service: what all endpoints share.
+            method: of the server's drafts.
+            drafters: memories by tenant, "" for the shared one.
+            metrics: count drafts and accepted tokens.
+        """
+        self._service, self._method, self._drafters, self._metrics = service, method, drafters, metrics
+
+    async def generate(self, body: WatchRequest, request: Request) -> EventStream:
+        """Return the stream of a text.
+
+        Raises:
+            ApiError: the request cannot be honoured.
+        """
+        service = self._service
+        asked = CompletionRequest(
+            model=service.model,
+            prompt=body.prompt,
+            max_tokens=body.max_tokens,
+            temperature=body.temperature,
+            seed=body.seed,
+        )
+        service.check_shape(asked, 1)
+        exchange = service.engine.open(1)
+        try:
+            if body.chat:
+                ids = await service.prompts.chat([Message(role="user", content=body.prompt)])
+            else:
+                ids = await service.prompts.text(body.prompt)
+            plain = body.method == "plain"
+            options = service.options(asked, len(ids))
+            exchange.submit(Job(prompt=ids, options=options, tenant=tenant_of(request), plain=plain, watched=True))
+            note(request, prompt_tokens=len(ids))
+            _, first = await while_connected(request, exchange.get())
+            events = self._events(exchange, first, "none" if plain else self._method, len(ids), request)
+            return EventStream(events, exchange, stall_seconds=service.settings.stall_seconds)
+        except BaseException:
+            exchange.close()
+            raise
+
+    async def state(self, request: Request) -> dict[str, Any]:
+        """Return what the page shows of the server: the model, its limits, and the memory of who asks."""
+        prompts, settings = self._service.prompts, self._service.settings
+        drafts, hits = self._metrics.drafting()
+        own = {name: each for name, each in self._drafters.items() if name in ("", tenant_of(request))}
+        memory = {"bytes": memory_bytes(own), "limit": settings.memory_limit << 20, "scope": settings.memory_scope}
+        return {
+            "version": __version__,
+            "model": self._service.model,
+            "method": self._method,
+            "chat": bool(getattr(prompts.tokenizer, "chat_template", None)),
+            "max_tokens": min(settings.max_new_tokens, prompts.positions or settings.max_new_tokens),
+            "memory": memory | {"drafts": drafts, "hits": hits, "contexts": self._contexts()},
+        }
+
+    def _contexts(self) -> list[dict[str, Any]] | None:
+        """Return the most used contexts; None where they are not known, or may be from another user's texts."""
+        drafter: object = self._drafters.get("")
+        settings = self._service.settings
+        one_user = settings.memory_scope == "shared" and len(settings.api_keys) <= 1
+        if not one_user or not isinstance(drafter, Inspectable):
+            return None
+        text = self._service.prompts.token_text
+        return [
+            {
+                "text": "".join(map(text, context.tokens)),
+                "uses": context.uses,
+                "following": [{"text": text(token), "share": round(share, 3)} for token, share in context.following],
+            }
+            for context in drafter.top_contexts(CONTEXTS)
+        ]
+
+    async def _events(
+        self, exchange: Exchange, delta: Delta, method: str, prompt: int, request: Request
+    ) -> AsyncIterator[dict[str, Any]]:
+        yield {"type": "start", "method": method, "prompt_tokens": prompt}
+        stats = Stats(method, prompt_tokens=prompt)
+        while True:
+            if delta.piece is not None and delta.piece.tokens:
+                yield await self._round(delta, stats)
+            if delta.last:
+                break
+            _, delta = await exchange.get()
+        note(request, **outcome(exchange))
+        yield {"type": "end", "finish_reason": delta.finish_reason}
+
+    async def _round(self, delta: Delta, stats: Stats) -> dict[str, Any]:
+        """Return the event of a round, and count it."""
+        piece = delta.piece
+        assert piece is not None
+        milliseconds, stats.seconds = 1e3 * (piece.seconds - stats.seconds), piece.seconds
+        if not piece.rounds:
+            stats.tokens, stats.prefill_seconds = len(piece.tokens), piece.seconds
+        for each in piece.rounds:
+            stats.add_round(each.draft, each.walk.path, each.walk.tokens)
+        decoding = stats.seconds - stats.prefill_seconds
+        return {
+            "type": "round",
+            "tokens": [
+                {"text": text, "source": source.value} for text, source in zip(piece.texts, piece.sources, strict=True)
+            ],
+            "drafts": [self._draft(each) for each in piece.rounds],
+            "milliseconds": round(milliseconds, 3),
+            "total": {
+                "tokens": stats.tokens,
+                "rounds": stats.rounds,
+                "milliseconds": round(1e3 * stats.seconds, 3),
+                "tokens_per_second": round((stats.tokens - 1) / decoding, 2) if decoding > 0 else 0,
+                "mat": round(stats.mat, 3),
+                "offered_by_depth": stats.offered_by_depth,
+                "accepted_by_depth": stats.accepted_by_depth,
+            },
+        }
+
+    def _draft(self, watched: WatchedRound) -> dict[str, Any]:
+        draft, walk = watched.draft, watched.walk
+        text = self._service.prompts.token_text
+        return {
+            "texts": [text(token) for token in draft.tokens.tolist()],
+            "parents": draft.parents.tolist(),
+            "weights": [round(weight, 4) for weight in draft.weights.tolist()],
+            "path": list(walk.path),
+            "bonus": text(walk.tokens[-1]),
+        }
+
+
+def add_watch_routes(app: FastAPI, watch: Watch) -> None:
+    """Serve what the page asks for."""
+
+    @app.post("/page/generate", include_in_schema=False)
+    async def generate(body: Annotated[WatchRequest, Body()], request: Request) -> Response:
+        """Stream a text with the draft of every round."""
+        return await watch.generate(body, request)
+
+    @app.get("/page/state", include_in_schema=False)
+    async def state(request: Request) -> dict[str, Any]:
+        """Describe the server and its memory."""
+        return await watch.state(request)
