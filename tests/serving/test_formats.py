@@ -114,3 +114,12 @@ async def test_prefixes_are_computed_once(connect: Connect) -> None:
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48
     assert second["choices"] == first["choices"]
+
+
+async def test_choices_of_one_prompt_are_not_cached_prompts(connect: Connect) -> None:
+    """Guards `cached_tokens`: a prompt that its own first choice computed was not found in the cache."""
+    body = completion([[5 + i % 40 for i in range(70)], [9 + i % 30 for i in range(70)]], n=2)
+    async with connect() as client:
+        first, second = [(await client.post("/v1/completions", json=body)).json()["usage"] for _ in range(2)]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] >= 96

@@ -181,16 +181,27 @@ def speculative(stats: Stats, most_nodes: int) -> SpeculativeMetrics:
     )
 
 
-def usage(exchange: Exchange, prompt: int, completion: int) -> Usage:
-    """Return the tokens of a request; its prompts count once, however many texts each has."""
-    stats = [ticket.stats for ticket in exchange.tickets if ticket.stats is not None]
-    cached = min(prompt, max((each.reused_tokens for each in stats), default=0))
+def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int) -> Usage:
+    """Return the tokens of a request; a prompt counts once, as its first of so many choices found it."""
+    first = [ticket.stats for ticket in exchange.tickets[::choices]]
+    cached = sum(stats.reused_tokens for stats in first if stats is not None)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(cached_tokens=cached),
     )
+
+
+def last_figures(
+    service: Service, body: SamplingRequest, exchange: Exchange, prompt: int, completion: int
+) -> dict[str, Any]:
+    """Return what the last chunk of a stream holds beside its choices; empty where the client asked for nothing."""
+    metrics = service.metrics(exchange.tickets)
+    more: dict[str, Any] = {} if metrics is None else {"metrics": metrics.model_dump()}
+    if body.stream_options is not None and body.stream_options.include_usage:
+        more["usage"] = usage(exchange, prompt, completion, choices=body.choices).model_dump()
+    return more
 
 
 def outcome(exchange: Exchange) -> dict[str, Any]:

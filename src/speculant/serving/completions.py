@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from speculant.serving.access import note
-from speculant.serving.answers import Service, answer_id, chunker, collect, deltas, now, outcome, usage
+from speculant.serving.answers import Service, answer_id, chunker, collect, deltas, last_figures, now, outcome, usage
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.keys import tenant_of
@@ -95,7 +95,7 @@ async def _whole(
         created=now(),
         model=service.model,
         choices=choices,
-        usage=usage(exchange, prompt, sum(each.tokens for each in texts)),
+        usage=usage(exchange, prompt, sum(each.tokens for each in texts), choices=body.choices),
         metrics=service.metrics(exchange.tickets),
     )
 
@@ -124,11 +124,7 @@ async def _chunks(
         if delta.text or delta.last or entries:
             yield chunk([_choice(index, delta.text, delta.finish_reason, logprobs=logprobs)])
     note(request, **outcome(exchange))
-    metrics = service.metrics(exchange.tickets)
-    more: dict[str, Any] = {} if metrics is None else {"metrics": metrics.model_dump()}
-    if with_usage:
-        more["usage"] = usage(exchange, prompt, count).model_dump()
-    if more:
+    if more := last_figures(service, body, exchange, prompt, count):
         yield chunk([], **more)
 
 
