@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
-	test-vllm benchmark-vllm test-browser clean
+	test-vllm benchmark-vllm test-browser test-clients clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -104,6 +104,14 @@ $(VENV)/.browser: $(VENV)/.ready
 
 test-browser: $(VENV)/.browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/test_browser.py
+
+# LangChain and `transformers chat` against the server.
+$(VENV)/.clients: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,clients]'
+	@touch $@
+
+test-clients: $(VENV)/.clients
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/serving/test_other_clients.py
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from fastapi import FastAPI
 
 from speculant import Speculator
 from speculant.serving.app import create_app
+from speculant.serving.server import Server, bind, make_server, url
 from speculant.serving.settings import ServingSettings
 
 MODEL = "tiny"
@@ -42,6 +45,24 @@ async def running(app: FastAPI) -> AsyncIterator[None]:
     """Run an application's lifespan."""
     async with app.router.lifespan_context(app):
         yield
+
+
+@contextmanager
+def serving(model: Any, tokenizer: Any, **options: Any) -> Iterator[tuple[Server, str]]:
+    """Serve a model on a port, in a thread; yield the server and its address."""
+    settings = ServingSettings(port=0, **options)
+    app, ready = make_app(make_speculator(model, tokenizer), port=0, **options), threading.Event()
+    with bind(settings) as bound:
+        server = make_server(app, settings, ready.set)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+        thread.start()
+        try:
+            assert ready.wait(60)
+            yield server, url(bound)
+        finally:
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def client_of(app: FastAPI, headers: dict[str, str] | None = None) -> httpx2.AsyncClient:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from models import endless
+from models import endless, tiny_model
 from servers import Connect, client_of, make_app, make_speculator, running
 from speculant import Speculator
 from speculant.api.loading import load_tokenizer
@@ -31,6 +31,20 @@ def model() -> Any:
 def tokenizer() -> Any:
     """Return the bundled tokenizer, which has a chat template."""
     return load_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def ending_model(tokenizer: Any) -> Any:
+    """Return a random model whose texts end, as constraints need."""
+    model = tiny_model("llama", vocab_size=4096, max_position_embeddings=512)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model
+
+
+@pytest.fixture
+def ending(ending_model: Any, tokenizer: Any) -> Speculator:
+    """Return a speculator of a model whose texts end."""
+    return make_speculator(ending_model, tokenizer)
 
 
 @pytest.fixture

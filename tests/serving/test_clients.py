@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Any
+import subprocess
+from contextlib import closing
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
-from servers import MODEL, chat, make_app, make_speculator
-from speculant.serving.server import Server, bind, make_server, url
-from speculant.serving.settings import ServingSettings
+from servers import MODEL, chat, events, serving
 
 openai = pytest.importorskip("openai")
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
-
-
-@contextmanager
-def serving(model: Any, tokenizer: Any, **options: Any) -> Iterator[tuple[Server, str]]:
-    """Serve in a thread; yield the server and its address."""
-    settings = ServingSettings(port=0, **options)
-    app, ready = make_app(make_speculator(model, tokenizer), port=0, **options), threading.Event()
-    with bind(settings) as bound:
-        server = make_server(app, settings, ready.set)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
-        thread.start()
-        try:
-            assert ready.wait(60)
-            yield server, url(bound)
-        finally:
-            server.should_exit = True
-            thread.join(60)
-            assert not thread.is_alive()
 
 
 def test_official_client(model: Any, tokenizer: Any) -> None:
@@ -103,3 +84,42 @@ def test_header_floods(model: Any, tokenizer: Any) -> None:
         with closing(socket.create_connection((host, int(port)), timeout=60)) as client:
             client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert b" 200 " in client.recv(65536).split(b"\r\n")[0]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl(model: Any, tokenizer: Any) -> None:
+    """Guards curl, as the documentation shows it: a text, whole and as events."""
+    with serving(model, tokenizer) as (_, address):
+
+        def curl(**options: Any) -> str:
+            command = ["curl", "-sS", "--fail-with-body", "-N", f"{address}/v1/chat/completions"]
+            command += ["-H", "Content-Type: application/json", "-d", json.dumps(chat(**options))]
+            return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+        text = json.loads(curl())["choices"][0]["message"]["content"]
+        *sent, done = events(curl(stream=True))
+    assert done == "[DONE]"
+    chunks = [json.loads(each)["choices"][0]["delta"] for each in sent]
+    assert "".join(each.get("content", "") for each in chunks) == text
+
+
+def test_structured_output_of_the_official_client(ending_model: Any, tokenizer: Any) -> None:
+    """Guards `parse` and `stream` of OpenAI's client, with a pydantic model as the format."""
+
+    class Animal(BaseModel):
+        """An animal."""
+
+        name: Literal["dog", "bird"]
+        legs: int = Field(ge=2, le=4)
+
+    with (
+        serving(ending_model, tokenizer) as (_, address),
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        options = {"model": MODEL, "messages": MESSAGES, "temperature": 1, "seed": 4, "max_tokens": 60}
+        whole = client.chat.completions.parse(**options, response_format=Animal).choices[0].message
+        assert isinstance(whole.parsed, Animal)
+        with client.chat.completions.stream(**options, response_format=Animal) as stream:
+            kinds = {event.type for event in stream}
+            assert stream.get_final_completion().choices[0].message.parsed == whole.parsed
+        assert {"content.delta", "content.done"} <= kinds

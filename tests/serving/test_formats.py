@@ -9,21 +9,11 @@ from typing import Any
 
 import pytest
 
-from models import tiny_model
-from servers import Connect, chat, completion, events, make_speculator
-from speculant import Speculator
+from servers import Connect, chat, completion, events
 
 pytestmark = pytest.mark.anyio
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
-
-
-@pytest.fixture
-def ending(tokenizer: Any) -> Speculator:
-    """Return a random model whose texts end, as constraints need."""
-    model = tiny_model("llama", vocab_size=4096, max_position_embeddings=512)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    return make_speculator(model, tokenizer)
 
 
 async def test_answers_match_a_schema(connect: Connect, ending: Any) -> None:

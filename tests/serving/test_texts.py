@@ -73,6 +73,34 @@ async def test_options_reach_the_sampler(connect: Connect, model: Any, tokenizer
     assert answer["choices"][0]["text"] == plain(alone, "Once upon a time", **options).text
 
 
+async def test_generation_config_stands_in(connect: Connect, model: Any, tokenizer: Any) -> None:
+    """Guards `generation_config` of `transformers chat`: it counts where the request itself is silent."""
+    alone = make_speculator(model, tokenizer)
+    body = {"model": "tiny", "prompt": "Once upon a time"}
+    config = {"do_sample": True, "temperature": 0.9, "top_k": 20, "max_new_tokens": 9, "transformers_version": "5.0"}
+    async with connect() as client:
+
+        async def text(config: dict[str, Any], **options: Any) -> str:
+            sent = body | {"generation_config": json.dumps(config)} | options
+            answer = await client.post("/v1/completions", json=sent)
+            return str(answer.json()["choices"][0]["text"])
+
+        sampled = await text(config, seed=3)
+        greedy = await text(config | {"do_sample": False})
+        own = await text(config, temperature=0, max_tokens=5)
+        first = alone.generate(body["prompt"], temperature=0, max_new_tokens=9).ids
+        ended = await text({"eos_token_id": [first[3]]}, temperature=0, max_tokens=12)
+        refused = await client.post("/v1/completions", json=body | {"generation_config": '{"num_beams": 2}'})
+        loaded = await client.post("/load_model", json={"model": "tiny"})
+    assert sampled == plain(alone, body["prompt"], temperature=0.9, top_k=20, seed=3, max_new_tokens=9).text
+    assert greedy == plain(alone, body["prompt"], max_new_tokens=9).text
+    assert own == plain(alone, body["prompt"], max_new_tokens=5).text
+    assert ended == plain(alone, body["prompt"], eos_token_id=[first[3]]).text
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "generation_config.num_beams"
+    assert json.loads(events(loaded.text)[0]) == {"status": "ready", "model": "tiny", "cached": True}
+
+
 async def test_choices_draw_with_seeds_of_their_own(connect: Connect, model: Any, tokenizer: Any) -> None:
     """Guards `n`: choice i is the text of seed + i, streamed or not."""
     alone = make_speculator(model, tokenizer)

@@ -13,13 +13,8 @@ from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
 from speculant.serving.formats import constraint_of
 from speculant.serving.logprobs import Entries, entries_of
-from speculant.serving.schemas import (
-    PromptDetails,
-    RequestMetrics,
-    SamplingRequest,
-    SpeculativeMetrics,
-    Usage,
-)
+from speculant.serving.responses import PromptDetails, RequestMetrics, SpeculativeMetrics, Usage
+from speculant.serving.schemas import SamplingRequest
 
 if TYPE_CHECKING:
     from speculant.core.stats import Stats
@@ -105,6 +100,7 @@ class Service:
             "frequency_penalty": request.frequency_penalty or None,
             "logprobs": request.alternatives,
             "constraint": constraint_of(request.format, request.structured_outputs),
+            "eos_token_id": self._ends(request),
         }
         temperature = 1.0 if request.temperature is None else request.temperature
         if temperature < GREEDY:  # whatever the other options keep, they keep the most probable token
@@ -116,6 +112,12 @@ class Service:
             "min_p": request.min_p,
             "seed": None if request.seed is None else request.seed + choice,
         }
+
+    def _ends(self, request: SamplingRequest) -> list[int] | None:
+        ends = None if request.generation_config is None else request.generation_config.ends
+        if ends is not None:
+            self.prompts.check_vocabulary(ends, "generation_config.eos_token_id")
+        return ends
 
     def metrics(self, tickets: list[Ticket]) -> RequestMetrics | None:
         """Return the figures of a request, None where they are not asked for."""

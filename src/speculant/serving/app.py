@@ -28,20 +28,18 @@ from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.metrics import Metrics
 from speculant.serving.page_files import add_page_files
 from speculant.serving.prompts import PromptEncoder
-from speculant.serving.routing import can_route, route
-from speculant.serving.schemas import (
-    ChatRequest,
+from speculant.serving.responses import (
     ChatResponse,
-    CompletionRequest,
     CompletionResponse,
-    DetokenizeRequest,
     DetokenizeResponse,
     ModelCard,
     ModelList,
-    TokenizeRequest,
     TokenizeResponse,
 )
+from speculant.serving.routing import can_route, route
+from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
 from speculant.serving.settings import ServingSettings
+from speculant.serving.streams import EventStream, event
 from speculant.serving.watch import Watch, add_watch_routes
 from speculant.sizing.policy import MAX_NODES
 
@@ -187,6 +185,13 @@ def _add_server_routes(app: FastAPI, service: Service, metrics: Metrics) -> None
         """Return the served model by its name."""
         service.check_model(name)
         return card
+
+    @app.post("/load_model")
+    async def load_model(body: Annotated[LoadRequest, Body()]) -> Response:
+        """Answer that the model is loaded, in the form of `transformers serve`, which `transformers chat` waits for."""
+        service.check_model(body.model)
+        ready = event({"status": "ready", "model": service.model, "cached": True})
+        return Response(ready, headers={"Content-Type": EventStream.media_type})
 
     @app.get("/health")
     async def health() -> dict[str, str]:

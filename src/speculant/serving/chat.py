@@ -15,7 +15,8 @@ from speculant.serving.keys import tenant_of
 from speculant.serving.logprobs import chat_logprobs, entries_of
 from speculant.serving.parameters import CHAT, check_honoured
 from speculant.serving.prompts import joined
-from speculant.serving.schemas import AnswerMessage, ChatChoice, ChatRequest, ChatResponse
+from speculant.serving.responses import AnswerMessage, ChatChoice, ChatResponse
+from speculant.serving.schemas import ChatRequest
 from speculant.serving.streams import EventStream, while_connected
 from speculant.serving.tools import ToolCallParser
 

@@ -14,7 +14,8 @@ from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.keys import tenant_of
 from speculant.serving.logprobs import completion_logprobs, entries_of
 from speculant.serving.parameters import COMPLETIONS, check_honoured
-from speculant.serving.schemas import CompletionChoice, CompletionRequest, CompletionResponse
+from speculant.serving.responses import CompletionChoice, CompletionResponse
+from speculant.serving.schemas import CompletionRequest
 from speculant.serving.streams import EventStream, while_connected
 
 

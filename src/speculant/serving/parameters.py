@@ -87,6 +87,11 @@ PARAMETERS = (
         endpoints=(CHAT,),
     ),
     Parameter(name="structured_outputs", note="as in vLLM: `json`, `regex`, `choice` or `grammar` (llguidance's Lark)"),
+    Parameter(
+        name="generation_config",
+        note="as `transformers chat` sends it, JSON in a text, for what is left out: `max_new_tokens`, `do_sample`, "
+        "`temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`, `eos_token_id`; other fields are refused",
+    ),
     _refused("suffix", "the model continues texts, it does not fill gaps", "", endpoints=(COMPLETIONS,)),
     _refused("functions", "use `tools`", []),
     _refused("function_call", "use `tools` and `tool_choice`", "none", "auto"),

@@ -75,7 +75,7 @@ class PromptEncoder:
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
-        self._check_vocabulary(ids, "tokens")
+        self.check_vocabulary(ids, "tokens")
         text: str = await self._run(lambda: self.tokenizer.decode(list(ids)))
         return text
 
@@ -103,9 +103,14 @@ class PromptEncoder:
                 param=param,
                 code="context_length_exceeded",
             )
-        self._check_vocabulary(ids, param)
+        self.check_vocabulary(ids, param)
 
-    def _check_vocabulary(self, ids: Sequence[int], param: str) -> None:
+    def check_vocabulary(self, ids: Sequence[int], param: str) -> None:
+        """Check that ids are the model's.
+
+        Raises:
+            ApiError: one is not.
+        """
         if ids and max(ids) >= self.vocabulary:
             raise ApiError(400, f"token ids must be below {self.vocabulary}.", param=param, code="invalid_value")
 

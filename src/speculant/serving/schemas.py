@@ -1,4 +1,4 @@
-"""Requests and responses as they are on the wire.
+"""Requests as they are on the wire.
 
 Types are strict and unknown fields are errors, so that a misspelled parameter is not ignored. A parameter that is
 refused still has its field here, since `parameters.check_honoured` says why.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Json, model_validator
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+from speculant.serving.generation_config import GenerationConfig
+from speculant.serving.token_types import Finite, TokenId
+
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 MOST_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
 
@@ -137,6 +138,18 @@ class SamplingRequest(Strict):
     presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: Finite | None = Field(default=None, ge=-2, le=2)
     structured_outputs: StructuredOutputs | None = None
+    generation_config: Json[GenerationConfig] | None = None
+
+    @model_validator(mode="after")
+    def _completed(self) -> SamplingRequest:
+        """Let the generation config stand in for what the request leaves out."""
+        given = {} if self.generation_config is None else self.generation_config.parameters()
+        if self.most_tokens is not None:
+            given.pop("max_tokens", None)
+        for name, value in given.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        return self
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -243,132 +256,14 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool = True
 
 
+class LoadRequest(Strict):
+    """`POST /load_model`, as in `transformers serve`."""
+
+    model: str
+
+
 class DetokenizeRequest(Strict):
     """`POST /detokenize`, as in vLLM."""
 
     model: str | None = None
     tokens: list[TokenId]
-
-
-class PromptDetails(BaseModel):
-    """Tokens of a prompt that were not computed, since the prefix cache held them."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-
-
-class AnswerMessage(BaseModel):
-    """A chat's answer."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    refusal: None = None
-    tool_calls: list[ToolCall] | None = None
-
-
-class ChatChoice(BaseModel):
-    """One answer."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: dict[str, Any] | None = None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-
-
-class SpeculativeMetrics(BaseModel):
-    """What drafting did for a request, in vLLM's form.
-
-    Attributes:
-        mean_acceptance_length: tokens per round, the bonus token included.
-        draft_acceptance_rate: accepted tokens per drafted one; drafted are all nodes of draft trees.
-        acceptance_histogram: [j] counts the rounds that accepted exactly j drafted tokens.
-        num_spec_steps: rounds.
-        num_accepted_draft_tokens, num_draft_tokens: over all rounds.
-        num_spec_tokens: the most tokens of a draft.
-    """
-
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int
-
-
-class RequestMetrics(BaseModel):
-    """Opt-in figures of a request; of several choices there are none, as in vLLM."""
-
-    speculative_decoding: SpeculativeMetrics | None
-
-
-class ChatResponse(BaseModel):
-    """An answer to `POST /v1/chat/completions`."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    metrics: RequestMetrics | None = None
-
-
-class CompletionChoice(BaseModel):
-    """One text."""
-
-    index: int
-    text: str
-    logprobs: dict[str, Any] | None = None
-    finish_reason: Literal["stop", "length"]
-
-
-class CompletionResponse(BaseModel):
-    """An answer to `POST /v1/completions`."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    metrics: RequestMetrics | None = None
-
-
-class TokenizeResponse(BaseModel):
-    """Token ids."""
-
-    count: int
-    max_model_len: int | None
-    tokens: list[int]
-
-
-class DetokenizeResponse(BaseModel):
-    """A text."""
-
-    prompt: str
-
-
-class ModelCard(BaseModel):
-    """The served model."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["speculant"] = "speculant"
-    max_model_len: int | None = None
-
-
-class ModelList(BaseModel):
-    """`GET /v1/models`."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]

@@ -22,8 +22,9 @@ from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.keys import tenant_of
 from speculant.serving.memory_keeper import memory_bytes
 from speculant.serving.metrics import Metrics
-from speculant.serving.schemas import CompletionRequest, Finite, Message, Strict
+from speculant.serving.schemas import CompletionRequest, Message, Strict
 from speculant.serving.streams import EventStream, while_connected
+from speculant.serving.token_types import Finite
 
 if TYPE_CHECKING:
     from speculant.decoding.sequence import WatchedRound

@@ -1,0 +1,54 @@
+"""`generation_config`, which `transformers chat` sends: a transformers GenerationConfig, as text in JSON.
+
+Its fields stand in for parameters that the request leaves out. Fields that this server could not honour are refused by
+name, as unknown parameters are.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from speculant.serving.token_types import Finite, TokenId
+
+_SAME = ("top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class GenerationConfig(BaseModel):
+    """The fields that are honoured, and those that change nothing here.
+
+    Attributes:
+        do_sample: false for greedy decoding, whatever the temperature.
+        max_new_tokens: the same as `max_tokens`.
+        temperature, top_p, top_k, min_p, repetition_penalty: as in requests.
+        eos_token_id: tokens that end the text, in place of the model's own.
+        bos_token_id, pad_token_id, transformers_version, from_model_config: change nothing of a single prompt.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    do_sample: bool | None = None
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    temperature: Finite | None = Field(default=None, ge=0, le=100)
+    top_p: Finite | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, lt=1 << 31)
+    min_p: Finite | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: Finite | None = Field(default=None, gt=0, le=100)
+    eos_token_id: TokenId | Annotated[list[TokenId], Field(min_length=1, max_length=64)] | None = None
+    bos_token_id: TokenId | None = None
+    pad_token_id: int | None = None
+    transformers_version: str | None = None
+    from_model_config: bool | None = Field(default=None, alias="_from_model_config")
+
+    @property
+    def ends(self) -> list[int] | None:
+        """The tokens that end the text, None for the model's own."""
+        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of a request that these fields stand for."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
+        found["temperature"] = 0.0 if self.do_sample is False else self.temperature
+        found["max_tokens"] = self.max_new_tokens
+        return {name: value for name, value in found.items() if value is not None}

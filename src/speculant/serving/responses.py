@@ -1,0 +1,133 @@
+"""Responses as they are on the wire."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from speculant.serving.schemas import ToolCall
+
+
+class PromptDetails(BaseModel):
+    """Tokens of a prompt that were not computed, since the prefix cache held them."""
+
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class AnswerMessage(BaseModel):
+    """A chat's answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: dict[str, Any] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class SpeculativeMetrics(BaseModel):
+    """What drafting did for a request, in vLLM's form.
+
+    Attributes:
+        mean_acceptance_length: tokens per round, the bonus token included.
+        draft_acceptance_rate: accepted tokens per drafted one; drafted are all nodes of draft trees.
+        acceptance_histogram: [j] counts the rounds that accepted exactly j drafted tokens.
+        num_spec_steps: rounds.
+        num_accepted_draft_tokens, num_draft_tokens: over all rounds.
+        num_spec_tokens: the most tokens of a draft.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class RequestMetrics(BaseModel):
+    """Opt-in figures of a request; of several choices there are none, as in vLLM."""
+
+    speculative_decoding: SpeculativeMetrics | None
+
+
+class ChatResponse(BaseModel):
+    """An answer to `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: RequestMetrics | None = None
+
+
+class CompletionChoice(BaseModel):
+    """One text."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionResponse(BaseModel):
+    """An answer to `POST /v1/completions`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    metrics: RequestMetrics | None = None
+
+
+class TokenizeResponse(BaseModel):
+    """Token ids."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+
+
+class DetokenizeResponse(BaseModel):
+    """A text."""
+
+    prompt: str
+
+
+class ModelCard(BaseModel):
+    """The served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["speculant"] = "speculant"
+    max_model_len: int | None = None
+
+
+class ModelList(BaseModel):
+    """`GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
