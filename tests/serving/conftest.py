@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,12 @@ from models import endless, tiny_model
 from servers import Connect, client_of, make_app, make_speculator, running
 from speculant import Speculator
 from speculant.api.loading import load_tokenizer
+
+TEMPLATE = (
+    "{% if tools %}{% for t in tools %}{{ t.function.name }} {% endfor %}<tool_call>{% endif %}{% for m in messages %}"
+    "{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
+    "{% endfor %}\n{% endfor %}assistant: "
+)
 
 
 @pytest.fixture
@@ -31,6 +38,14 @@ def model() -> Any:
 def tokenizer() -> Any:
     """Return the bundled tokenizer, which has a chat template."""
     return load_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def calling(tokenizer: Any) -> Any:
+    """Return a tokenizer whose chat template knows tools."""
+    found = copy.deepcopy(tokenizer)
+    found.chat_template = TEMPLATE
+    return found
 
 
 @pytest.fixture(scope="session")

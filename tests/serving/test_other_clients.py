@@ -92,3 +92,29 @@ def test_langchain_structured_output(ending_model: Any, tokenizer: Any, chat_mod
         assert 2 <= found.legs <= 4
         strict = chat.with_structured_output(Animal, method="json_schema", strict=True, include_raw=True)
         assert isinstance(strict.invoke(QUESTION)["parsed"], Animal)
+
+
+def test_langchain_tools(ending_model: Any, calling: Any, chat_model: Any) -> None:
+    """Guards `bind_tools`, streamed too, the results of tools, and structured output by a function's call."""
+
+    class Add(BaseModel):
+        """Add two digits."""
+
+        a: int = Field(ge=0, le=9)
+        b: Literal[1, 2]
+
+    with serving(ending_model, calling) as (_, address):
+        chat = chat_model(address, max_tokens=120)
+        bound = chat.bind_tools([Add], tool_choice="Add", parallel_tool_calls=False)
+        answer = bound.invoke(QUESTION)
+        [call] = answer.tool_calls
+        assert Add.model_validate(call["args"])
+        streamed = None
+        for chunk in bound.stream(QUESTION):
+            streamed = chunk if streamed is None else streamed + chunk
+        assert [(each["name"], each["args"]) for each in streamed.tool_calls] == [("Add", call["args"])]
+        result = {"role": "tool", "content": "3", "tool_call_id": call["id"]}
+        assert chat.bind_tools([Add], strict=True).invoke([("human", QUESTION), answer, result]) is not None
+        for options in ({}, {"strict": True}):
+            found = chat.with_structured_output(Add, method="function_calling", **options).invoke(QUESTION)
+            assert isinstance(found, Add)

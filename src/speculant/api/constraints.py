@@ -24,6 +24,7 @@ from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
 MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
 MOST_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
 COMPILED = 32  # grammars that are kept
+TOKENIZERS = 4  # forms of the tokenizer that are kept, one for each set of tokens that end texts
 LIMITS = {
     "max_grammar_size": 20_000,
     "initial_lexer_fuel": 100_000,
@@ -101,23 +102,54 @@ class Constraint:
         return cls("lark", lark)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledConstraint:
+    """A constraint that is ready for requests; `Speculator.compile_constraint` makes it.
+
+    Attributes:
+        constraint: what it was compiled from.
+        ends: the tokens that end a text.
+        matcher: an `llguidance.LLMatcher` at the grammar's start, to be copied for each request.
+    """
+
+    constraint: Constraint
+    ends: frozenset[int]
+    matcher: Any
+
+
 class ConstraintCompiler:
-    """Compiles constraints for one model's tokenizer. For several threads at once."""
+    """Compiles constraints for one model's tokenizer. For several threads at once: none waits for another's grammar."""
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         """Take the tokenizer, or None, and the model's vocabulary; nothing is compiled yet."""
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        self._tokenizers: dict[frozenset[int], Any] = {}
-        self._matchers: OrderedDict[tuple[Constraint, frozenset[int]], Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._tokenizers: OrderedDict[frozenset[int], Any] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Constraint, frozenset[int]], CompiledConstraint] = OrderedDict()
+        self._lock = threading.Lock()  # of these; held for look-ups only
 
-    def open(self, constraint: Constraint, *, prompt: int, ends: frozenset[int]) -> GrammarState:
+    def open(self, constraint: Constraint | CompiledConstraint, *, prompt: int, ends: frozenset[int]) -> GrammarState:
         """Return the state of a new request.
 
         Args:
-            constraint: what its text must match.
+            constraint: what its text must match. One that was compiled takes no time.
             prompt: the length of its prompt.
             ends: the tokens that end its text.
+
+        Raises:
+            UsageError, TokenizerError, UnsupportedError: as `compile`.
+        """
+        if isinstance(constraint, CompiledConstraint):
+            compiled = constraint if constraint.ends == ends else self.compile(constraint.constraint, ends=ends)
+        else:
+            compiled = self.compile(constraint, ends=ends)
+        return GrammarState(compiled.matcher.deep_copy(), prompt=prompt, ends=ends)
+
+    def compile(self, constraint: Constraint, *, ends: frozenset[int]) -> CompiledConstraint:
+        """Return the compiled constraint; those of late are kept. The global interpreter lock is released meanwhile.
+
+        Args:
+            constraint: what texts must match.
+            ends: the tokens that end them.
 
         Raises:
             UsageError: the constraint is no valid one, or too complex, or nothing ends the text.
@@ -128,31 +160,41 @@ class ConstraintCompiler:
             raise UsageError(f"constraint takes a speculant.Constraint, not {type(constraint).__name__}.")
         if not ends:
             raise UsageError("a constraint needs a token that ends the text; set eos_token_id.")
+        key = constraint, ends
         with self._lock:
-            matcher = self._compiled(constraint, ends).deep_copy()
-        return GrammarState(matcher, prompt=prompt, ends=ends)
-
-    def _compiled(self, constraint: Constraint, ends: frozenset[int]) -> Any:
-        found = self._matchers.get((constraint, ends))
-        if found is None:
-            library = _library()
-            limits = library.LLParserLimits(**LIMITS)
-            found = library.LLMatcher(self._tokens(ends), _grammar(library, constraint), log_level=0, limits=limits)
-            if not found.is_error():
-                found.compute_bitmask()  # some limits are met only here
-            if found.is_error():
-                raise UsageError(f"the constraint is refused: {first_line(found.get_error())}")
-            self._matchers[constraint, ends] = found
-            if len(self._matchers) > COMPILED:
-                self._matchers.popitem(last=False)
-        self._matchers.move_to_end((constraint, ends))
+            found = self._compiled.get(key)
+            if found is not None:
+                self._compiled.move_to_end(key)
+                return found
+        library = _library()
+        limits = library.LLParserLimits(**LIMITS)
+        matcher = library.LLMatcher(self._tokens(ends), _grammar(library, constraint), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some limits are met only here
+        if matcher.is_error():
+            raise UsageError(f"the constraint is refused: {first_line(matcher.get_error())}")
+        found = CompiledConstraint(constraint, ends, matcher)
+        with self._lock:
+            _put(self._compiled, key, found, most=COMPILED)
         return found
 
     def _tokens(self, ends: frozenset[int]) -> Any:
         """Return llguidance's form of the tokenizer, which takes about a second to make for a large vocabulary."""
-        if ends not in self._tokenizers:
-            self._tokenizers[ends] = _open_tokenizer(self._tokenizer, self._vocabulary, sorted(ends))
-        return self._tokenizers[ends]
+        with self._lock:
+            found = self._tokenizers.get(ends)
+        if found is None:
+            found = _open_tokenizer(self._tokenizer, self._vocabulary, sorted(ends))
+        with self._lock:
+            _put(self._tokenizers, ends, found, most=TOKENIZERS)
+        return found
+
+
+def _put(kept: OrderedDict[Any, Any], key: Any, value: Any, *, most: int) -> None:
+    """Keep a value as the latest one, and only so many."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _library() -> Any:

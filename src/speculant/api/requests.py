@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from speculant.api.constraints import Constraint, ConstraintCompiler
+from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
 from speculant.api.engines import AnyEngine
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
@@ -79,7 +79,7 @@ class Preparation:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         logprobs: int | None = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | CompiledConstraint | None = None,
         **options: Any,
     ) -> Generation:
         """Return a request, not begun yet; the parameters are those of `Speculator.stream`.
@@ -143,7 +143,7 @@ class Preparation:
         tokenizer: Any,
         bias: Mapping[int, float] | None = None,
         logprobs: int | None = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | CompiledConstraint | None = None,
     ) -> Generation:
         """Return the request of one row that `generate` prepared.
 
@@ -199,6 +199,13 @@ class Preparation:
             streamer=streamer,
             chunk=call.config.prefill_chunk_size,
         )
+
+    def compile_constraint(self, constraint: Constraint, ends: Sequence[int] | None) -> CompiledConstraint:
+        """Return the constraint for texts that these tokens end, None for those of the model's generation config."""
+        if ends is None:
+            own = self._engine.model.generation_config.eos_token_id
+            ends = [] if own is None else [own] if isinstance(own, int) else own
+        return self._compiler.compile(constraint, ends=frozenset(ends))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant.api.batch import Batch
-from speculant.api.constraints import Constraint
+from speculant.api.constraints import CompiledConstraint, Constraint
 from speculant.api.custom_generate import Bound
 from speculant.api.draft_caches import check_merged, drafts_of
 from speculant.api.engines import check_engine_can, open_engine
@@ -341,7 +341,7 @@ class Speculator:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         logprobs: int | None = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | CompiledConstraint | None = None,
         **other_options: Any,
     ) -> Result:
         """Return the whole continuation of a prompt; the parameters are those of `stream`."""
@@ -392,7 +392,7 @@ class Speculator:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         logprobs: int | None = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | CompiledConstraint | None = None,
         **other_options: Any,
     ) -> Stream:
         """Return the continuation of a prompt piece by piece.
@@ -417,7 +417,7 @@ class Speculator:
             logprobs: record the log-probability of each token and of so many (0 to 20) most probable ones, of the
                 model's own distribution; they are in `Result.logprobs` and each piece.
             constraint: what the text must match: a `speculant.Constraint` of a JSON schema, a regular expression or a
-                grammar. Drafted tokens that it forbids are not verified.
+                grammar. Drafted tokens that it forbids are not verified, and tokens that it forces are drafted.
             other_options: any other field of GenerationConfig, `attention_mask` or `position_ids`.
 
         Raises:
@@ -577,6 +577,22 @@ class Speculator:
             TokenizerError: there is no tokenizer, or it has no chat template.
         """
         return self._preparation.encode_chat(messages)
+
+    def compile_constraint(
+        self, constraint: Constraint, *, eos_token_id: Sequence[int] | None = None
+    ) -> CompiledConstraint:
+        """Return a constraint that takes no time where requests use it, for servers; safe on any thread.
+
+        Args:
+            constraint: what texts must match.
+            eos_token_id: the tokens that end them; None for those of the model's generation config.
+
+        Raises:
+            UsageError: the constraint is no valid one, or too complex, or nothing ends the texts.
+            TokenizerError: there is no tokenizer.
+            UnsupportedError: llguidance is not installed, or does not know this kind of tokenizer.
+        """
+        return self._preparation.compile_constraint(constraint, eos_token_id)
 
     def _probe(self, *, batch: bool = False) -> None:
         """Check the model before its first draft or batch."""

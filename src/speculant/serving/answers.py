@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
-from speculant.serving.formats import constraint_of
+from speculant.serving.formats import Format
 from speculant.serving.logprobs import Entries, entries_of
 from speculant.serving.responses import PromptDetails, RequestMetrics, SpeculativeMetrics, Usage
 from speculant.serving.schemas import SamplingRequest
 
 if TYPE_CHECKING:
+    from speculant.api.constraints import CompiledConstraint
     from speculant.core.stats import Stats
     from speculant.serving.engine_loop import EngineLoop
+    from speculant.serving.grammars import GrammarCompiler
     from speculant.serving.prompts import PromptEncoder
     from speculant.serving.settings import ServingSettings
 
@@ -32,7 +34,7 @@ class Service:
     Attributes:
         model: the served name.
         created: when, in seconds of the epoch.
-        engine, prompts, settings: the parts of the server.
+        engine, prompts, grammars, settings: the parts of the server.
         predicts: whether drafts can be copied from a `prediction`.
         most_nodes: of a draft.
     """
@@ -41,6 +43,7 @@ class Service:
     created: int
     engine: EngineLoop
     prompts: PromptEncoder
+    grammars: GrammarCompiler
     settings: ServingSettings
     predicts: bool
     most_nodes: int
@@ -81,7 +84,7 @@ class Service:
             choice: number of the text, which shifts the seed.
 
         Raises:
-            ApiError: prompt and text are longer than the model's positions, or a constraint cannot be read.
+            ApiError: prompt and text are longer than the model's positions.
         """
         positions, most = self.prompts.positions, request.most_tokens
         left = self.settings.max_new_tokens if positions is None else positions - prompt
@@ -99,7 +102,6 @@ class Service:
             "presence_penalty": request.presence_penalty or None,
             "frequency_penalty": request.frequency_penalty or None,
             "logprobs": request.alternatives,
-            "constraint": constraint_of(request.format, request.structured_outputs),
             "eos_token_id": self._ends(request),
         }
         temperature = 1.0 if request.temperature is None else request.temperature
@@ -112,6 +114,14 @@ class Service:
             "min_p": request.min_p,
             "seed": None if request.seed is None else request.seed + choice,
         }
+
+    async def compiled(self, request: SamplingRequest, wanted: Format | None) -> CompiledConstraint | None:
+        """Return what a request's texts must match, compiled; None for nothing.
+
+        Raises:
+            ApiError: it is refused.
+        """
+        return None if wanted is None else await self.grammars.compile(wanted, self._ends(request))
 
     def _ends(self, request: SamplingRequest) -> list[int] | None:
         ends = None if request.generation_config is None else request.generation_config.ends

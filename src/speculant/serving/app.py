@@ -23,6 +23,7 @@ from speculant.serving.chat import create_chat
 from speculant.serving.completions import create_completion
 from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import SERVER, ApiError, add_error_handlers
+from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.keys import KeyCheck, tenant_name
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.metrics import Metrics
@@ -86,6 +87,7 @@ def create_app(
         created=now(),
         engine=engine,
         prompts=PromptEncoder(speculator, most_tokens=settings.max_prompt_tokens),
+        grammars=GrammarCompiler(speculator),
         settings=settings,
         predicts=can_route(speculator),
         most_nodes=speculator.nodes if isinstance(speculator.nodes, int) else MAX_NODES,
@@ -111,6 +113,7 @@ def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         service.engine.start(asyncio.get_running_loop())
+        service.grammars.warm_up()
         saving = asyncio.create_task(keeper.run())
         try:
             yield
@@ -120,6 +123,7 @@ def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
             with suppress(asyncio.CancelledError):
                 await saving
             service.prompts.close()
+            service.grammars.close()
             await asyncio.to_thread(keeper.save)
 
     return lifespan

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
 
-from speculant.serving.access import note
-from speculant.serving.answers import Service, answer_id, chunker, collect, deltas, last_figures, now, outcome, usage
+from speculant.serving.answers import Collected, Service, answer_id, collect, deltas, now, usage
+from speculant.serving.endpoint import Answer, respond
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Job
+from speculant.serving.formats import format_of
 from speculant.serving.keys import tenant_of
 from speculant.serving.logprobs import chat_logprobs, entries_of
 from speculant.serving.parameters import CHAT, check_honoured
 from speculant.serving.prompts import joined
 from speculant.serving.responses import AnswerMessage, ChatChoice, ChatResponse
 from speculant.serving.schemas import ChatRequest
-from speculant.serving.streams import EventStream, while_connected
+from speculant.serving.streams import EventStream
+from speculant.serving.tool_choice import ToolPlan, plan_tools
 from speculant.serving.tools import ToolCallParser
 
 
-async def create_chat(service: Service, body: ChatRequest, request: Request) -> ChatResponse | EventStream:
+async def create_chat(service: Service, body: ChatRequest, request: Request) -> BaseModel | EventStream:
     """Answer a chat.
 
     Raises:
@@ -30,49 +33,26 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
     service.check_model(body.model)
     check_honoured(CHAT, body.model_dump(exclude_unset=True))
     service.check_shape(body, body.choices)
-    tools = _offered(body)
+    answer = format_of(body.response_format, body.structured_outputs)
+    plan = plan_tools(body, answer)
     if body.prediction is not None and not service.predicts:
         message = "'prediction' is not supported by this server's drafting method. Leave it out."
         raise ApiError(400, message, param="prediction", code="unsupported_parameter")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "'top_logprobs' needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
-    exchange = service.engine.open(body.choices)
-    try:
-        prompt = await service.prompts.chat(body.messages, body.tools if tools else None)
+
+    async def begin(exchange: Exchange) -> ChatAnswer:
+        prompt = await service.prompts.chat(body.messages, plan.offered)
         prediction = await _predicted(service, body)
+        constraint = await service.compiled(body, plan.format or answer)
         for choice in range(body.choices):
-            options = service.options(body, len(prompt), choice=choice)
+            options = service.options(body, len(prompt), choice=choice) | {"constraint": constraint}
             exchange.submit(
                 Job(prompt=prompt, options=options, stop=body.stops, tenant=tenant_of(request), prediction=prediction)
             )
-        note(request, prompt_tokens=len(prompt), user=body.user)
-        if not body.stream:
-            return await while_connected(request, _whole(service, body, exchange, len(prompt), tools=tools))
-        first = await while_connected(request, exchange.get())
-        chunks = _chunks(service, body, exchange, len(prompt), first, request, tools=tools)
-        return EventStream(chunks, exchange, stall_seconds=service.settings.stall_seconds)
-    except BaseException:
-        exchange.close()
-        raise
-    finally:
-        if not body.stream:
-            note(request, **outcome(exchange))
-            exchange.close()
+        return ChatAnswer(service, body, exchange, len(prompt), plan)
 
-
-def _offered(body: ChatRequest) -> bool:
-    """Return whether the model is told of tools.
-
-    Raises:
-        ApiError: a choice of tools cannot be honoured.
-    """
-    if body.tool_choice not in (None, "auto", "none"):
-        message = "'tool_choice' is only 'auto' or 'none' here: other choices need constrained decoding."
-        raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
-    if body.parallel_tool_calls is False:
-        message = "'parallel_tool_calls' cannot be false: the model decides how many calls it makes."
-        raise ApiError(400, message, param="parallel_tool_calls", code="unsupported_parameter")
-    return bool(body.tools) and body.tool_choice != "none"
+    return await respond(service, body, request, texts=body.choices, begin=begin)
 
 
 async def _predicted(service: Service, body: ChatRequest) -> list[int]:
@@ -82,69 +62,65 @@ async def _predicted(service: Service, body: ChatRequest) -> list[int]:
     return await service.prompts.text(text, param="prediction", special=False) if text else []
 
 
-async def _whole(service: Service, body: ChatRequest, exchange: Exchange, prompt: int, *, tools: bool) -> ChatResponse:
-    texts = await collect(exchange)
-    choices = []
-    for index, each in enumerate(texts):
-        text, parser = each.text, ToolCallParser()
-        if tools:
-            text = parser.push(each.text)[0] + parser.flush()
+class ChatAnswer(Answer):
+    """The answer to a chat."""
+
+    kind = "chatcmpl", "chat.completion.chunk"
+
+    def __init__(self, service: Service, body: ChatRequest, exchange: Exchange, prompt: int, plan: ToolPlan) -> None:
+        self._service, self._body, self._exchange, self._plan = service, body, exchange, plan
+        self.prompt, self.completion = prompt, 0
+
+    async def whole(self) -> ChatResponse:
+        texts = await collect(self._exchange)
+        return ChatResponse(
+            id=answer_id("chatcmpl"),
+            created=now(),
+            model=self._service.model,
+            choices=[self._choice(index, each) for index, each in enumerate(texts)],
+            usage=usage(self._exchange, self.prompt, sum(each.tokens for each in texts), choices=self._body.choices),
+            metrics=self._service.metrics(self._exchange.tickets),
+        )
+
+    def _choice(self, index: int, found: Collected) -> ChatChoice:
+        text, parser = found.text, ToolCallParser(forced=self._plan.forced)
+        if self._plan.offered:
+            text = parser.push(found.text)[0] + parser.flush()
         message = AnswerMessage.model_validate(
             {"content": text.strip() or None if parser.calls else text, "tool_calls": parser.calls or None}
         )
-        reason = "tool_calls" if parser.calls and each.finish_reason == "stop" else each.finish_reason
-        logprobs = None if body.alternatives is None else chat_logprobs(each.logprobs, service.prompts.token_text)
-        choices.append(
-            ChatChoice.model_validate(
-                {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
-            )
+        logprobs = (
+            None if self._body.alternatives is None else chat_logprobs(found.logprobs, self._service.prompts.token_text)
         )
-    return ChatResponse(
-        id=answer_id("chatcmpl"),
-        created=now(),
-        model=service.model,
-        choices=choices,
-        usage=usage(exchange, prompt, sum(each.tokens for each in texts), choices=body.choices),
-        metrics=service.metrics(exchange.tickets),
-    )
+        reason = _reason(parser, found.finish_reason)
+        return ChatChoice.model_validate(
+            {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        )
+
+    async def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
+        parsers = {index: ToolCallParser(forced=self._plan.forced) for index in range(self._body.choices)}
+        for index in range(self._body.choices):
+            yield [_choice(index, {"role": "assistant", "content": None if self._plan.forced else ""})]
+        async for index, delta in deltas(self._exchange, first):
+            self.completion += delta.tokens
+            text, calls, parser = delta.text, list[dict[str, Any]](), parsers[index]
+            if self._plan.offered:
+                text, calls = parser.push(text)
+                text += parser.flush() if delta.last else ""
+            if self._plan.forced and not text.strip():  # between calls
+                text = ""
+            entries = entries_of(delta)
+            if text or entries:
+                logprobs = chat_logprobs(entries, self._service.prompts.token_text) if entries else None
+                yield [_choice(index, {"content": text}, logprobs=logprobs)]
+            if calls:
+                yield [_choice(index, {"tool_calls": calls})]
+            if delta.last:
+                yield [_choice(index, {}, _reason(parser, delta.finish_reason))]
 
 
-async def _chunks(
-    service: Service,
-    body: ChatRequest,
-    exchange: Exchange,
-    prompt: int,
-    first: tuple[int, Delta],
-    request: Request,
-    *,
-    tools: bool,
-) -> AsyncIterator[dict[str, Any]]:
-    with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    chunk = chunker("chatcmpl", "chat.completion.chunk", service.model, with_usage=with_usage)
-    parsers = {index: ToolCallParser() for index in range(body.choices)} if tools else {}
-    count = 0
-    for index in range(body.choices):
-        yield chunk([_choice(index, {"role": "assistant", "content": ""})])
-    async for index, delta in deltas(exchange, first):
-        count += delta.tokens
-        text, calls, parser = delta.text, list[dict[str, Any]](), parsers.get(index)
-        if parser is not None:
-            before = len(parser.calls)
-            text, calls = parser.push(text)
-            calls = [call | {"index": before + place} for place, call in enumerate(calls)]
-            text += parser.flush() if delta.last else ""
-        entries = entries_of(delta)
-        if text or entries:
-            logprobs = chat_logprobs(entries, service.prompts.token_text) if entries else None
-            yield chunk([_choice(index, {"content": text}, logprobs=logprobs)])
-        if calls:
-            yield chunk([_choice(index, {"tool_calls": calls})])
-        if delta.last:
-            called = parser is not None and parser.calls and delta.finish_reason == "stop"
-            yield chunk([_choice(index, {}, "tool_calls" if called else delta.finish_reason)])
-    note(request, **outcome(exchange))
-    if more := last_figures(service, body, exchange, prompt, count):
-        yield chunk([], **more)
+def _reason(parser: ToolCallParser, finish_reason: str | None) -> str | None:
+    return "tool_calls" if parser.calls and finish_reason == "stop" else finish_reason
 
 
 def _choice(

@@ -6,6 +6,7 @@ JSON is generated without whitespace between its parts: what a grammar leaves op
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from speculant.api.constraints import Constraint
@@ -14,8 +15,16 @@ from speculant.serving.errors import ApiError
 from speculant.serving.schemas import ResponseFormat, StructuredOutputs
 
 
-def constraint_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> Constraint | None:
-    """Return the constraint of a request, None for none.
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What an answer must match, and the parameter that asks for it."""
+
+    constraint: Constraint
+    param: str
+
+
+def format_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> Format | None:
+    """Return what a request's answer must match, None for nothing.
 
     Raises:
         ApiError: there are several, or it cannot be read.
@@ -33,7 +42,7 @@ def constraint_of(response_format: ResponseFormat | None, outputs: StructuredOut
         message = "an answer can match one constraint: 'response_format', or one member of 'structured_outputs'."
         raise ApiError(400, message, param=param, code="invalid_value")
     try:
-        return _constraint(kind, value)
+        return Format(_constraint(kind, value), param)
     except SpeculantError as error:
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
 

@@ -60,15 +60,17 @@ PARAMETERS = (
     Parameter(name="user", note="written to the server's log"),
     Parameter(
         name="tools",
-        note="functions, for the chat template, which must ask for calls as `<tool_call>` JSON (Qwen, Hermes)",
+        note="functions, for the chat template, which must ask for calls as `<tool_call>` JSON (Qwen, Hermes); "
+        "arguments of `strict` ones match their schema",
         endpoints=(CHAT,),
     ),
     Parameter(
         name="tool_choice",
-        note='"auto" and "none"; others need constrained decoding and are refused',
+        note='"auto", "none", "required", a function by its name, or `allowed_tools`; what must be called is forced by '
+        "a grammar",
         endpoints=(CHAT,),
     ),
-    Parameter(name="parallel_tool_calls", note="only as true: the model decides", endpoints=(CHAT,)),
+    Parameter(name="parallel_tool_calls", note="false for one call at most, by a grammar", endpoints=(CHAT,)),
     Parameter(
         name="prediction",
         note="drafts are copied from it where that pays; for methods that draft from text",

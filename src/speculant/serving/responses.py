@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from speculant.serving.schemas import ToolCall
+from speculant.serving.schemas import CalledFunction
 
 
 class PromptDetails(BaseModel):
@@ -24,13 +24,21 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptDetails
 
 
+class MadeCall(BaseModel):
+    """A tool call of an answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AnswerMessage(BaseModel):
     """A chat's answer."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[MadeCall] | None = None
 
 
 class ChatChoice(BaseModel):

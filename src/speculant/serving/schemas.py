@@ -76,7 +76,7 @@ class FunctionDefinition(Strict):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class Tool(Strict):
@@ -84,6 +84,33 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class NamedFunction(Strict):
+    """A function's name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """A tool by its name; as a choice, the one that is called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Strict):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=128)
+
+
+class AllowedToolChoice(Strict):
+    """The tools that may be called, of all that the model is shown."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class Prediction(Strict):
@@ -167,11 +194,6 @@ class SamplingRequest(Strict):
         return self.max_tokens
 
     @property
-    def format(self) -> ResponseFormat | None:
-        """OpenAI's form of what the text must match; chats have one."""
-        return None
-
-    @property
     def alternatives(self) -> int | None:
         """How many most probable tokens are returned beside each token; None for no log-probabilities."""
         return None
@@ -183,7 +205,7 @@ class ChatRequest(SamplingRequest):
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     tools: list[Tool] | None = Field(default=None, max_length=128)
-    tool_choice: Any = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     logprobs: bool | None = None
@@ -209,11 +231,6 @@ class ChatRequest(SamplingRequest):
     def most_tokens(self) -> int | None:
         """The most tokens of an answer, None if the client does not say."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-
-    @property
-    def format(self) -> ResponseFormat | None:
-        """OpenAI's form of what the answer must match."""
-        return self.response_format
 
     @property
     def alternatives(self) -> int | None:

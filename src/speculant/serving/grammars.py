@@ -1,0 +1,65 @@
+"""Compiles constraints on a thread of its own, so that neither rounds of other requests nor their prompts wait for it.
+
+How much is compiled is bounded by the places of the queue: who has none does not get here. How long a grammar may take
+is bounded by llguidance's limits on its work, and waiting for it by `SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from speculant.api.constraints import CompiledConstraint, Constraint
+from speculant.core.errors import SpeculantError, UsageError
+from speculant.serving.errors import ApiError
+from speculant.serving.formats import Format
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+
+SECONDS = 20.0  # that a request waits for its grammar, those before it included
+_LOG = logging.getLogger(__name__)
+
+
+class GrammarCompiler:
+    """Compiles constraints for one model."""
+
+    def __init__(self, speculator: Speculator, *, seconds: float = SECONDS) -> None:
+        """Prepare; `seconds`: that a request waits."""
+        self._speculator, self._seconds = speculator, seconds
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-grammar")
+
+    def warm_up(self) -> None:
+        """Begin to make llguidance's form of the tokenizer, which the first constraint would wait for."""
+        self._worker.submit(self._try)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.shutdown(cancel_futures=True)
+
+    async def compile(self, wanted: Format, ends: Sequence[int] | None) -> CompiledConstraint:
+        """Return the constraint for texts that these tokens end, None for the model's own.
+
+        Raises:
+            ApiError: it is refused, or takes too long.
+        """
+        compiling = asyncio.get_running_loop().run_in_executor(self._worker, self._compile, wanted.constraint, ends)
+        try:
+            return await asyncio.wait_for(compiling, self._seconds)
+        except UsageError as error:
+            raise ApiError(400, str(error), param=wanted.param, code="invalid_value") from error
+        except asyncio.TimeoutError:
+            message = "the constraint takes too long to compile. Simplify it, or try again."
+            raise ApiError(400, message, param=wanted.param, code="invalid_value") from None
+
+    def _compile(self, constraint: Constraint, ends: Sequence[int] | None) -> CompiledConstraint:
+        return self._speculator.compile_constraint(constraint, eos_token_id=ends)
+
+    def _try(self) -> None:
+        try:
+            self._compile(Constraint.json_object(compact=True), None)
+        except SpeculantError as error:
+            _LOG.info("constraints are not available: %s", error)

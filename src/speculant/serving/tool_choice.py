@@ -1,0 +1,146 @@
+r"""Which calls an answer may hold, by `tools`, `tool_choice` and `parallel_tool_calls`, as a grammar of the answer.
+
+A call is `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>`, as Qwen's and Hermes' chat templates ask for it.
+Where the model is free to call what it likes as it likes, there is no grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from speculant.api.constraints import Constraint
+from speculant.core.errors import SpeculantError
+from speculant.serving.errors import ApiError
+from speculant.serving.formats import Format
+from speculant.serving.schemas import AllowedToolChoice, ChatRequest, FunctionDefinition, NamedTool, Tool
+from speculant.serving.tools import BEGIN, END
+
+COMPACT = {"whitespace_flexible": False}
+LAYOUT = COMPACT | {"item_separator": ", ", "key_separator": ": "}  # as templates write JSON
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPlan:
+    """What tools mean for an answer.
+
+    Attributes:
+        offered: for the chat template.
+        format: what the answer must match because of them; None for nothing.
+        forced: whether the answer is calls and nothing else.
+    """
+
+    offered: Sequence[Tool] = ()
+    format: Format | None = None
+    forced: bool = False
+
+
+def plan_tools(body: ChatRequest, answer: Format | None) -> ToolPlan:
+    """Return what a request's tools mean.
+
+    Args:
+        body: the request.
+        answer: what an answer without calls must match; None for anything.
+
+    Raises:
+        ApiError: a tool or the choice of one cannot be honoured.
+    """
+    tools, choice = body.tools or [], body.tool_choice
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(400, "'tool_choice' needs 'tools'.", param="tool_choice", code="invalid_value")
+        return ToolPlan()
+    if choice == "none":
+        return ToolPlan()
+    if body.structured_outputs is not None and answer is not None:
+        message = "'structured_outputs' cannot be combined with 'tools'; use 'response_format', or tool_choice 'none'."
+        raise ApiError(400, message, param="structured_outputs", code="invalid_value")
+    allowed, forced = list(tools), choice == "required"
+    if isinstance(choice, NamedTool):
+        allowed, forced = _named(tools, [choice]), True
+    elif isinstance(choice, AllowedToolChoice):
+        allowed, forced = _named(tools, choice.allowed_tools.tools), choice.allowed_tools.mode == "required"
+    several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    strict = any(tool.function.strict for tool in allowed)
+    if forced or strict or answer is not None or not several or len(allowed) < len(tools):
+        functions = [tool.function for tool in allowed]
+        rules = _forced_start(several) if forced else _free_start(answer, several)
+        return ToolPlan(offered=tools, format=Format(_constraint(rules, functions), "tools"), forced=forced)
+    return ToolPlan(offered=tools)
+
+
+def _named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Tool]:
+    """Return the tools of these names.
+
+    Raises:
+        ApiError: there is no such tool.
+    """
+    found = {tool.function.name: tool for tool in tools}
+    for named in names:
+        if named.function.name not in found:
+            message = f"there is no tool '{named.function.name[:64]}' in 'tools'."
+            raise ApiError(400, message, param="tool_choice", code="invalid_value")
+    wanted = {named.function.name for named in names}
+    return [tool for name, tool in found.items() if name in wanted]
+
+
+def _forced_start(several: bool) -> list[str]:
+    """Return the rules of an answer that is one call, or `several`."""
+    start = r'call ("\n" call)*' if several else "call"
+    return [f"start: {start}", f"call: {json.dumps(BEGIN)} body"]
+
+
+def _free_start(answer: Format | None, several: bool) -> list[str]:
+    """Return the rules of an answer that may hold one call, or `several`, or none.
+
+    Args:
+        answer: JSON that an answer without calls is; None for text, in which calls may follow.
+        several: whether there may be several calls.
+    """
+    if answer is None:
+        start = "(before body)* text" if several else "text | before body"
+        return [f"start: {start}", f"before[lazy]: TEXT {json.dumps(BEGIN)}", "text: TEXT", r"TEXT: /(.|\n)*/"]
+    schema = json.loads(answer.constraint.text)
+    compact = (schema if isinstance(schema, dict) else {"allOf": [schema]}) | {"x-guidance": COMPACT}
+    _, call = _forced_start(several)
+    start = r'answer | call ("\n" call)*' if several else "answer | call"
+    return [f"start: {start}", call, f"answer: %json {json.dumps(compact)}"]
+
+
+def _constraint(rules: list[str], functions: Sequence[FunctionDefinition]) -> Constraint:
+    """Return the constraint of an answer.
+
+    Args:
+        rules: from `start` on, but for `body`, which is a call without its beginning.
+        functions: that may be called.
+
+    Raises:
+        ApiError: the parameters of a function are no JSON schema.
+    """
+    rules = ["%llguidance {}", *rules, f"body: {' | '.join(f'call_{place}' for place in range(len(functions)))}"]
+    for place, function in enumerate(functions):
+        head = json.dumps(f'\n{{"name": {json.dumps(function.name, ensure_ascii=False)}, "arguments": ')
+        tail = json.dumps(f"}}\n{END}")
+        rules.append(f"call_{place}: {head} %json {_schema(function)} {tail}")
+    try:
+        return Constraint.grammar("\n".join(rules))
+    except SpeculantError as error:
+        raise ApiError(400, str(error), param="tools", code="invalid_value") from error
+
+
+def _schema(function: FunctionDefinition) -> str:
+    """Return the schema of a function's arguments, with their layout; what is not strict holds as far as it can.
+
+    Raises:
+        ApiError: it is no schema of an object, or repeats too much.
+    """
+    schema = NO_PARAMETERS if function.parameters is None else function.parameters
+    try:
+        Constraint.json_schema(schema)  # checks its patterns
+    except SpeculantError as error:
+        message = f"the parameters of '{function.name}': {error}"
+        raise ApiError(400, message, param="tools", code="invalid_value") from error
+    options = LAYOUT if function.strict else LAYOUT | {"lenient": True}
+    return json.dumps({"type": "object"} | schema | {"x-guidance": options})

@@ -1,0 +1,248 @@
+"""Tools end to end: calls that must be made are, with arguments of their schema, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from servers import MODEL, Connect, chat, events, make_speculator, serving
+from speculant import Speculator
+from speculant.api.constraints import ConstraintCompiler
+from speculant.serving.formats import format_of
+from speculant.serving.schemas import ChatRequest
+from speculant.serving.tool_choice import plan_tools
+from speculant.serving.tools import ToolCallParser
+from vocabularies import byte_level
+
+pytestmark = pytest.mark.anyio
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo </tool_call>"]}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY | {"additionalProperties": False}}}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}, "b": {"enum": [1, 2]}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def with_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return a strict tool."""
+    return {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+
+
+@pytest.fixture
+def served(ending_model: Any, calling: Any) -> Speculator:
+    """Return a speculator whose chat template knows tools."""
+    return make_speculator(ending_model, calling)
+
+
+def check_call(call: dict[str, Any]) -> None:
+    """Check a call of one of the tools."""
+    name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+    assert call["type"] == "function"
+    assert call["id"].startswith("call_")
+    if name == "weather":
+        assert arguments in ({"city": "Rome"}, {"city": "Oslo </tool_call>"})
+    elif name == "add":
+        assert set(arguments) == {"a", "b"}
+        assert arguments["a"] in range(10)
+        assert arguments["b"] in (1, 2)
+    else:
+        assert (name, arguments) == ("now", {})
+
+
+async def ask(client: Any, **options: Any) -> dict[str, Any]:
+    """Return the choice of an answer; the streamed one is the same."""
+    body = chat(**{"max_tokens": 200, "temperature": 1, "seed": 4} | options)
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    streamed = (await client.post("/v1/chat/completions", json=body | {"stream": True})).text
+    chunks = [json.loads(each)["choices"][0] for each in events(streamed)[:-1]]
+    assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+    text = "".join(chunk["delta"].get("content") or "" for chunk in chunks)
+    assert text.strip() == (choice["message"]["content"] or "").strip()
+    calls = dict[int, dict[str, Any]]()
+    for delta in (delta for chunk in chunks for delta in chunk["delta"].get("tool_calls", [])):
+        if delta["index"] not in calls:
+            calls[delta["index"]] = delta
+        else:
+            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    functions = [call["function"] for call in choice["message"]["tool_calls"] or []]
+    assert [call["function"] for call in calls.values()] == functions
+    return choice
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_required_calls(connect: Connect, served: Speculator, seed: int) -> None:
+    """Guards `tool_choice: "required"`: nothing but calls, of the functions that there are."""
+    async with connect(served=served) as client:
+        options = {"tools": [WEATHER, ADD, NOW], "tool_choice": "required", "seed": seed}
+        choice = await ask(client, **options, parallel_tool_calls=False)
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        [call] = choice["message"]["tool_calls"]
+        check_call(call)
+        several = await ask(client, **options, max_tokens=300)
+        complete = several["message"]["tool_calls"][: None if several["finish_reason"] == "tool_calls" else -1]
+        assert complete
+        for call in complete:
+            check_call(call)
+
+
+async def test_a_named_function_is_called(connect: Connect, served: Speculator) -> None:
+    """Guards the choice of one function, and of the allowed ones."""
+    async with connect(served=served) as client:
+        for choice in (
+            NAMED,
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+        ):
+            found = await ask(client, tools=[WEATHER, ADD], tool_choice=choice, parallel_tool_calls=False)
+            [call] = found["message"]["tool_calls"]
+            assert call["function"]["name"] == "add"
+            check_call(call)
+
+
+async def test_a_forced_call_that_is_cut_keeps_its_beginning(connect: Connect, served: Speculator) -> None:
+    """Guards `max_tokens`: the call so far is returned, as in OpenAI's API, and the reason is the length."""
+    async with connect(served=served) as client:
+        choice = await ask(client, tools=[ADD], tool_choice=NAMED, max_tokens=40)
+    assert choice["finish_reason"] == "length"
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert call["function"]["arguments"].startswith("{")
+
+
+async def test_free_answers_stay_free(connect: Connect, served: Speculator) -> None:
+    """Guards "auto" with a grammar, of strict tools or one call at most: text is text, and JSON is JSON."""
+    async with connect(served=served) as client:
+        for tools, parallel in (([ADD], None), ([WEATHER], False)):
+            text = await ask(client, tools=tools, parallel_tool_calls=parallel, max_tokens=30)
+            assert text["message"]["content"]
+            assert not text["message"]["tool_calls"]
+        answer = {"type": "json_schema", "json_schema": {"name": "answer", "schema": WEATHER["function"]["parameters"]}}
+        for seed in range(4):
+            choice = await ask(client, tools=[ADD], response_format=answer, parallel_tool_calls=False, seed=seed)
+            if choice["message"]["tool_calls"] is None:
+                assert json.loads(choice["message"]["content"])["city"]
+            else:
+                check_call(choice["message"]["tool_calls"][0])
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted", "refused"),
+    [
+        ({}, ["Hi.", "Hi.\n{add}\n{add} Bye.", ""], ["{wrong}", "a {wrong}"]),
+        ({"parallel_tool_calls": False}, ["Hi.", "Hi.{add}"], ["{add}\n{add}"]),
+        ({"tool_choice": "required"}, ["{add}", "{add}\n{weather}\n{add}"], ["", "Hi.", "Hi.{add}", "{add}Bye."]),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ["{weather}"], ["{weather}\n{weather}"]),
+        ({"tool_choice": NAMED}, ["{add}"], ["{weather}", "{add}\n{add}"]),
+        ({"response_format": {"type": "json_object"}}, ["{{}}", "{add}\n{add}"], ["Hi.", "{add}{{}}", ""]),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}},
+            ["Hi.", "Hi.{add}"],
+            ["{weather}"],
+        ),
+    ],
+)
+async def test_grammars_of_answers(options: dict[str, Any], accepted: list[str], refused: list[str]) -> None:
+    """Guards the grammars: what an answer may be, text by text."""
+    tokenizer = byte_level(384)
+    end = tokenizer.eos_token_id
+    body = ChatRequest.model_validate(chat(tools=[WEATHER, ADD, NOW]) | options)
+    plan = plan_tools(body, format_of(body.response_format, None))
+    assert plan.format is not None
+    compiled = ConstraintCompiler(tokenizer, 400).compile(plan.format.constraint, ends=frozenset([end]))
+    calls = {
+        "add": '{"name": "add", "arguments": {"a": 1, "b": 2}}',
+        "wrong": '{"name": "add", "arguments": {"a": 1, "b": 3}}',
+        "weather": '{"name": "weather", "arguments": {"city": "Rome"}}',
+    }
+    texts = {name: f"<tool_call>\n{call}\n</tool_call>" for name, call in calls.items()}
+    for expected, several in ((True, accepted), (False, refused)):
+        for text in several:
+            matcher, ids = compiled.matcher.deep_copy(), tokenizer(text.format(**texts))["input_ids"]
+            whole = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+            assert whole == expected, text
+
+
+async def test_results_go_back_to_the_model(connect: Connect, served: Speculator) -> None:
+    """Guards the next turn: calls and their results reach the template."""
+    async with connect(served=served) as client:
+        first = await ask(client, tools=[ADD], tool_choice=NAMED)
+        [call] = first["message"]["tool_calls"]
+        messages = [
+            {"role": "user", "content": "Add."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "3", "tool_call_id": call["id"]},
+        ]
+        answer = await client.post("/v1/chat/completions", json=chat(messages=messages, tools=[ADD]))
+        assert answer.status_code == 200
+        counted = (await client.post("/tokenize", json={"messages": messages})).json()["tokens"]
+        text = (await client.post("/detokenize", json={"tokens": counted})).json()["prompt"]
+    assert json.dumps(json.loads(call["function"]["arguments"])) in text
+    assert "tool: 3" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"tools": [with_parameters({"type": "x"})]}, "tools"),
+        ({"tools": [with_parameters({"pattern": "(a{999}){999}"})]}, "tools"),
+        ({"tools": [with_parameters({"uniqueItems": True, "type": "array"})]}, "tools"),
+    ],
+)
+async def test_what_cannot_be_called_is_refused(
+    connect: Connect, served: Speculator, changes: dict[str, Any], param: str
+) -> None:
+    """Guards refusals: they name the parameter."""
+    body = chat(tools=[ADD, WEATHER], tool_choice="required") | changes
+    async with connect(served=served) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_forced_calls_are_passed_on_as_they_grow() -> None:
+    """Guards the stream: the name comes first, then arguments in pieces, whatever they hold."""
+    parser = ToolCallParser(forced=True)
+    arguments = '{"a": "}\\"</tool_call>", "b": [{}]}'
+    found = list[dict[str, Any]]()
+    for symbol in f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>':
+        text, deltas = parser.push(symbol)
+        assert not text
+        found += deltas
+    assert found[0]["function"] == {"name": "f", "arguments": ""}
+    assert len(found) == 1 + len(arguments)
+    assert "".join(delta["function"]["arguments"] for delta in found) == arguments
+    assert parser.calls[0]["function"] == {"name": "f", "arguments": arguments}
+    assert parser.flush() == ""
+
+
+def test_official_client_streams_calls(ending_model: Any, calling: Any) -> None:
+    """Guards OpenAI's own accumulation of streamed calls."""
+    openai = pytest.importorskip("openai")
+    options = {"model": MODEL, "messages": [{"role": "user", "content": "Add."}], "temperature": 0, "max_tokens": 80}
+    with (
+        serving(ending_model, calling) as (_, address),
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.stream(**options, tools=[ADD], tool_choice=NAMED) as stream,
+    ):
+        kinds = [event.type for event in stream]
+        [call] = stream.get_final_completion().choices[0].message.tool_calls
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert set(call.function.parsed_arguments) == {"a", "b"}
