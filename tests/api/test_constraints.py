@@ -15,6 +15,7 @@ from speculant import Constraint, Speculator
 from speculant.core.errors import SpeculantError, TokenizerError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.grammar_state import GrammarState
+from speculant.registry import METHODS, drafts_from_text
 from vocabularies import byte_level
 
 SCHEMA = {
@@ -32,6 +33,7 @@ CONSTRAINTS = {
     "regex": Constraint.regex("(the (dog|bird) ran, ){3,6}the end"),
     "grammar": Constraint.grammar('start: pair ("; " pair){2,8} "."\npair: WORD " " WORD\nWORD: /[a-c]{1,3}/'),
 }
+TEXT_METHODS = [name for name, method in METHODS.items() if drafts_from_text(method)]
 DECODING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": {"temperature": 1.5, "seed": 3}}
 PROMPT = "The little dog ran to the bird, the dog ran, the bird ran, "
 
@@ -61,7 +63,7 @@ def holds(name: str, text: str) -> bool:
 
 @pytest.mark.parametrize("decoding", DECODING)
 @pytest.mark.parametrize("name", CONSTRAINTS)
-@pytest.mark.parametrize("method", ["lookup", "mix"])
+@pytest.mark.parametrize("method", TEXT_METHODS)
 def test_constrained_tokens_are_those_of_plain_decoding(
     plain: Speculator, model: Any, method: str, name: str, decoding: str
 ) -> None:
@@ -158,6 +160,71 @@ def test_wrong_and_explosive_constraints_are_refused(plain: Speculator, make: An
     """Guards servers: what a client may send is refused with a reason, and nothing crashes."""
     with pytest.raises(UsageError):
         plain.stream(PROMPT, constraint=make(), temperature=0)
+
+
+LONG_KEYS = Constraint.json_schema(
+    {
+        "type": "object",
+        "properties": {f"the name of property number {place}": {"enum": [1, 2]} for place in range(6)},
+        "required": [f"the name of property number {place}" for place in range(6)],
+        "additionalProperties": False,
+    },
+    compact=True,
+)
+
+
+@pytest.mark.parametrize("decoding", DECODING)
+def test_forced_tokens_are_drafted(
+    plain: Speculator, model: Any, decoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards drafts of what the grammar forces: far fewer rounds with an empty memory, and the tokens stay."""
+    given: dict[str, Any] = {"constraint": LONG_KEYS, "max_new_tokens": 250, **DECODING[decoding]}
+    expected = plain.generate(PROMPT, **given)
+    found = Speculator.from_transformers(model, byte_level(), method="mix", nodes=16).generate(PROMPT, **given)
+    assert found.ids == expected.ids
+    assert found.finish_reason == "stop"
+    monkeypatch.setattr(GrammarState, "forced", lambda *_: [])
+    drafted = Speculator.from_transformers(model, byte_level(), method="mix", nodes=16).generate(PROMPT, **given)
+    assert drafted.ids == expected.ids
+    assert 2 * found.stats.rounds < drafted.stats.rounds < expected.stats.rounds
+
+
+def test_masks_are_computed_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the masks of accepted rows: those that filtered the draft are the sampler's."""
+    drafting, computed = Speculator.from_transformers(model, byte_level(), method="lookup", nodes=16), list[Any]()
+    mask = GrammarState._mask
+
+    def counted(state: GrammarState, path: tuple[int, ...]) -> Any:
+        if path not in state._masks:
+            computed.append(state._read + len(path))
+        return mask(state, path)
+
+    monkeypatch.setattr(GrammarState, "_mask", counted)
+    result = drafting.generate(PROMPT, constraint=LONG_KEYS, max_new_tokens=250, temperature=0)
+    assert result.stats.accepted > 100
+    assert sorted(computed) == list(range(len(result.ids)))  # one for each token: all drafts were accepted
+
+
+def test_only_single_tokens_are_forced(plain: Speculator) -> None:
+    """Guards the difference of text and tokens: what is forced is what the mask leaves alone, never the text's end."""
+    tokenizer, ends = byte_level(), frozenset([byte_level().eos_token_id])
+    compiler = plain._preparation._compiler
+    state = compiler.open(Constraint.regex("the dog (ran|sat) home"), prompt=0, ends=ends)
+    text, most = list[int](), 64
+    while True:
+        forced = state.forced(text, most)
+        assert state.forced(text, most) == forced
+        assert state.forced(text, 1) == forced[:1]
+        for token in forced:
+            scores = state(torch.tensor([text]), torch.zeros(1, 330))
+            assert (scores[0] == 0).nonzero().flatten().tolist() == [token]
+            text.append(token)
+        allowed = (state(torch.tensor([text]), torch.zeros(1, 330))[0] == 0).nonzero().flatten().tolist()
+        assert len(allowed) > 1 or set(allowed) <= ends
+        if set(allowed) <= ends:
+            break
+        text.append(allowed[0])
+    assert tokenizer.decode(text) in ("the dog ran home", "the dog sat home")
 
 
 def test_what_a_constraint_needs(model: Any, plain: Speculator) -> None:

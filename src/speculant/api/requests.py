@@ -182,6 +182,7 @@ class Preparation:
             sampling=sampling_settings(call),
             seed=_drafting_seed(seed),
             target=cache,
+            constraint=grammar,
         )
         stats = Stats(method=self._method, prompt_tokens=cache.unread, notes=list(engine.notes))
         return Generation(

@@ -30,13 +30,14 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
+from speculant.drafters.forced import ForcedDrafter
 from speculant.drafters.none import NoDrafter
 from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.llamacpp.options import DEFAULT_SEQUENCES, LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import build_verifier, find_method
+from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
 from speculant.sharing.opening import check_sharing, open_sharing
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
@@ -568,7 +569,9 @@ class Speculator:
 
     def parts(self, size: int = 1) -> Parts:
         """Return what decodes a stream (size 1) or a batch."""
-        return Parts(engine=self.engine, drafter=self.drafter, verifier=self.verifier, sizing=self._sizing(size))
+        forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
+        drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
+        return Parts(engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizing(size))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.

@@ -1,4 +1,4 @@
-"""The contract of a draft filter: which drafted nodes the target cannot produce, and so need not be verified."""
+"""The contract of a draft filter: which drafted nodes the target cannot produce, and which tokens it has to."""
 
 from __future__ import annotations
 
@@ -20,4 +20,14 @@ class DraftFilter(Protocol):
         Args:
             tree: below the last committed token.
             tokens: committed so far, prompt excluded.
+        """
+
+    def forced(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` tokens that must follow the text, since every other one has a probability of 0.
+
+        Tokens that end the text are not among them: no pass is needed for what follows them.
+
+        Args:
+            tokens: committed so far, prompt excluded.
+            most: of them.
         """

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from speculant.core.draft_filter import DraftFilter
 from speculant.core.engine import Needs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import DraftTree, Float32, Float64, Int32
@@ -55,12 +56,14 @@ class Start:
         seed: of the drafter's random numbers. It is derived, never the sampler's own: drafts and acceptance tests that
             share a random stream are correlated, which biases the output.
         target: the target's cache of this sequence, lent to drafters that draft with the target itself; else None.
+        constraint: which tokens the text forbids or forces, where it has to match something; else None.
     """
 
     prompt: Int32
     sampling: Sampling = GREEDY
     seed: np.random.SeedSequence = field(default_factory=lambda: np.random.SeedSequence(0))
     target: TargetCache | None = None
+    constraint: DraftFilter | None = None
 
     def round_seed(self, number: int) -> int:
         """Return the seed of a round's random numbers, so that a draft can be drawn again."""

@@ -73,6 +73,11 @@ def learns_from_text(method: Method) -> bool:
     return method.memory is not None and method.replayable
 
 
+def drafts_from_text(method: Method) -> bool:
+    """Return whether a method drafts chosen tokens from text alone, so that it can look ahead beside other sources."""
+    return method.replayable and not method.samples and method.name != "none"
+
+
 def find_method(name: str) -> Method:
     """Return the method of that name.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -41,7 +41,7 @@ async def respond(
     request: Request,
     *,
     texts: int,
-    begin: Callable[[Exchange], Awaitable[Answer]],
+    begin: Callable[[Exchange], Coroutine[Any, Any, Answer]],
 ) -> BaseModel | EventStream:
     """Return the response to a request; whatever happens, its places in the queue are given back.
 

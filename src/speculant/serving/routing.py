@@ -19,7 +19,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import find_method, learns_from_text
+from speculant.registry import drafts_from_text, find_method, learns_from_text
 from speculant.serving.exchange import Job
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def routed(start: Start, job: Job) -> RoutedStart:
 
 def can_route(speculator: Speculator) -> bool:
     """Return whether a speculator drafts from text alone, so that its drafter can be one of several."""
-    method = find_method(speculator.method)
-    return method.replayable and not method.samples and method.name != "none"
+    return drafts_from_text(find_method(speculator.method))
 
 
 def route(

@@ -1,7 +1,8 @@
 """Where one request is in the grammar that constrains it: a logits processor, and a filter of its drafts.
 
 The sampler processes each row of the accepted path once, in order, on the committed text, so one matcher that advances
-by committed tokens masks every row by the grammar's state after that row's own path.
+by committed tokens masks every row by the grammar's state after that row's own path. Masks that were computed to filter
+the draft are kept until then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from speculant.core.draft_filter import DraftFilter
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, Bool, DraftTree
 
+Mask = npt.NDArray[np.uint8]
+
 
 class GrammarState(DraftFilter):
     """Masks the tokens that cannot follow; the end of text is allowed where the grammar is complete."""
@@ -32,6 +35,7 @@ class GrammarState(DraftFilter):
         """
         self._matcher, self._prompt, self._ends = matcher, prompt, ends
         self._read = 0  # generated tokens that the matcher has consumed
+        self._masks: dict[tuple[int, ...], Mask] = {}  # after the tokens that follow these
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores [1, V] after a text [1, T], prompt included, -inf where a token cannot follow.
@@ -39,8 +43,12 @@ class GrammarState(DraftFilter):
         Raises:
             UsageError: the text left the grammar, or matching it exceeds a limit.
         """
-        self._advance(input_ids[0, self._prompt + self._read :].tolist())
-        forbidden = torch.from_numpy(self._mask()[: scores.shape[-1]] == 0).to(scores.device)
+        path = tuple(input_ids[0, self._prompt + self._read :].tolist())
+        mask = self._masks.get(path)
+        if mask is None:
+            self._advance(path)
+            mask = self._mask(())
+        forbidden = torch.from_numpy(mask[: scores.shape[-1]] == 0).to(scores.device)
         return scores.masked_fill(forbidden, -torch.inf)
 
     def allowed(self, tree: DraftTree, tokens: Sequence[int]) -> Bool:
@@ -51,7 +59,8 @@ class GrammarState(DraftFilter):
         below: dict[int, list[int]] = {}
         for child, parent in enumerate(tree.parents.tolist()):
             below.setdefault(parent, []).append(child)
-        levels = [(iter(below[ROOT]), self._mask())]  # of the path that the matcher is moved along, and back
+        path: tuple[int, ...] = ()  # that the matcher is moved along, and back
+        levels = [(iter(below[ROOT]), self._mask(path))]
         while levels:
             siblings, mask = levels[-1]
             node = next(siblings, None)
@@ -59,23 +68,47 @@ class GrammarState(DraftFilter):
                 levels.pop()
                 if levels:
                     self._matcher.rollback(1)
+                    path = path[:-1]
             elif mask[tree.tokens[node]]:
                 found[node] = True
                 token = int(tree.tokens[node])
                 if node in below and token not in self._ends:
                     self._matcher.consume_token(token)
-                    levels.append((iter(below[node]), self._mask()))
+                    path = (*path, token)
+                    levels.append((iter(below[node]), self._mask(path)))
         self._check()
         return found
 
-    def _mask(self) -> npt.NDArray[np.uint8]:
-        """Return UInt8[>= V], 1 at tokens that can follow; in bytes that are forced, those of the usual split alone."""
-        mask = self._matcher.compute_bitmask()
+    def forced(self, tokens: Sequence[int], most: int) -> list[int]:
+        self._advance(tokens[self._read :])
+        path: list[int] = []
+        while len(path) < most:
+            allowed = np.flatnonzero(self._mask(tuple(path)))
+            if len(allowed) != 1 or int(allowed[0]) in self._ends:
+                break
+            path.append(int(allowed[0]))
+            self._matcher.consume_token(path[-1])
+        if path:
+            self._matcher.rollback(len(path))
         self._check()
-        return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        return path
+
+    def _mask(self, path: tuple[int, ...]) -> Mask:
+        """Return UInt8[>= V], 1 at tokens that can follow; in bytes that are forced, those of the usual split alone.
+
+        Args:
+            path: which the matcher was moved along beyond the tokens that it has read.
+        """
+        found = self._masks.get(path)
+        if found is None:
+            packed = self._matcher.compute_bitmask()
+            self._check()
+            found = self._masks[path] = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+        return found
 
     def _advance(self, tokens: Sequence[int]) -> None:
         if len(tokens):
+            self._masks.clear()
             self._matcher.consume_tokens(list(tokens))
             self._read += len(tokens)
             self._check()

@@ -1,0 +1,84 @@
+"""Tokens that a constraint forces become drafts, with the inner drafter's draft below them.
+
+Where a grammar leaves a single token, such as within the keys of a JSON schema, the target's masked distribution has
+that token alone, so it is accepted whatever the model computes. Only such tokens are drafted: text that is forced may
+be spelled by several tokens. Forcing is described as "fast-forward tokens" by guidance (Microsoft, 2023) and as "jump
+forward" by SGLang (Zheng et al. 2024, arXiv 2312.07104, section 4); here they need no change of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from speculant.core.draft_filter import DraftFilter
+from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.engine import Needs
+from speculant.core.tree import ROOT, DraftTree, Float64
+
+
+class ForcedDrafter(Drafter):
+    """Adds what constraints force to the drafts of a drafter whose tokens are chosen."""
+
+    def __init__(self, inner: Drafter) -> None:
+        """Take the drafter; one whose sessions draft from text, since `propose_after` must be cheap."""
+        self.inner = inner
+
+    @property
+    def needs(self) -> Needs:
+        return self.inner.needs
+
+    def open(self, start: Start) -> Session:
+        session = self.inner.open(start)
+        return session if start.constraint is None else ForcedSession(session, start.constraint)
+
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        free = [place for place, session in enumerate(sessions) if not isinstance(session, ForcedSession)]
+        drafts = iter(self.inner.propose([sessions[place] for place in free], [budgets[place] for place in free]))
+        return [
+            session.propose(budget) if isinstance(session, ForcedSession) else next(drafts)
+            for session, budget in zip(sessions, budgets, strict=True)
+        ]
+
+
+class ForcedSession(Session):
+    """A request whose text must match something."""
+
+    def __init__(self, inner: Session, constraint: DraftFilter) -> None:
+        self._inner, self._constraint = inner, constraint
+        self._tokens: list[int] = []  # committed
+
+    def propose(self, budget: Budget) -> DraftTree:
+        most = min(budget.nodes, budget.depth)
+        chain = self._constraint.forced(self._tokens, most) if most > 0 else []
+        if not chain:
+            return self._inner.propose(budget)
+        left = replace(budget, nodes=budget.nodes - len(chain), depth=budget.depth - len(chain))
+        below = self._inner.propose_after(chain, left) if min(left.nodes, left.depth) > 0 else DraftTree.empty()
+        return _joined(chain, below)
+
+    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
+        return self._inner.propose_after(tokens, budget)
+
+    def observe(self, verified: Verified) -> None:
+        self._tokens += verified.tokens.tolist()
+        self._inner.observe(verified)
+
+    def forecast(self, nodes: int) -> Float64 | None:
+        return self._inner.forecast(nodes)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _joined(chain: Sequence[int], below: DraftTree) -> DraftTree:
+    """Return a draft below a chain of tokens that are certain."""
+    length = len(chain)
+    parents = np.where(below.parents == ROOT, np.int32(length - 1), below.parents + np.int32(length))
+    return DraftTree(
+        np.concatenate([np.array(chain, np.int32), below.tokens]),
+        np.concatenate([np.arange(-1, length - 1, dtype=np.int32), parents]),
+        np.concatenate([np.ones(length, np.float32), below.weights]),
+    )
