@@ -36,7 +36,7 @@ def make_speculator(model: Any, tokenizer: Any, **options: Any) -> Speculator:
 
 def make_app(speculator: Speculator, **options: Any) -> FastAPI:
     """Return the application with these settings; limits are small."""
-    defaults: dict[str, Any] = {"max_new_tokens": 400, "drain_seconds": 20, "memory_limit": 8}
+    defaults: dict[str, Any] = {"max_new_tokens": 400, "drain_seconds": 20, "memory_limit": "8MiB"}
     return create_app(speculator, ServingSettings(**defaults | options), model=MODEL)
 
 

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pydantic_settings")
 
 from speculant.core.errors import FileError, UsageError
+from speculant.integrations.settings import read_settings
 from speculant.serving.settings import load_settings
 
 
@@ -25,6 +26,21 @@ def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert "a" not in str(found.api_keys)
 
 
+def test_bytes_are_read_as_integrations_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards one meaning of `SPECULANT_MEMORY_LIMIT`: units, and bytes without one, in the server and elsewhere."""
+    for text in ("1GB", "512 MiB", "268435456"):
+        monkeypatch.setenv("SPECULANT_MEMORY_LIMIT", text)
+        expected = read_settings({"SPECULANT_MEMORY_LIMIT": text}).memory_limit
+        assert load_settings({}).memory_limit == expected
+    monkeypatch.setenv("SPECULANT_MEMORY_LIMIT", "256")
+    with pytest.raises(UsageError, match="256MiB"):
+        load_settings({})
+    assert load_settings({"memory_limit": 8 << 20, "prefix_cache": 0}).prefix_cache == 0
+    file = tmp_path / "settings"
+    file.write_text("SPECULANT_PREFIX_CACHE=64MiB\n")
+    assert load_settings({"memory_limit": 8 << 20}, config=file).prefix_cache == 64 << 20
+
+
 @pytest.mark.parametrize(
     ("flags", "match"),
     [
@@ -34,6 +50,9 @@ def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.Mo
         ({"port": 70000}, "port"),
         ({"api_keys": ("with space",)}, "api_keys"),
         ({"max_queue": -1}, "max_queue"),
+        ({"memory_limit": "much"}, "memory_limit"),
+        ({"memory_limit": 0}, "memory_limit"),
+        ({"prefix_cache": -1}, "prefix_cache"),
         ({"log_format": "xml"}, "log_format"),
     ],
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 import typer
+
+from speculant.core.errors import UsageError
 
 LARGEST = 2**63 - 1
 MOST_NODES = 1024
@@ -80,10 +81,13 @@ def nonnegative(value: Any) -> float:
 
 def byte_count(value: Any) -> int:
     """Parse a number of bytes, as in 2GB or 500MB; 0 for none."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|B|KB|MB|GB|TB)", str(value).strip().upper())
-    if match is None:
-        raise typer.BadParameter(f"must be a number of bytes as in 2GB or 500MB, not '{shortened(value)}'.")
-    return int(float(match[1]) * {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[match[2]])
+    from speculant.api.options import check_bytes
+
+    try:
+        return check_bytes(str(value), least=0)
+    except UsageError:
+        message = f"must be a number of bytes as in 2GB or 500MB, not '{shortened(value)}'."
+        raise typer.BadParameter(message) from None
 
 
 def temperature(value: Any) -> float:

@@ -65,7 +65,7 @@ def create_app(
     keys = [key.get_secret_value() for key in settings.api_keys]
     metrics = Metrics(model)
     tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
-    drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit << 20, settings=method_settings)
+    drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
     keeper = MemoryKeeper(drafters, settings.memory, base=settings.base, seconds=settings.save_seconds, metrics=metrics)
     engine = EngineLoop(
         speculator,
@@ -73,7 +73,7 @@ def create_app(
         queue=settings.max_queue,
         seconds=settings.request_seconds,
         buffer_tokens=settings.buffer_tokens,
-        prefix_cache=settings.prefix_cache << 20 if settings.memory_scope == "shared" else 0,
+        prefix_cache=settings.prefix_cache if settings.memory_scope == "shared" else 0,
         observer=metrics,
     )
     metrics.watch("num_requests_running", "Texts that are decoded.", lambda: engine.running)

@@ -10,11 +10,23 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from speculant.api.options import check_bytes
+from speculant.core.drafter import MEMORY_LIMIT
 from speculant.core.errors import FileError, UsageError
 
+LEAST_BYTES = 1 << 20  # of a memory
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
@@ -34,8 +46,9 @@ class ServingSettings(BaseSettings):
         max_choices: answers to one request, over all its prompts.
         max_concurrency: requests decoded together.
         max_queue: requests that wait beyond these; more get 429.
-        prefix_cache: megabytes in which what prompts have in common is kept, such as system prompts; 0 for nothing.
-            With scope "key" there is none, since it would show one key's prompts to another by their speed.
+        prefix_cache: bytes, or text such as "1GB", in which what prompts have in common is kept, such as system
+            prompts; 0 for nothing. With scope "key" there is none, since it would show one key's prompts to another by
+            their speed.
         max_connections: open connections; more get 503.
         request_seconds: that a request may take, waiting included.
         body_seconds: in which a request's body must arrive.
@@ -44,7 +57,8 @@ class ServingSettings(BaseSettings):
         drain_seconds: in which requests may end after SIGTERM.
         memory: the file that the drafter's memory begins with and is saved to.
         base: a memory file that it begins with where `memory` does not exist yet; it is only read.
-        memory_limit: megabytes that the memory may take; with scope "key", of all memories together.
+        memory_limit: bytes, or text such as "1GB", that the memory may take, at least 1 MiB; with scope "key", of all
+            memories together.
         memory_scope: "shared" for one memory, "key" for one per API key.
         save_seconds: between two savings.
         per_request_metrics: whether answers hold `metrics.speculative_decoding`.
@@ -65,7 +79,7 @@ class ServingSettings(BaseSettings):
     max_choices: PositiveInt = 16
     max_concurrency: int = Field(default=8, ge=1, le=1024)
     max_queue: int = Field(default=64, ge=0)
-    prefix_cache: int = Field(default=256, ge=0)
+    prefix_cache: int = 256 << 20
     max_connections: PositiveInt = 512
     request_seconds: PositiveFloat = 600.0
     body_seconds: PositiveFloat = 20.0
@@ -74,7 +88,7 @@ class ServingSettings(BaseSettings):
     drain_seconds: PositiveInt = 30
     memory: Path | None = None
     base: Path | None = None
-    memory_limit: PositiveInt = 256
+    memory_limit: int = MEMORY_LIMIT
     memory_scope: Literal["shared", "key"] = "shared"
     save_seconds: PositiveFloat = 300.0
     per_request_metrics: bool = False
@@ -85,6 +99,19 @@ class ServingSettings(BaseSettings):
     def _listed(cls, value: Any) -> Any:
         """Return a comma-separated text as the tuple of its parts."""
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("memory_limit", "prefix_cache", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any, info: ValidationInfo) -> int:
+        """Return a number of bytes, as the library and the settings of integrations read it."""
+        name = info.field_name or ""
+        try:
+            found = check_bytes(value, name=name, least=0)
+        except UsageError as error:
+            raise ValueError(str(error).removeprefix(f"{name} ")) from None
+        if found < LEAST_BYTES and (found or name == "memory_limit"):
+            raise ValueError(f"must be at least 1MiB, not {value}; a number without a unit is bytes: write 256MiB")
+        return found
 
     @field_validator("api_keys")
     @classmethod

@@ -101,7 +101,7 @@ class Watch:
         prompts, settings = self._service.prompts, self._service.settings
         drafts, hits = self._metrics.drafting()
         own = {name: each for name, each in self._drafters.items() if name in ("", tenant_of(request))}
-        memory = {"bytes": memory_bytes(own), "limit": settings.memory_limit << 20, "scope": settings.memory_scope}
+        memory = {"bytes": memory_bytes(own), "limit": settings.memory_limit, "scope": settings.memory_scope}
         return {
             "version": __version__,
             "model": self._service.model,
