@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from models import tiny_model
 from speculant import Constraint, Speculator
+from speculant.api.constraints import ConstraintCompiler
 from speculant.core.errors import SpeculantError, TokenizerError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.grammar_state import GrammarState
@@ -225,6 +227,18 @@ def test_only_single_tokens_are_forced(plain: Speculator) -> None:
             break
         text.append(allowed[0])
     assert tokenizer.decode(text) in ("the dog ran home", "the dog sat home")
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_special_tokens_are_named(added: bool) -> None:
+    """Guards tokens in angle brackets: a grammar takes the token that it names, or its spelling where there is none."""
+    tokenizer = copy.deepcopy(byte_level())
+    if added:
+        tokenizer.add_tokens(["<call>"])
+    ends = frozenset([tokenizer.eos_token_id])
+    constraint = Constraint.grammar('start: <call> "x"', tokens=("<call>",), spelled='start: "<call>x"')
+    state = ConstraintCompiler(tokenizer, 330).open(constraint, prompt=0, ends=ends)
+    assert state.forced([], 20) == tokenizer("<call>x")["input_ids"]
 
 
 def test_what_a_constraint_needs(model: Any, plain: Speculator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -13,7 +14,7 @@ from speculant.api.constraints import ConstraintCompiler
 from speculant.serving.formats import format_of
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import plan_tools
-from speculant.serving.tools import ToolCallParser
+from speculant.serving.tools import ToolCallParser, has_known_format
 from vocabularies import byte_level
 
 pytestmark = pytest.mark.anyio
@@ -156,9 +157,14 @@ async def test_free_answers_stay_free(connect: Connect, served: Speculator) -> N
         ),
     ],
 )
-async def test_grammars_of_answers(options: dict[str, Any], accepted: list[str], refused: list[str]) -> None:
-    """Guards the grammars: what an answer may be, text by text."""
-    tokenizer = byte_level(384)
+@pytest.mark.parametrize("named", [False, True], ids=["spelled", "tokens"])
+async def test_grammars_of_answers(
+    options: dict[str, Any], accepted: list[str], refused: list[str], named: bool
+) -> None:
+    """Guards the grammars: what an answer may be, text by text, whether or not what marks calls are tokens."""
+    tokenizer = copy.deepcopy(byte_level(384))
+    if named:
+        tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     end = tokenizer.eos_token_id
     body = ChatRequest.model_validate(chat(tools=[WEATHER, ADD, NOW]) | options)
     plan = plan_tools(body, format_of(body.response_format, None))
@@ -215,6 +221,17 @@ async def test_what_cannot_be_called_is_refused(
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_tokens_of_calls_must_survive_decoding() -> None:
+    """Guards tools where a tokenizer leaves `<tool_call>` out of texts: calls could not be recognised."""
+    kept, dropped = copy.deepcopy(byte_level(384)), copy.deepcopy(byte_level(384))
+    for tokenizer, special in ((kept, False), (dropped, True)):
+        tokenizer.add_tokens(["<tool_call>", "</tool_call>"], special_tokens=special)
+        tokenizer.chat_template = "{% if tools %}<tool_call>{% endif %}"
+    assert has_known_format(kept)
+    assert not has_known_format(dropped)
+    assert not has_known_format(byte_level(384))
 
 
 def test_forced_calls_are_passed_on_as_they_grow() -> None:

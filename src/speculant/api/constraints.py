@@ -43,11 +43,15 @@ class Constraint:
         kind: how `text` is to be read.
         text: a JSON schema in JSON, a regular expression, or a grammar in llguidance's dialect of Lark.
         compact: of JSON: whether there is no whitespace between its parts.
+        tokens: special tokens that a grammar names, such as `<tool_call>`.
+        spelled: the grammar for tokenizers that lack one of these, where they are text.
     """
 
     kind: Literal["json", "regex", "lark"]
     text: str
     compact: bool = False
+    tokens: tuple[str, ...] = ()
+    spelled: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
@@ -97,9 +101,16 @@ class Constraint:
         return cls("regex", pattern)
 
     @classmethod
-    def grammar(cls, lark: str) -> Constraint:
-        """Return the constraint that a grammar in llguidance's dialect of Lark derives the text from `start`."""
-        return cls("lark", lark)
+    def grammar(cls, lark: str, *, tokens: tuple[str, ...] = (), spelled: str = "") -> Constraint:
+        """Return the constraint that a grammar in llguidance's dialect of Lark derives the text from `start`.
+
+        Args:
+            lark: the grammar.
+            tokens: special tokens that it names. To llguidance every added token in angle brackets is one, whether it
+                is text to its tokenizer or not, and only the name matches it: a literal would lead into a dead end.
+            spelled: the grammar for tokenizers that lack one of them.
+        """
+        return cls("lark", lark, tokens=tokens, spelled=spelled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +179,8 @@ class ConstraintCompiler:
                 return found
         library = _library()
         limits = library.LLParserLimits(**LIMITS)
-        matcher = library.LLMatcher(self._tokens(ends), _grammar(library, constraint), log_level=0, limits=limits)
+        tokenizer = self._tokens(ends)
+        matcher = library.LLMatcher(tokenizer, _grammar(library, constraint, tokenizer), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some limits are met only here
         if matcher.is_error():
@@ -205,7 +217,7 @@ def _library() -> Any:
     return llguidance
 
 
-def _grammar(library: Any, constraint: Constraint) -> str:
+def _grammar(library: Any, constraint: Constraint, tokenizer: Any) -> str:
     """Return llguidance's form of a constraint; what is wrong with it shows when it is compiled."""
     text: str = constraint.text
     if constraint.kind == "json":
@@ -217,8 +229,15 @@ def _grammar(library: Any, constraint: Constraint) -> str:
     elif constraint.kind == "regex":
         text = library.LLMatcher.grammar_from_regex(text)
     else:
-        text = library.LLMatcher.grammar_from_lark(text)
+        named = all(_is_special(tokenizer, token) for token in constraint.tokens)
+        text = library.LLMatcher.grammar_from_lark(text if named else constraint.spelled)
     return text
+
+
+def _is_special(tokenizer: Any, text: str) -> bool:
+    """Return whether a text is one token that is special to llguidance."""
+    ids = tokenizer.tokenize_str(text)
+    return len(ids) == 1 and bool(tokenizer.is_special_token(ids[0]))
 
 
 def _open_tokenizer(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:

@@ -129,7 +129,7 @@ class PromptEncoder:
             raise ApiError(400, "this model has no chat template; use /v1/completions.", code="no_chat_template")
         options: dict[str, Any] = {}
         if tools:
-            if not has_known_format(template):
+            if not has_known_format(self.tokenizer):
                 raise ApiError(
                     400,
                     "'tools' is not supported with this model: its chat template's format of tool calls is not known.",

@@ -7,7 +7,7 @@ Where the model is free to call what it likes as it likes, there is no grammar.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speculant.api.constraints import Constraint
@@ -66,8 +66,13 @@ def plan_tools(body: ChatRequest, answer: Format | None) -> ToolPlan:
     strict = any(tool.function.strict for tool in allowed)
     if forced or strict or answer is not None or not several or len(allowed) < len(tools):
         functions = [tool.function for tool in allowed]
-        rules = _forced_start(several) if forced else _free_start(answer, several)
-        return ToolPlan(offered=tools, format=Format(_constraint(rules, functions), "tools"), forced=forced)
+
+        def rules(named: bool) -> str:
+            start = _forced_start(several, named) if forced else _free_start(answer, several, named)
+            return "\n".join([*start, *_calls(functions, named)])
+
+        constraint = _checked(lambda: Constraint.grammar(rules(True), tokens=(BEGIN, END), spelled=rules(False)))
+        return ToolPlan(offered=tools, format=Format(constraint, "tools"), forced=forced)
     return ToolPlan(offered=tools)
 
 
@@ -86,46 +91,54 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Tool]:
     return [tool for name, tool in found.items() if name in wanted]
 
 
-def _forced_start(several: bool) -> list[str]:
+def _mark(text: str, named: bool) -> str:
+    """Return what begins or ends a call as a grammar has it: the token of this name, or text."""
+    return text if named else json.dumps(text)
+
+
+def _forced_start(several: bool, named: bool) -> list[str]:
     """Return the rules of an answer that is one call, or `several`."""
     start = r'call ("\n" call)*' if several else "call"
-    return [f"start: {start}", f"call: {json.dumps(BEGIN)} body"]
+    return [f"start: {start}", f"call: {_mark(BEGIN, named)} body"]
 
 
-def _free_start(answer: Format | None, several: bool) -> list[str]:
+def _free_start(answer: Format | None, several: bool, named: bool) -> list[str]:
     """Return the rules of an answer that may hold one call, or `several`, or none.
 
     Args:
         answer: JSON that an answer without calls is; None for text, in which calls may follow.
         several: whether there may be several calls.
+        named: whether calls begin with a token of its own.
     """
     if answer is None:
         start = "(before body)* text" if several else "text | before body"
-        return [f"start: {start}", f"before[lazy]: TEXT {json.dumps(BEGIN)}", "text: TEXT", r"TEXT: /(.|\n)*/"]
+        before = f"before: TEXT {BEGIN}" if named else f"before[lazy]: TEXT {json.dumps(BEGIN)}"
+        return [f"start: {start}", before, "text: TEXT", r"TEXT: /(.|\n)*/"]
     schema = json.loads(answer.constraint.text)
     compact = (schema if isinstance(schema, dict) else {"allOf": [schema]}) | {"x-guidance": COMPACT}
-    _, call = _forced_start(several)
+    _, call = _forced_start(several, named)
     start = r'answer | call ("\n" call)*' if several else "answer | call"
     return [f"start: {start}", call, f"answer: %json {json.dumps(compact)}"]
 
 
-def _constraint(rules: list[str], functions: Sequence[FunctionDefinition]) -> Constraint:
-    """Return the constraint of an answer.
-
-    Args:
-        rules: from `start` on, but for `body`, which is a call without its beginning.
-        functions: that may be called.
-
-    Raises:
-        ApiError: the parameters of a function are no JSON schema.
-    """
-    rules = ["%llguidance {}", *rules, f"body: {' | '.join(f'call_{place}' for place in range(len(functions)))}"]
+def _calls(functions: Sequence[FunctionDefinition], named: bool) -> list[str]:
+    """Return the rules of `body`, a call without its beginning."""
+    rules = [f"body: {' | '.join(f'call_{place}' for place in range(len(functions)))}"]
     for place, function in enumerate(functions):
         head = json.dumps(f'\n{{"name": {json.dumps(function.name, ensure_ascii=False)}, "arguments": ')
-        tail = json.dumps(f"}}\n{END}")
-        rules.append(f"call_{place}: {head} %json {_schema(function)} {tail}")
+        tail = json.dumps("}\n")
+        rules.append(f"call_{place}: {head} %json {_schema(function)} {tail} {_mark(END, named)}")
+    return rules
+
+
+def _checked(make: Callable[[], Constraint]) -> Constraint:
+    """Return a constraint of tools.
+
+    Raises:
+        ApiError: it is too large, or no schema.
+    """
     try:
-        return Constraint.grammar("\n".join(rules))
+        return make()
     except SpeculantError as error:
         raise ApiError(400, str(error), param="tools", code="invalid_value") from error
 
@@ -137,10 +150,6 @@ def _schema(function: FunctionDefinition) -> str:
         ApiError: it is no schema of an object, or repeats too much.
     """
     schema = NO_PARAMETERS if function.parameters is None else function.parameters
-    try:
-        Constraint.json_schema(schema)  # checks its patterns
-    except SpeculantError as error:
-        message = f"the parameters of '{function.name}': {error}"
-        raise ApiError(400, message, param="tools", code="invalid_value") from error
+    _checked(lambda: Constraint.json_schema(schema))  # its patterns, which cannot be told apart within a grammar
     options = LAYOUT if function.strict else LAYOUT | {"lenient": True}
     return json.dumps({"type": "object"} | schema | {"x-guidance": options})

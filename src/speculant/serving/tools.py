@@ -16,9 +16,14 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 
 
-def has_known_format(template: Any) -> bool:
-    """Return whether a chat template asks for calls in this format."""
-    return isinstance(template, str) and BEGIN in template and "tools" in template
+def has_known_format(tokenizer: Any) -> bool:
+    """Return whether a tokenizer's chat template asks for calls in this format, and its texts keep their marks."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(template, str) or BEGIN not in template or "tools" not in template:
+        return False
+    ids = tokenizer(f"{BEGIN}{END}", add_special_tokens=False)["input_ids"]
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    return BEGIN in text and END in text
 
 
 class ToolCallParser:
