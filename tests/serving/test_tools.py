@@ -14,7 +14,7 @@ from speculant.api.constraints import ConstraintCompiler
 from speculant.serving.formats import format_of
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import plan_tools
-from speculant.serving.tools import ToolCallParser, has_known_format
+from speculant.serving.tools import ToolCallParser, has_known_format, text_tokens
 from vocabularies import byte_level
 
 pytestmark = pytest.mark.anyio
@@ -144,8 +144,8 @@ async def test_free_answers_stay_free(connect: Connect, served: Speculator) -> N
 @pytest.mark.parametrize(
     ("options", "accepted", "refused"),
     [
-        ({}, ["Hi.", "Hi.\n{add}\n{add} Bye.", ""], ["{wrong}", "a {wrong}"]),
-        ({"parallel_tool_calls": False}, ["Hi.", "Hi.{add}"], ["{add}\n{add}"]),
+        ({}, ["Hi.", "Hi.\n{add}\n{add} Bye.", "", "<think>Hm.</b>\n<think>Hi.{add}<think>"], ["{wrong}", "a {wrong}"]),
+        ({"parallel_tool_calls": False}, ["Hi.", "<think>Hi.{add}"], ["{add}\n{add}"]),
         ({"tool_choice": "required"}, ["{add}", "{add}\n{weather}\n{add}"], ["", "Hi.", "Hi.{add}", "{add}Bye."]),
         ({"tool_choice": "required", "parallel_tool_calls": False}, ["{weather}"], ["{weather}\n{weather}"]),
         ({"tool_choice": NAMED}, ["{add}"], ["{weather}", "{add}\n{add}"]),
@@ -167,7 +167,7 @@ async def test_grammars_of_answers(
         tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     end = tokenizer.eos_token_id
     body = ChatRequest.model_validate(chat(tools=[WEATHER, ADD, NOW]) | options)
-    plan = plan_tools(body, format_of(body.response_format, None))
+    plan = plan_tools(body, format_of(body.response_format, None), text_tokens(tokenizer))
     assert plan.format is not None
     compiled = ConstraintCompiler(tokenizer, 400).compile(plan.format.constraint, ends=frozenset([end]))
     calls = {

@@ -34,7 +34,7 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
     check_honoured(CHAT, body.model_dump(exclude_unset=True))
     service.check_shape(body, body.choices)
     answer = format_of(body.response_format, body.structured_outputs)
-    plan = plan_tools(body, answer)
+    plan = plan_tools(body, answer, service.prompts.text_tokens)
     if body.prediction is not None and not service.predicts:
         message = "'prediction' is not supported by this server's drafting method. Leave it out."
         raise ApiError(400, message, param="prediction", code="unsupported_parameter")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from speculant.api.constraints import CompiledConstraint, Constraint
-from speculant.core.errors import SpeculantError, UsageError
+from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
 from speculant.serving.formats import Format
 
@@ -49,7 +49,7 @@ class GrammarCompiler:
         compiling = asyncio.get_running_loop().run_in_executor(self._worker, self._compile, wanted.constraint, ends)
         try:
             return await asyncio.wait_for(compiling, self._seconds)
-        except UsageError as error:
+        except SpeculantError as error:  # of the constraint, or of a model that cannot be constrained
             raise ApiError(400, str(error), param=wanted.param, code="invalid_value") from error
         except asyncio.TimeoutError:
             message = "the constraint takes too long to compile. Simplify it, or try again."

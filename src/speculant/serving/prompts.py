@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
 from speculant.serving.schemas import Message, TextPart, Tool
-from speculant.serving.tools import has_known_format
+from speculant.serving.tools import has_known_format, text_tokens
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -27,6 +27,7 @@ class PromptEncoder:
         positions: that the model has; None for no limit.
         vocabulary: V.
         most_tokens: of a prompt; None for no limit.
+        text_tokens: see `tools.text_tokens`.
     """
 
     def __init__(self, speculator: Speculator, *, most_tokens: int) -> None:
@@ -44,6 +45,7 @@ class PromptEncoder:
         self.positions, self.vocabulary = capabilities.positions, capabilities.vocabulary
         limits = [limit for limit in (most_tokens, self.positions and self.positions - 1) if limit]
         self.most_tokens = min(limits, default=None)
+        self.text_tokens = text_tokens(self.tokenizer)
         self._texts: dict[int, str] = {}  # of single tokens
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
 

@@ -37,12 +37,13 @@ class ToolPlan:
     forced: bool = False
 
 
-def plan_tools(body: ChatRequest, answer: Format | None) -> ToolPlan:
+def plan_tools(body: ChatRequest, answer: Format | None, text_tokens: Sequence[str] = ()) -> ToolPlan:
     """Return what a request's tools mean.
 
     Args:
         body: the request.
         answer: what an answer without calls must match; None for anything.
+        text_tokens: that free text may hold although they are special to llguidance, such as `<think>`.
 
     Raises:
         ApiError: a tool or the choice of one cannot be honoured.
@@ -68,7 +69,12 @@ def plan_tools(body: ChatRequest, answer: Format | None) -> ToolPlan:
         functions = [tool.function for tool in allowed]
 
         def rules(named: bool) -> str:
-            start = _forced_start(several, named) if forced else _free_start(answer, several, named)
+            if forced:
+                start = _forced_start(several, named)
+            elif answer is None:
+                start = _text_start(several, named, text_tokens)
+            else:
+                start = _json_start(answer, several, named)
             return "\n".join([*start, *_calls(functions, named)])
 
         constraint = _checked(lambda: Constraint.grammar(rules(True), tokens=(BEGIN, END), spelled=rules(False)))
@@ -102,18 +108,24 @@ def _forced_start(several: bool, named: bool) -> list[str]:
     return [f"start: {start}", f"call: {_mark(BEGIN, named)} body"]
 
 
-def _free_start(answer: Format | None, several: bool, named: bool) -> list[str]:
-    """Return the rules of an answer that may hold one call, or `several`, or none.
+def _text_start(several: bool, named: bool, tokens: Sequence[str]) -> list[str]:
+    """Return the rules of a text in which a call may follow, or `several`.
 
     Args:
-        answer: JSON that an answer without calls is; None for text, in which calls may follow.
         several: whether there may be several calls.
         named: whether calls begin with a token of its own.
+        tokens: that the text may hold.
     """
-    if answer is None:
-        start = "(before body)* text" if several else "text | before body"
-        before = f"before: TEXT {BEGIN}" if named else f"before[lazy]: TEXT {json.dumps(BEGIN)}"
-        return [f"start: {start}", before, "text: TEXT", r"TEXT: /(.|\n)*/"]
+    free, rules = "", list[str]()
+    if tokens:
+        free, rules = "marked* ", ["marked: TEXT mark", f"mark: {' | '.join(tokens)}"]
+    start = f"({free}before body)* {free}text" if several else f"{free}text | {free}before body"
+    before = f"before: TEXT {BEGIN}" if named else f"before[lazy]: TEXT {json.dumps(BEGIN)}"
+    return [f"start: {start}", before, *rules, "text: TEXT", r"TEXT: /(.|\n)*/"]
+
+
+def _json_start(answer: Format, several: bool, named: bool) -> list[str]:
+    """Return the rules of an answer that is JSON, or one call, or `several`."""
     schema = json.loads(answer.constraint.text)
     compact = (schema if isinstance(schema, dict) else {"allOf": [schema]}) | {"x-guidance": COMPACT}
     _, call = _forced_start(several, named)

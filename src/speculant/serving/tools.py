@@ -13,6 +13,7 @@ from typing import Any
 from speculant.serving.stops import StopFilter
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+_ANGLES = re.compile(r"</?[A-Za-z0-9_.|-]+>")
 _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 
 
@@ -24,6 +25,13 @@ def has_known_format(tokenizer: Any) -> bool:
     ids = tokenizer(f"{BEGIN}{END}", add_special_tokens=False)["input_ids"]
     text = tokenizer.decode(ids, skip_special_tokens=True)
     return BEGIN in text and END in text
+
+
+def text_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return the added tokens in angle brackets that are part of texts, such as `<think>`, but for marks of calls."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    texts = [token.content for token in added if not token.special and token.content not in (BEGIN, END)]
+    return tuple(text for text in texts if _ANGLES.fullmatch(text))
 
 
 class ToolCallParser:
