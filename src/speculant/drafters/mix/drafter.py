@@ -12,7 +12,7 @@ these are calibrated, the best draft of N nodes is the N most probable paths (Se
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,11 @@ from speculant.core.drafter import (
 from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import ROOT, DraftTree, Float32, Int32
-from speculant.drafters.mix.arrays import LONGEST_ROW
+from speculant.drafters.mix.arrays import LONGEST_ROW, Array, Mixer
+from speculant.drafters.mix.base import MixBase, in_use
 from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
 from speculant.drafters.mix.chain import most_probable_chain
+from speculant.drafters.mix.fitting import base_count, fitted
 from speculant.drafters.mix.inspection import top_contexts
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
@@ -47,7 +49,7 @@ from speculant.drafters.mix.kernels import (
     new_request,
 )
 from speculant.drafters.mix.mixer import new_mixer
-from speculant.drafters.mix.stored import is_valid, restored, stored
+from speculant.drafters.mix.stored import is_valid, restored, stored, stored_name
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
@@ -86,6 +88,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         tokenizer: str = "",
         memory_limit: int = MEMORY_LIMIT,
         settings: MixSettings | None = None,
+        bases: Sequence[MixBase] = (),
     ) -> None:
         """Start with empty tables.
 
@@ -95,9 +98,10 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             memory_limit: bytes the tables may take, also while one doubles and its copy exists beside it; so their
                 final size is between three eighths of it and all. The mixture is extra: 9 bytes per token id and 60 KB.
             settings: None for the defaults.
+            bases: what is known beforehand, read-only and apart from the limit; each must be of this vocabulary.
 
         Raises:
-            UnsupportedError: the vocabulary has more ids than the tables can hold.
+            UnsupportedError: the vocabulary has more ids than the tables can hold, or there are too many bases.
         """
         if vocabulary > MAX_TOKENS:
             raise UnsupportedError(f"the tables of `mix` hold token ids below {MAX_TOKENS}, not {vocabulary}.")
@@ -106,11 +110,13 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         self.limit = memory_limit
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self.bases = tuple(bases)
         self._take(
             Tables(
                 new_cells(NARROW_ROW, memory_limit - memory_limit // WIDE_SHARE, first_bits=_NARROW_BITS),
                 new_cells(LONGEST_ROW, memory_limit // WIDE_SHARE, first_bits=_WIDE_BITS),
-                new_mixer(vocabulary),
+                new_mixer(vocabulary, len(bases)),
+                in_use(bases, vocabulary),
             )
         )
         _warm_up()
@@ -137,7 +143,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now: the tables, which the limit bounds, and the mixture, of a fixed size."""
-        return sum(array.nbytes for array in self._flat)
+        return sum(array.nbytes for part in self._tables[:3] for array in part)
 
     def open(self, start: Start) -> Session:
         """Begin a request; the whole prompt is learned at once."""
@@ -214,25 +220,31 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             raise UnsupportedError(
                 f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
-        shapes = {name: array.shape for name, array in arrays.items() if name.startswith("mixer.")}
-        own = {name: array.shape for name, array in stored(self._tables).items() if name.startswith("mixer.")}
-        if shapes != own:
+        tables = restored({name: np.array(array) for name, array in arrays.items()}) if self._has_form(arrays) else None
+        if tables is None or base_count(tables.mixer.weights, tables.mixer.states) < 0:
             raise ForeignMemoryError(
                 f"{path} was written by a version of `mix` with other contexts. "
                 "Use the version of Speculant that wrote it, or start a new file."
             )
-        tables = restored({name: np.array(array) for name, array in arrays.items()})
         if not is_valid(tables, self._tables, self.vocabulary):
             raise CorruptMemoryError(
                 f"the checksums of {path} match, but it holds values that `mix` never writes. Start a new file."
             )
+        mixer = fitted(tables.mixer, len(self.bases))
         with self._lock:
-            self._take(tables)
+            self._take(tables._replace(mixer=mixer, bases=self._tables.bases))
+
+    def _has_form(self, arrays: Mapping[str, Array]) -> bool:
+        """Return whether a file has the arrays of a memory, and right shapes where they do not depend on bases."""
+        own = stored(self._tables)
+        fixed = [stored_name("mixer", field) for field in Mixer._fields[2:]]
+        return arrays.keys() == own.keys() and all(arrays[name].shape == own[name].shape for name in fixed)
 
 
 def _warm_up() -> None:
     """Load the compiled kernels, so that the first request does not wait for them."""
-    empty = Tables(new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0), new_mixer(1)).flat()
+    narrow, wide = new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0)
+    empty = Tables(narrow, wide, new_mixer(1), in_use((), 1)).flat()
     request = new_request(1, 0)
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
