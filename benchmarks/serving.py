@@ -39,8 +39,9 @@ from stories import cut_prompts
 
 TARGETS = ("bundled", "inflated")
 REQUESTS = {"bundled": 8, "inflated": 2}  # at least; each client sends `TURNS` or more
-TURNS = {"bundled": 2, "inflated": 1}
+TURNS = {"bundled": 3, "inflated": 1}
 TOKENS = {"bundled": 64, "inflated": 24}
+LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # of the texts in turn; equal ones would end, and begin, in the same rounds
 RATIOS = {
     "speculant_to_plain": ("speculant", ("plain",)),
     "speculant_to_transformers": ("speculant", ("transformers", "transformers-paged")),  # the faster one
@@ -74,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=names, default=("1", "4", "16"), help="default: 1,4,16")
     parser.add_argument("--requests", type=int, help=f"at least, at a number of clients; default: {REQUESTS}")
     parser.add_argument("--turns", type=int, help=f"requests of a client, at least; default: {TURNS}")
-    parser.add_argument("--tokens", type=int, help=f"of an answer, at most; default: {TOKENS}")
+    parser.add_argument("--tokens", type=int, help=f"of an answer, on average, at most; default: {TOKENS}")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--inflated", type=Path, help="the folder to keep the inflated target's 2 GB in between runs")
     args = parser.parse_args()
@@ -134,7 +135,13 @@ def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) 
                     print(json.dumps(cells[-1]), file=sys.stderr)
         described = {each.name: {"command": each.command, "memory_mb": each.memory_mb} for each in systems}
     return {
-        "settings": {"tokens": tokens, "requests": counts, "repetitions": args.repetitions, "seconds": elapsed(began)},
+        "settings": {
+            "tokens": tokens,
+            "lengths": LENGTHS,
+            "requests": counts,
+            "repetitions": args.repetitions,
+            "seconds": elapsed(began),
+        },
         "systems": described,
         "summary": summary(cells),
         "identical_texts": {
@@ -163,9 +170,10 @@ def turn(
     system: HttpServer | Library, prompts: Sequence[str], *, clients: int, tokens: int
 ) -> tuple[Cell, list[Answer]]:
     """Return the figures and answers of one system while the others are paused."""
+    asked = [(prompt, round(tokens * LENGTHS[place % len(LENGTHS)])) for place, prompt in enumerate(prompts)]
     system.resume()
     drafting, cpu, own, began = system.counters(), system.cpu_seconds, time.process_time(), time.perf_counter()
-    answers = system.answer(prompts, clients=clients, max_tokens=tokens)
+    answers = system.answer(asked, clients=clients)
     wall = time.perf_counter() - began
     cell: Cell = {"requests": len(prompts)} | figures(answers)
     spent = system.cpu_seconds - cpu
@@ -236,8 +244,9 @@ def print_summary(target: str, rows: Sequence[dict[str, Any]]) -> None:
         for name, own in row["systems"].items():
             first, between = own["time_to_first_token_ms"], own["inter_token_latency_ms"]
             print(
-                f"  {name:18} {own['tokens_per_second']:9.1f} tokens/s  first {first['p50']:8.1f} /{first['p99']:8.1f} ms"
-                f"  between {between['p50']:7.1f} /{between['p99']:7.1f} ms  clients {own['client_cpu_share']:.0%}"
+                f"  {name:20} {own['tokens_per_second']:8.1f} tokens/s"
+                f"   first {first['p50']:8.1f} /{first['p99']:8.1f} ms"
+                f"   between {between['p50']:7.1f} /{between['p99']:7.1f} ms   clients {own['client_cpu_share']:.0%}"
             )
         for name, ratio in row["ratios"].items():
             print(f"  {name:32} {ratio['median']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})")

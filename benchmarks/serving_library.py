@@ -32,16 +32,16 @@ def main() -> None:
             print(json.dumps(decode(batch, **json.loads(line))), flush=True)
 
 
-def decode(batch: Batch, prompts: Sequence[str], clients: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Return text, tokens and times of each prompt's continuation."""
-    waiting = deque(enumerate(prompts))
+def decode(batch: Batch, asked: Sequence[tuple[str, int]], clients: int) -> list[dict[str, Any]]:
+    """Return text, tokens and times of each prompt's continuation, by prompts and the most tokens of each."""
+    waiting = deque(enumerate(asked))
     places: dict[Any, int] = {}
-    found: list[dict[str, Any]] = [{} for _ in prompts]
+    found: list[dict[str, Any]] = [{} for _ in asked]
     while waiting or len(batch):
         while waiting and len(batch) < clients:
-            place, prompt = waiting.popleft()
+            place, (prompt, most) = waiting.popleft()
             found[place] = {"text": "", "tokens": 0, "began": time.perf_counter(), "arrivals": []}
-            places[batch.add(prompt, max_new_tokens=max_tokens, temperature=0)] = place
+            places[batch.add(prompt, max_new_tokens=most, temperature=0)] = place
         for generation, piece in batch.step():
             if generation.error is not None:
                 raise generation.error

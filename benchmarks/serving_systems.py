@@ -132,9 +132,9 @@ class HttpServer(Process):
                 raise self.failed()
             time.sleep(0.2)
 
-    def answer(self, prompts: Sequence[str], *, clients: int, max_tokens: int) -> list[Answer]:
-        """Return the answers to prompts, from so many clients at a time."""
-        requests = [Request(model=self._model, prompt=prompt, max_tokens=max_tokens) for prompt in prompts]
+    def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
+        """Return the answers to prompts with the most tokens of each, from so many clients at a time."""
+        requests = [Request(model=self._model, prompt=prompt, max_tokens=most) for prompt, most in asked]
         return run_coroutine(ask_all(self._port, requests, clients=clients))
 
     def counters(self) -> dict[str, int]:
@@ -165,12 +165,12 @@ class Library(Process):
         super().__init__(name, command, folder, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read()
 
-    def answer(self, prompts: Sequence[str], *, clients: int, max_tokens: int) -> list[Answer]:
-        """Return the texts after prompts, so many of them decoded at a time."""
-        asked: IO[str] | None = self.process.stdin
-        assert asked is not None
-        asked.write(json.dumps({"prompts": list(prompts), "clients": clients, "max_tokens": max_tokens}) + "\n")
-        asked.flush()
+    def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
+        """Return the texts after prompts with the most tokens of each, so many of them decoded at a time."""
+        requests: IO[str] | None = self.process.stdin
+        assert requests is not None
+        requests.write(json.dumps({"asked": asked, "clients": clients}) + "\n")
+        requests.flush()
         return [Answer(**each) for each in self._read()]
 
     def _read(self) -> Any:
