@@ -40,7 +40,7 @@ from stories import cut_prompts
 TARGETS = ("bundled", "inflated")
 REQUESTS = {"bundled": 8, "inflated": 2}  # at least; each client sends `TURNS` or more
 TURNS = {"bundled": 3, "inflated": 1}
-TOKENS = {"bundled": 64, "inflated": 24}
+TOKENS = {"bundled": 64, "inflated": 16}
 LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # of the texts in turn; equal ones would end, and begin, in the same rounds
 RATIOS = {
     "speculant_to_plain": ("speculant", ("plain",)),
@@ -123,7 +123,7 @@ def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) 
         for clients in args.clients:
             warm = take(prompts, max(2, clients))
             for system in systems:
-                turn(system, warm, clients=clients, tokens=tokens)
+                turn(system, warm, clients=clients, tokens=max(8, tokens // 3))
         for repetition in range(args.repetitions):
             for clients, count in counts.items():
                 asked = take(prompts, count)

@@ -14,12 +14,12 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-TITLES = {"bundled": "bundled model, 5.5 M", "inflated": "inflated target, 494 M"}
+TITLES = {"bundled": "bundled model, 5.5 M", "inflated": "inflated target, 494 M"}  # of the rows
 SERIES = {
     "speculant": ("speculant serve", "#2463b0"),
-    "plain": ("the same, plain decoding", "#8fb4de"),
+    "plain": ("speculant serve, plain decoding", "#8fb4de"),
     "transformers": ("transformers serve", "#c9c9c9"),
-    "transformers-paged": ("the same, continuous batching", "#8a8a8a"),
+    "transformers-paged": ("transformers serve, continuous batching", "#8a8a8a"),
 }
 PANELS = {
     "tokens_per_second": "tokens/s",
@@ -45,7 +45,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for row, (target, summary) in zip(grid, targets.items(), strict=True):
             for axes, (name, label) in zip(row, PANELS.items(), strict=True):
                 panel(axes, summary, name)
-                axes.set_title(f"{TITLES[target]}: {label}", fontsize=9)
+                axes.set_title(label, fontsize=9)
+            row[0].set_ylabel(TITLES[target])
         handles, labels = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(SERIES), frameon=False, fontsize=8)
         figure.savefig(path, dpi=150, metadata={"Software": None})
@@ -62,7 +63,7 @@ def panel(axes: Axes, summary: list[dict[str, Any]], name: str) -> None:
         heights = [value["p50"] if isinstance(value, dict) else value for _, value in found]
         bars = axes.bar(left, heights, width, label=label, color=color)
         if name == "tokens_per_second":
-            axes.bar_label(bars, fmt="%.0f", fontsize=6, padding=1)
+            axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=1)
         else:
             axes.vlines(left, heights, [value["p99"] for _, value in found], color="#444444", linewidth=0.8)
             axes.set_yscale("log")
