@@ -166,13 +166,11 @@ class MixDrafter(Drafter, Persistent, Inspectable):
                     if start < end:
                         self._grow()
 
-    def learn_top_k(self, windows: Int32, ids: Int32, logits: Float32) -> None:
-        """Learn the target's top tokens, ids and logits [R, k], after windows Int32[R, 2] (-1: no token there)."""
-        shares = np.exp(logits - logits[:, :1])
-        shares *= self.settings.strength * UNIT / shares.sum(axis=1, keepdims=True)
-        gains = np.where(ids < self.vocabulary, np.rint(shares), 0).astype(np.int64)  # a padded head has more ids
+    def learn_top_k(self, text: Int32, length: int, tree: DraftTree, ids: Int32, logits: Float32) -> None:
+        """Learn the target's top tokens, ids and logits [N + 1, k], after text[:length] and after each node."""
+        strength, memory = float(self.settings.strength * UNIT), round(self.settings.top_k_memory * UNIT)
         with self._lock:
-            learn_top_k(self._flat, windows, ids, gains, round(self.settings.top_k_memory * UNIT))
+            learn_top_k(self._flat, text, length, tree.tokens, tree.parents, ids, logits, strength, memory)
 
     def search(self, text: Int32, length: int, request: Arrays, budget: Budget) -> DraftTree:
         """Return the most probable continuations of text[:length] within the budget."""
@@ -248,7 +246,7 @@ def _warm_up() -> None:
     request = new_request(1, 0)
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
-    learn_top_k(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
+    learn_top_k(empty, text, 2, text[:0], text[:0], text[None], np.zeros((1, 2), np.float32), float(UNIT), UNIT)
     most_probable(empty, request, text, 2, 1, 1, 1.0)
     most_probable_chain(empty, request, text, 2, 1)
     follow(request, text, 1, 2)
@@ -287,27 +285,18 @@ class MixSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Learn the committed tokens, and the target's top tokens at every row."""
-        has_top_k = verified.top_ids is not None and verified.top_logits is not None and self._length > 0
-        windows = self._windows(verified.tree) if has_top_k else None
-        end = self._length + len(verified.tokens)
+        before, end = self._length, self._length + len(verified.tokens)
         self._reserve(end)
-        self._text[self._length : end] = verified.tokens
-        self._drafter.learn(self._text, self._length, end, self._request, training=True)
+        self._text[before:end] = verified.tokens
+        self._drafter.learn(self._text, before, end, self._request, training=True)
         self._length = end
         # After the text: a row that already held the target's choice would be trained as if it had predicted it.
-        if windows is not None and verified.top_ids is not None and verified.top_logits is not None:
-            self._drafter.learn_top_k(windows, verified.top_ids, verified.top_logits)
+        if verified.top_ids is not None and verified.top_logits is not None and before > 0:
+            self._drafter.learn_top_k(self._text, before, verified.tree, verified.top_ids, verified.top_logits)
 
     def _reserve(self, length: int) -> None:
         if length > len(self._text):
             self._text = np.concatenate([self._text, np.zeros(length, np.int32)])
-
-    def _windows(self, tree: DraftTree) -> Int32:
-        """Return the last two tokens at each row of the pass, Int32[N + 1, 2], -1 where the text has only one."""
-        tokens = np.concatenate([self._text[self._length - 1 : self._length], tree.tokens])
-        before = tokens[tree.parents + 1]
-        first = self._text[self._length - 2] if self._length > 1 else -1
-        return np.stack([np.concatenate([[first], before]), tokens], axis=1).astype(np.int32)
 
     def close(self) -> None:
         """Do nothing: what was learned is in the tables."""

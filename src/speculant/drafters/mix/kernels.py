@@ -129,16 +129,39 @@ def follow(request: Arrays, text: Array, start: int, stop: int) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def learn_top_k(tables: Arrays, windows: Array, ids: Array, gains: Array, memory: int) -> None:
-    """Learn the target's top tokens, ids Int32[R, k], gains Int64[R, k], after windows Int32[R, 2]; -1 for no token."""
-    held = named(tables)
-    hashes = np.empty(CONTEXTS, np.uint64)
+def learn_top_k(
+    tables: Arrays, text: Array, length: int, drafted: Array, parents: Array, ids: Array, logits: Array,
+    strength: float, memory: int,
+) -> None:  # fmt: skip
+    """Learn the target's top tokens at every row of a pass: after text[:length], Int32, and after each drafted token.
+
+    Args:
+        tables: of the drafter.
+        text, length: the text that the pass began with; its last token is the root.
+        drafted, parents: the draft, Int32[N] each.
+        ids, logits: the target's top tokens at each row, Int32[N + 1, k] and Float32[N + 1, k], the best first.
+        strength, memory: observations that a row's distribution counts as, and that a row of the table holds.
+    """
+    narrow, wide, mixer, _ = named(tables)
+    hashes, window = np.empty(CONTEXTS, np.uint64), np.empty(2, np.int32)
     tokens, weights = np.empty(LONGEST_ROW + ids.shape[1], np.int64), np.empty(LONGEST_ROW + ids.shape[1], np.int64)
-    for r in range(len(windows)):
-        hash_contexts(windows[r], 2, held.mixer.frequency, hashes)
-        blend(held.wide, hashes[TARGET_ONE], ids[r], gains[r], memory, tokens, weights)
-        if windows[r, 0] >= 0:
-            blend(held.narrow, hashes[TARGET_TWO], ids[r], gains[r], memory, tokens, weights)
+    shares, gains = np.empty(ids.shape[1], np.float32), np.empty(ids.shape[1], np.int64)
+    for r in range(len(ids)):
+        if r == 0:
+            window[0], window[1] = text[length - 2] if length > 1 else -1, text[length - 1]
+        else:
+            parent = parents[r - 1]
+            window[0], window[1] = text[length - 1] if parent < 0 else drafted[parent], drafted[r - 1]
+        total = np.float32(0)
+        for k in range(len(shares)):
+            shares[k] = np.exp(logits[r, k] - logits[r, 0])
+            total += shares[k]
+        for k in range(len(shares)):  # a padded head has more ids
+            gains[k] = round(shares[k] * (strength / total)) if ids[r, k] < len(mixer.bands) else 0
+        hash_contexts(window, 2, mixer.frequency, hashes)
+        blend(wide, hashes[TARGET_ONE], ids[r], gains, memory, tokens, weights)
+        if window[0] >= 0:
+            blend(narrow, hashes[TARGET_TWO], ids[r], gains, memory, tokens, weights)
 
 
 @njit(cache=True, nogil=True)
