@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant import __version__
+from speculant.cli.base_facts import source_line
 from speculant.cli.base_plan import BaseSettings, open_work
 from speculant.cli.exclusions import Exclusions, read_exclusions
 from speculant.cli.rejected import Rejected
@@ -23,7 +24,7 @@ from speculant.cli.rows import Row, batches
 from speculant.cli.sources import Source, read_source
 from speculant.cli.terminal import progress, say
 from speculant.cli.work_folder import WorkFolder
-from speculant.core.errors import FileError, UsageError
+from speculant.core.errors import FileError, TokenizerError, UsageError
 
 if TYPE_CHECKING:
     from speculant.drafters.mix.base_builder import BaseBuilder
@@ -86,7 +87,6 @@ def build_base(
         reading = Reading(sources, encoder, builder, work, rejected)
         reading.run(position, settings.vocabulary)
         if not builder.tokens:
-            work.remove()
             raise UsageError(without_tokens(position))
         facts = described(settings, sources, position)
         with progress("counting", builder.tokens, "tokens") as advance:
@@ -99,6 +99,9 @@ def build_base(
             f"interrupted. The work so far is kept in {work.path}, but for at most {INTERVAL:.0f} seconds: give the "
             "same command again to continue, or add --restart to begin anew."
         )
+        raise
+    except (UsageError, TokenizerError):  # the same command would fail again
+        work.remove()
         raise
     except (FileError, OSError) as error:
         reason = str(error) if isinstance(error, FileError) else f"{error.strerror or error}."
@@ -234,9 +237,3 @@ def described(settings: BaseSettings, sources: Sequence[Source], position: Posit
             origins[-1]["revision"] = source.dataset.revision
     made = {"date": datetime.now(timezone.utc).date().isoformat(), "version": __version__}
     return {"sources": origins, "license": settings.license, "source": settings.source, "made": made}
-
-
-def source_line(source: dict[str, Any]) -> str:
-    """Return one of the sources in a base's header for people."""
-    line = f"{source['name']}, weight {source['weight']:g}: {source['documents']:,} documents, {source['tokens']:,} tokens"
-    return f"{line}; {source['excluded']:,} documents excluded" if source["excluded"] else line

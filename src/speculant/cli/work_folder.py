@@ -98,7 +98,8 @@ class WorkFolder:
             return None
         except (OSError, ValueError) as error:
             raise FileError(
-                f"the unfinished work in {self.path} cannot be used: {name} is damaged ({error}). Add --restart to begin anew."
+                f"the unfinished work in {self.path} cannot be used: {name} is damaged ({error}). "
+                "Add --restart to begin anew."
             ) from error
         return found
 
