@@ -30,7 +30,7 @@ class RateColumn(ProgressColumn):
 class Bar:
     """One bar, erased when it is done."""
 
-    def __init__(self, what: str, total: int, unit: str) -> None:
+    def __init__(self, what: str, total: int | None, unit: str, *, done: int = 0) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -41,7 +41,7 @@ class Bar:
             transient=True,
             redirect_stdout=False,
         )
-        self._task = self._progress.add_task(what, total=total)
+        self._task = self._progress.add_task(what, total=total, completed=done)
 
     def advance(self, units: int = 1) -> None:
         """Count units."""

@@ -1,50 +1,54 @@
-"""`speculant corpus`: builds a table or a suffix array from texts, for a drafter to begin with."""
+"""`speculant corpus`: builds memories and frozen bases from texts, for a drafter to begin with."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from speculant.cli.commands import Command, Group
-from speculant.cli.documents import Document, read_documents, why_no_text
 from speculant.cli.options import ModelOption
-from speculant.cli.terminal import progress, say
-from speculant.core.errors import FileError, ModelNotFoundError, UsageError
+from speculant.cli.rejected import Rejected
+from speculant.cli.terminal import progress
+from speculant.cli.values import base_budget
+from speculant.core.errors import ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from speculant.core.drafter import Drafter
+    from speculant.cli.corpus_builders import Builder
+    from speculant.cli.sources import Source
 
 HELP = """\
-Build a memory file from texts, for --memory and --corpus.
+Build a memory file from texts, for --memory and --corpus, or a frozen base, for --base.
 
-Texts are learned as prompts (for the method mix), their tri-grams counted (for aded), or their suffixes sorted (for
-rest). Text files may hold several documents, divided by lines that hold only <|endoftext|>. Rows of .jsonl files are
-{"text": ...}, {"messages": [{"content": ...}]}, or token ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids":
-[...]}. Binary and empty files are left out with a warning."""
+Texts are learned as prompts (for the method mix), their tri-grams counted (for aded), their suffixes sorted (for rest),
+or the contexts of mix counted and pruned to a read-only base. Text files may hold several documents, divided by lines
+that hold only <|endoftext|>. Rows of .jsonl files and of lists in .json files are {"text": ...}, {"messages": [{"role",
+"content"}]}, {"prompt", "output"}, or token ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids": [...]}. All of
+these may be compressed (.gz). Folders stand for the text files in them, hidden ones left out; hf:ORG/NAME[:SPLIT] for a
+dataset of the Hugging Face hub, which is streamed. Binary and empty files are left out with a warning.
+
+For bases, SOURCE@2 counts every text of a source twice, conversations are learned in the tokenizer's chat template, and
+an interrupted build continues where it was when the same command is given again."""
 
 EXAMPLES = """
 speculant corpus build --model your/model -o code.speculant src/*.py
 speculant corpus build --model your/model --kind suffix -o log.mem *.jsonl
+speculant corpus build --model your/model --kind mix-base -o our.base \\
+    chats.jsonl.gz@2 docs/ --exclude test.jsonl --budget 64MB
 speculant generate "def main" --model your/model --memory code.speculant
 """
 
-BATCH = 1 << 20
-SHOWN = 20
+BUDGET = 64_000_000
 
 
-class Builder(Protocol):
-    """Takes the documents of a corpus."""
+class BuildCommand(Command):
+    """The command, whose --exclude takes all files up to the next option."""
 
-    tokens: int
-
-    def add(self, ids: Any) -> None:
-        """Take a document of ids, Int[T]."""
+    lists = ("--exclude",)
 
 
 class Kind(str, Enum):
@@ -53,179 +57,176 @@ class Kind(str, Enum):
     MIX = "mix"
     TRIGRAM = "trigram"
     SUFFIX = "suffix"
+    MIX_BASE = "mix-base"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     group = typer.Typer(cls=Group, help="Build memories from texts.", epilog=EXAMPLES, rich_markup_mode=None)
     group.callback()(lambda: None)  # keeps `build` a command of its own
-    group.command("build", cls=Command, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(build)
+    group.command("build", cls=BuildCommand, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(build)
     app.add_typer(group, name="corpus")
 
 
 def build(
-    inputs: Annotated[list[str], typer.Argument(metavar="FILE", help="text files and .jsonl files")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE", help="files, folders, hf:ORG/NAME[:SPLIT]; for bases also SOURCE@WEIGHT"),
+    ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="the memory file to write")],
     kind: Annotated[
         Kind,
-        typer.Option("--kind", metavar="mix|trigram|suffix", help="for the methods mix (default), aded and rest"),
+        typer.Option(
+            "--kind",
+            metavar="mix|trigram|suffix|mix-base",
+            help="for the methods mix (default), aded and rest; mix-base: a frozen base under mix",
+        ),
     ] = Kind.MIX,
     model: ModelOption = None,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="the tokenizer, where there is no model")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing memory file")] = False,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget",
+            metavar="BYTES",
+            parser=base_budget,
+            help="most bytes of the file, as 64MB (default) or 256MB",
+            rich_help_panel="Bases",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="FILE ...",
+            help="leave out documents that share 13 tokens in a row with these files of text or rows",
+            rich_help_panel="Bases",
+        ),
+    ] = None,
+    license_: Annotated[
+        str | None,
+        typer.Option(
+            "--license", metavar="TEXT", help="the license of the texts, kept in the file", rich_help_panel="Bases"
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source", metavar="TEXT", help="where the texts are from, kept in the file", rich_help_panel="Bases"
+        ),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="drop the work of an interrupted build", rich_help_panel="Bases")
+    ] = False,
 ) -> int:
     """Read, write, and report what was built."""
+    from speculant.cli.documents import why_no_text
     from speculant.cli.files import check_memory_output
+    from speculant.cli.sources import find_source, split_weight
 
     start = time.perf_counter()
+    excluded = [Path(path) for path in exclude or ()]
+    if kind is not Kind.MIX_BASE:
+        options = {"--budget": budget, "--exclude": exclude, "--license": license_, "--source": source}
+        check_unused({**options, "--restart": restart or None}, kind)
     if (model is None) == (tokenizer is None):
         raise UsageError(
             "name the model that the memory is for by --model, or its tokenizer by --tokenizer: a memory fits one "
             "tokenizer only. --model bundled is the story model that comes with the package."
         )
-    paths = [Path(path) for path in inputs]
-    sizes = {path: file_size(path) for path in paths}
-    check_memory_output(output, inputs, force=force)
     rejected = Rejected()
-    paths = [path for path in paths if not skipped(path, rejected)]
-    if not paths:
-        raise UsageError("none of the files holds text. Name text files or .jsonl files.")
+    sources = [find_source(text, rejected) for text in inputs]
+    for path in excluded:
+        why_no_text(path)  # fails here, before the work, if it cannot be read
+    check_memory_output(output, [*(split_weight(text)[0] for text in inputs), *excluded], force=force)
+    check_sources(sources, kind)
     from speculant.cli.loading import quieten
 
     quieten()
     loaded, vocabulary = load_vocabulary(model, tokenizer)
-    with progress("reading", sum(sizes[path] for path in paths), "bytes") as advance:
+    if kind is Kind.MIX_BASE:
+        from speculant.cli.base_plan import BaseSettings
+        from speculant.cli.corpus_base import build_base
+        from speculant.memory.fingerprint import tokenizer_fingerprint
 
-        def read(builder: Builder) -> None:
-            for path in paths:
-                documents = read_documents(path, vocabulary=vocabulary, advance=advance, reject=rejected)
-                feed(builder, documents, loaded)
-
-        builders = {Kind.TRIGRAM: build_table, Kind.MIX: build_contexts, Kind.SUFFIX: build_suffixes}
-        facts = builders[kind](read, Path(output), loaded, vocabulary)
+        settings = BaseSettings(
+            tokenizer=tokenizer_fingerprint(loaded, vocabulary),
+            template=getattr(loaded, "chat_template", None),
+            vocabulary=vocabulary,
+            budget=budget or BUDGET,
+            exclude=tuple(excluded),
+            license=license_,
+            source=source,
+        )
+        facts = build_base(Path(output), sources, loaded, settings, rejected=rejected, restart=restart)
+    else:
+        facts = build_memory(Path(output), sources, kind, loaded, vocabulary, rejected)
     for fact in facts:
         print(fact)
     print(f"seconds     {time.perf_counter() - start:.1f}")
     if rejected.count:
         print(f"left out    {rejected.count} files or rows that could not be used")
+    for each in sources:
+        if each.left_out:
+            print(f"left out    of {each.name}: {', '.join(f'{n} {why}' for why, n in each.left_out.items())} files")
     return 0
 
 
-def skipped(path: Path, reject: Callable[[str], object]) -> bool:
-    """Return whether a file is left out, since it is empty or binary; `reject` is given the reason."""
-    reason = why_no_text(path)
-    if reason:
-        reject(f"{path} {reason}; it is left out.")
-    return bool(reason)
-
-
-def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Count tri-grams, write their table, and return what to say of it.
+def build_memory(
+    path: Path, sources: Sequence[Source], kind: Kind, tokenizer: Any, vocabulary: int, rejected: Rejected
+) -> list[str]:
+    """Read the sources once, write a memory, and return what to print of it.
 
     Raises:
-        UsageError: the texts hold none.
-        FileError: the table cannot be written.
+        UsageError: the sources hold no text.
+        FileError: a source cannot be read, or the memory cannot be written.
     """
-    from speculant.drafters.aded.corpus import TrigramCounter, count_trigrams
-    from speculant.drafters.aded.drafter import save_table
-    from speculant.memory.fingerprint import tokenizer_fingerprint
+    from speculant.cli.corpus_builders import build_contexts, build_suffixes, build_table, feed
+    from speculant.cli.sources import read_source
 
-    counter = TrigramCounter(vocabulary)
-    read(counter)
-    if counter.tokens < 3:
-        raise UsageError("the texts hold no tri-grams. Name files with more text in them.")
-    table = counter.table()
-    save_table(path, table, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary), vocabulary=vocabulary)
-    trigrams, written = count_trigrams(table), path.stat().st_size
-    facts = [f"tokens      {counter.tokens}", f"tri-grams   {trigrams}"]
-    if counter.floor:
-        facts.append(f"            those seen up to {counter.floor} times were dropped where room was short")
-    return [
-        *facts,
-        f"bytes       {written}: {written / max(1, trigrams):.2f} per tri-gram, bi-grams and index included",
-    ]
+    sizes = [source.size for source in sources]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    with progress("reading", total, "bytes") as advance:
+
+        def read(builder: Builder) -> None:
+            for source in sources:
+                rows = read_source(source, vocabulary=vocabulary, advance=advance, reject=rejected)
+                feed(builder, (document for _, row in rows for document in row.documents), tokenizer)
+
+        builders = {Kind.TRIGRAM: build_table, Kind.MIX: build_contexts, Kind.SUFFIX: build_suffixes}
+        return builders[kind](read, path, tokenizer, vocabulary)
 
 
-class Prompts:
-    """Has a drafter learn documents as if they were prompts."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.tokens = 0
-        self._drafter = drafter
-
-    def add(self, ids: Any) -> None:
-        """Learn a document of ids, Int[T]."""
-        import numpy as np
-
-        from speculant.core.drafter import Start
-
-        self.tokens += len(ids)
-        self._drafter.open(Start(prompt=np.asarray(ids, np.int32))).close()
-
-
-def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Learn the contexts that `mix` looks up, write them, and return what to say of it.
+def check_unused(options: Mapping[str, object], kind: Kind) -> None:
+    """Refuse options that only bases have.
 
     Raises:
-        UsageError: the texts hold none.
-        FileError: the memory cannot be written.
+        UsageError: one was given.
     """
-    from speculant.drafters.mix.drafter import MixDrafter
-    from speculant.memory.fingerprint import tokenizer_fingerprint
-
-    drafter = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
-    prompts = Prompts(drafter)
-    read(prompts)
-    if not prompts.tokens:
-        raise UsageError("the texts are empty. Name files with more text in them.")
-    drafter.save(path)
-    return [f"tokens      {prompts.tokens}", f"bytes       {path.stat().st_size}"]
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(
+                f"{option} is for frozen bases, not for memories of kind {kind.value}. Add --kind mix-base."
+            )
 
 
-def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Sort suffixes, write them, and return what to say of them; sorted blocks wait in a folder beside the file.
+def check_sources(sources: Sequence[Source], kind: Kind) -> None:
+    """Check that there is something to read, and that weights are given for bases only.
 
     Raises:
-        UsageError: the texts hold none.
-        FileError: the disk is full.
+        UsageError: they are not as they must be.
     """
-    from speculant.drafters.suffix.array import SuffixArrayBuilder
-    from speculant.drafters.suffix.rest import save_corpus
-    from speculant.memory.fingerprint import tokenizer_fingerprint
-
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            builder = SuffixArrayBuilder(vocabulary, Path(folder))
-            read(builder)
-            if builder.tokens < 3:
-                raise UsageError("the texts are empty. Name files with more text in them.")
-            blocks = builder.blocks()
-            save_corpus(path, blocks, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
-    except OSError as error:
-        raise FileError(f"cannot write beside {path}: {error.strerror}. Name a folder with more room.") from error
-    written = path.stat().st_size
-    return [
-        f"tokens      {builder.tokens}",
-        f"blocks      {len(blocks)}",
-        f"bytes       {written}: {written / builder.tokens:.2f} per token",
-    ]
-
-
-class Rejected:
-    """Prints what the first files and rows cannot be used for, and counts them all."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, message: str) -> None:
-        """Take a message."""
-        self.count += 1
-        if self.count <= SHOWN:
-            say(f"warning: {message}")
-        elif self.count == SHOWN + 1:
-            say("warning: there are more of these; they are counted only.")
+    if not any(source.files or source.dataset for source in sources):
+        raise UsageError("none of the files holds text. Name text files or .jsonl files.")
+    for source in sources:
+        if source.weight != 1 and kind is not Kind.MIX_BASE:
+            raise UsageError(
+                f"{source.given} has a weight, which only bases know: a memory of kind {kind.value} counts what it "
+                "reads. Leave the weight out, or add --kind mix-base."
+            )
 
 
 def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]:
@@ -255,41 +256,3 @@ def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]
             f"{source} has a tokenizer, but no config that names a vocabulary. Name it by --tokenizer instead."
         ) from error
     return found, vocabulary
-
-
-def feed(builder: Builder, documents: Iterable[Document], tokenizer: Any) -> None:
-    """Add documents to a builder; texts are tokenised as prompts are, many at a time."""
-    for batch in batches(documents):
-        texts = [document for document in batch if isinstance(document, str)]
-        for ids in tokenizer(texts)["input_ids"] if texts else []:
-            builder.add(ids)
-        for document in batch:
-            if not isinstance(document, str):
-                builder.add(document)
-
-
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents to about a megabyte."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def file_size(path: Path) -> int:
-    """Return a file's size.
-
-    Raises:
-        FileError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return file.seek(0, 2)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}.") from error

@@ -107,6 +107,19 @@ def same_file(one: str | Path, other: str | Path) -> bool:
         return os.path.realpath(one) == os.path.realpath(other)
 
 
+def file_size(path: Path) -> int:
+    """Return a file's size.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.seek(0, 2)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}.") from error
+
+
 def write_json(path: str, value: Any) -> None:
     """Write JSON to a file, or to standard output for "-".
 

@@ -41,6 +41,7 @@ COMMANDS = {  # each registered by the module of that name
     "memory": "inspect, merge and clear memory files",
     "env": "describe this machine and the versions in use",
     "serve": "serve a model over HTTP, as OpenAI's API does",
+    "base": "list, add and remove frozen bases",
 }
 OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 EXAMPLES = """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculant.cli.base_facts import NAMES, provenance
 from speculant.cli.commands import Command, Group
 from speculant.cli.files import check_writable
 from speculant.cli.options import JsonFlag, MemoryLimitOption
@@ -68,6 +69,8 @@ def info(file: FileArgument, as_json: JsonFlag = False) -> int:
     print(f"tokenizer   fingerprint {found['tokenizer']}")
     print(f"vocabulary  {known}")
     print(f"holds       {sentence(found['holds'])}")
+    for line in provenance(found.get("corpus")):
+        print(line)
     print(f"bytes       {found['bytes']}, all checksums verified")
     print(f"version     {found['version']} of the format")
     print(f"written     {found['written']}, {ago(found['age_seconds'])}")
@@ -84,6 +87,7 @@ def merge(
     Raises:
         UsageError: fewer than two files, one named twice, or an output that would be lost.
         ForeignMemoryError: the files are of different kinds or tokenizers.
+        UnsupportedError: they are frozen bases.
     """
     from speculant.memory.file import read_any_memory, write_memory
     from speculant.registry import find_memory_kind
@@ -117,6 +121,7 @@ def clear(
 
     Raises:
         UsageError: nobody can be asked, and --yes was not given.
+        UnsupportedError: it is a frozen base.
     """
     from speculant.memory.file import read_any_memory, write_memory
     from speculant.registry import find_memory_kind
@@ -125,11 +130,11 @@ def clear(
     memory = read_any_memory(path)
     kind = find_memory_kind(memory.kind)
     check_writable(str(path))
+    arrays, facts = kind.empty(memory)
     held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.describe(memory))}"
     if not yes and not agreed(held):
         say("nothing was changed.")
         return 1
-    arrays, facts = kind.empty(memory)
     write_memory(path, kind=memory.kind, tokenizer=memory.tokenizer, arrays=arrays, facts=facts)
     print(f"cleared     {held}")
     print(f"bytes       {path.stat().st_size}")
@@ -187,6 +192,7 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.") from error
     written = datetime.fromtimestamp(int(status.st_mtime), timezone.utc)
+    corpus = {name: memory.facts[name] for name in NAMES if name in memory.facts}
     return {
         "file": str(path),
         "kind": memory.kind,
@@ -199,6 +205,7 @@ def described(path: Path, memory: Memory) -> dict[str, Any]:
         "version": VERSION,
         "written": written.isoformat(),
         "age_seconds": max(0, int(time.time() - status.st_mtime)),
+        **({"corpus": corpus} if corpus else {}),
     }
 
 

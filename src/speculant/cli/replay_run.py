@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.corpus import Rejected, file_size
+from speculant.cli.rejected import Rejected
 from speculant.cli.replay_settings import Order, Replay
 from speculant.cli.settings import build_settings_by_method, settings_json, settings_sentences
 from speculant.cli.terminal import progress, say
@@ -86,6 +86,7 @@ def read_traces(asked: Replay, tokenizer: Any, rejected: Rejected) -> list[Trace
     """
     from speculant.bench.replay.runs import in_order
     from speculant.bench.replay.traces import read_recordings
+    from speculant.cli.files import file_size
 
     paths = [Path(path) for path in dict.fromkeys(asked.traces)]
     names = [path.stem for path in paths]

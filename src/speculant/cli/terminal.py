@@ -50,13 +50,14 @@ def waiting(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str, total: int, unit: str) -> Iterator[Advance]:
+def progress(what: str, total: int | None, unit: str, *, done: int = 0) -> Iterator[Advance]:
     """Show a progress bar with rate and time left on a terminal, nothing elsewhere.
 
     Args:
         what: what is being done.
-        total: how many units that takes.
+        total: how many units that takes; None if that is not known.
         unit: "bytes", or the plural of what is counted.
+        done: how many of them an earlier run has done.
 
     Yields:
         A function that takes how many more units are done.
@@ -67,7 +68,7 @@ def progress(what: str, total: int, unit: str) -> Iterator[Advance]:
     from speculant.cli.bars import Bar
 
     bar: Bar
-    with Bar(what, total, unit) as bar:
+    with Bar(what, total, unit, done=done) as bar:
         yield bar.advance
 
 

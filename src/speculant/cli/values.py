@@ -12,6 +12,7 @@ from speculant.core.errors import UsageError
 
 LARGEST = 2**63 - 1
 MOST_NODES = 1024
+LEAST_BUDGET = 64_000
 LEAST_TEMPERATURE = 1e-5  # below it logits divided by the temperature leave the range of float16 and then of float32
 
 
@@ -88,6 +89,14 @@ def byte_count(value: Any) -> int:
     except UsageError:
         message = f"must be a number of bytes as in 2GB or 500MB, not '{shortened(value)}'."
         raise typer.BadParameter(message) from None
+
+
+def base_budget(value: Any) -> int:
+    """Parse the size of a base in bytes: large enough for a header and some contexts."""
+    number = byte_count(value)
+    if number < LEAST_BUDGET:
+        raise typer.BadParameter(f"must be at least 64KB, not {shortened(value)}.")
+    return number
 
 
 def temperature(value: Any) -> float:

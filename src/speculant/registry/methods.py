@@ -28,6 +28,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 ONLINE = "speculant.training.online.opening:open_online"
 ONLINE_MEMORY = "speculant.training.online.memory:ONLINE"
 
+# Frozen bases, which `mix` reads below its memory and never writes.
+BASE_MEMORY = "speculant.drafters.mix.base_memory:BASE"
+
 
 def find_memory_kind(kind: str) -> MemoryKind:
     """Return the memory kind of that name, which is the `kind` in memory files.
@@ -36,7 +39,7 @@ def find_memory_kind(kind: str) -> MemoryKind:
         ForeignMemoryError: no method reads it.
     """
     references = [method.memory for method in METHODS.values() if method.memory is not None]
-    for reference in dict.fromkeys([*references, ONLINE_MEMORY]):
+    for reference in dict.fromkeys([*references, ONLINE_MEMORY, BASE_MEMORY]):
         found: MemoryKind = load_object(reference)
         if found.name == kind:
             return found
@@ -55,6 +58,8 @@ def methods_reading(kind: str) -> list[Method]:
     found = find_memory_kind(kind)
     if found is load_object(ONLINE_MEMORY):
         return [method for method in METHODS.values() if learns_online(method)]
+    if found is load_object(BASE_MEMORY):
+        return [METHODS["mix"]]
     return [
         method
         for method in METHODS.values()

@@ -1,0 +1,102 @@
+"""`speculant base`: the user's folder of frozen bases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from speculant.cli.commands import Command, Group
+from speculant.cli.options import JsonFlag
+from speculant.cli.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from speculant.memory.bases import KeptBase
+
+HELP = """\
+List, add and remove frozen bases in your folder of bases.
+
+A base is what the method mix knows of a language before its first request. Those in the folder are found by the
+tokenizer of a model. The folder is $SPECULANT_BASES, or speculant/bases among your data (~/.local/share). Nothing is
+ever downloaded."""
+LIST = "List the bases in your folder, with the tokenizer they are for and the license that their builder named."
+ADD = "Copy a base into your folder, once its checksums are verified."
+REMOVE = "Delete a base from your folder. Processes that use it keep it until they end."
+EXAMPLES = """
+speculant corpus build --kind mix-base --model your/model -o chat.base *.jsonl
+speculant base add chat.base --name chat
+speculant base list
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(cls=Group, help=HELP, epilog=EXAMPLES, rich_markup_mode=None)
+    group.command("list", cls=Command, help=LIST, short_help="list your bases")(list_all)
+    group.command("add", cls=Command, help=ADD, short_help="copy a base into your folder")(add)
+    group.command("remove", cls=Command, help=REMOVE, short_help="delete a base from your folder")(remove)
+    app.add_typer(group, name="base")
+
+
+def list_all(as_json: JsonFlag = False) -> int:
+    """Print the bases."""
+    from speculant.memory.bases import bases_folder, list_bases
+
+    folder = bases_folder()
+    found = list_bases(folder, lambda message: say(f"warning: {message}"))
+    if as_json:
+        print(json.dumps({"folder": str(folder), "bases": list(map(described, found))}, indent=2))
+        return 0
+    if not found:
+        print(f"there are no bases in {folder}. `speculant corpus build --kind mix-base` makes one.")
+        return 0
+    rows = [("name", "tokenizer", "license", "ids", "tokens", "MB")]
+    rows += [
+        (
+            base.name,
+            base.tokenizer,
+            base.facts.get("license") or "not named",
+            f"{base.facts.get('vocabulary', 0):,}",
+            f"{base.facts.get('tokens', 0):,}",
+            f"{base.size / 1e6:.1f}",
+        )
+        for base in found
+    ]
+    print_table(rows, names=3)
+    return 0
+
+
+def add(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a base, as `corpus build --kind mix-base` writes it")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="what to call it; default: the file's name")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a base of that name")] = False,
+) -> int:
+    """Copy a base into the folder."""
+    from speculant.memory.bases import add_base, bases_folder
+
+    added = add_base(Path(file), folder=bases_folder(), name=name, replace=force)
+    print(f"added       {added.name}: {added.path}")
+    return 0
+
+
+def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="as `speculant base list` names it")]) -> int:
+    """Delete a base from the folder."""
+    from speculant.memory.bases import bases_folder, remove_base
+
+    print(f"removed     {remove_base(name, folder=bases_folder())}")
+    return 0
+
+
+def described(base: KeptBase) -> dict[str, Any]:
+    """Return what a base's header says, as JSON."""
+    return {
+        "name": base.name,
+        "file": str(base.path),
+        "tokenizer": base.tokenizer,
+        "bytes": base.size,
+        **base.facts,
+    }

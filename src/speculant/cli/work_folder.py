@@ -1,0 +1,146 @@
+"""The folder of unfinished work beside an output: what is being built, how far it is, and who is at it.
+
+A command that is interrupted and given again goes on from its last state. The plan, which never changes, says whether
+it is the same command on the same files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speculant.core.errors import FileError, UsageError
+
+PLAN, STATE, LOCK, DATA = "plan.json", "state.json", "lock", "data"
+
+
+class WorkFolder:
+    """`.NAME.building`, locked until it is closed.
+
+    Attributes:
+        path: of the folder.
+        data: of a folder in it, for temporary files.
+    """
+
+    def __init__(self, output: Path) -> None:
+        """Make the folder, or open it if there is one.
+
+        Args:
+            output: the file that is being built.
+
+        Raises:
+            UsageError: another process is building it.
+            FileError: the folder cannot be written.
+        """
+        self.path = output.parent / f".{output.name}.building"
+        self.data = self.path / DATA
+        try:
+            self.data.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise UsageError(
+                f"another process is building {output}. Wait until it is done, or name another output."
+            ) from error
+
+    def plan(self) -> dict[str, Any] | None:
+        """Return the plan of the earlier work; None if there is none."""
+        return self._read(PLAN)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return how far the earlier work is; None if it has not come to a first state."""
+        return self._read(STATE)
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Drop all earlier work and store a new plan.
+
+        Raises:
+            FileError: the disk is full.
+        """
+        try:
+            for name in (STATE, PLAN):
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.data)
+            self.data.mkdir()
+        except OSError as error:
+            raise self._unusable(error) from error
+        self._write(PLAN, plan)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Store how far the work is, all or nothing.
+
+        Raises:
+            FileError: the disk is full; the last state remains.
+        """
+        self._write(STATE, state)
+
+    def close(self) -> None:
+        """Let other processes at it."""
+        os.close(self._lock)
+
+    def remove(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise FileError(
+                f"the unfinished work in {self.path} cannot be used: {name} is damaged ({error}). "
+                "Add --restart to begin anew."
+            ) from error
+        return found
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        place = self.path / f"{name}.new"
+        try:
+            with place.open("w", encoding="utf-8") as file:
+                json.dump(value, file)
+                file.flush()
+                os.fsync(file.fileno())
+            place.replace(self.path / name)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> FileError:
+        return FileError(f"cannot write to {self.path}: {error.strerror}.")
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return in words what differs between two plans; empty if nothing does.
+
+    Plans are flat but for lists of [name, ...] and their values.
+    """
+    for name in dict.fromkeys([*old, *new]):
+        before, now = old.get(name), new.get(name)
+        if before == now:
+            continue
+        if not (isinstance(before, list) and isinstance(now, list)):
+            return f"{name} was {shown(before)} and is now {shown(now)}"
+        entries, present = {each[0]: each for each in before}, {each[0]: each for each in now}
+        for key in [*entries, *present]:
+            if key not in present:
+                return f"{name} had {key}, which is missing now"
+            if key not in entries:
+                return f"{name} now has {key}, which is new"
+            if entries[key] != present[key]:
+                return f"{key} has changed since"
+        return f"{name} are in another order"
+    return ""
+
+
+def shown(value: Any) -> str:
+    """Return a setting for a message."""
+    return "not given" if value is None else str(value)

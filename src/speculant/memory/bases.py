@@ -1,0 +1,196 @@
+"""The user's folder of frozen bases: which there are, and which fit a tokenizer.
+
+A base is a memory file of kind `mix-base`: read-only, built from a corpus by `speculant corpus build`. The folder holds
+copies that the user has added; nothing is ever downloaded into it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, SpeculantError, UsageError
+from speculant.core.folders import data_folder
+from speculant.memory.file import read_any_memory, read_header
+
+KIND = "mix-base"
+VARIABLE = "SPECULANT_BASES"
+SUFFIX = ".speculant"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptBase:
+    """A base in the user's folder, as far as its header describes it.
+
+    Attributes:
+        name: of the file, without its suffix.
+        path: of the file.
+        tokenizer: the fingerprint of the tokenizer whose ids it holds.
+        size: of the file, in bytes.
+        facts: those of its header: tokens, entries, sources, license and others.
+    """
+
+    name: str
+    path: Path
+    tokenizer: str
+    size: int
+    facts: Mapping[str, Any]
+
+
+def bases_folder() -> Path:
+    """Return the folder of bases: $SPECULANT_BASES, or `speculant/bases` among the user's data.
+
+    Raises:
+        FileError: this user has no home folder.
+    """
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    try:
+        return data_folder() / "bases"
+    except OSError as error:
+        raise FileError(f"there is no folder for bases ({error}). Name one by ${VARIABLE}.") from error
+
+
+def find_bases(tokenizer: str, *, folder: Path | None = None) -> list[Path]:
+    """Return the bases of a tokenizer, by name; only headers are read, and unreadable files are logged as warnings.
+
+    Args:
+        tokenizer: its fingerprint.
+        folder: where; None for the user's folder, which need not exist.
+    """
+    if folder is None:
+        try:
+            folder = bases_folder()
+        except FileError as error:  # a user without a home has no bases
+            _logger.warning("%s", error)
+            return []
+    return [base.path for base in list_bases(folder, _logger.warning) if base.tokenizer == tokenizer]
+
+
+def list_bases(folder: Path, reject: Callable[[str], object]) -> list[KeptBase]:
+    """Return the bases of a folder, by name.
+
+    Args:
+        folder: need not exist.
+        reject: is given a message for each file that is no base, is damaged or cannot be read.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        reject(f"cannot read the folder of bases {folder}: {error.strerror}.")
+        return []
+    found = []
+    for path in paths:
+        try:
+            found.append(read_base_header(path))
+        except SpeculantError as error:
+            reject(f"{error} It is left out of the bases.")
+        except (KeyError, TypeError, ValueError):  # a header that is intact, but none that Speculant writes
+            reject(f"{path} has a header of another form. It is left out of the bases.")
+    return found
+
+
+def read_base_header(path: Path) -> KeptBase:
+    """Return what the header of a base describes; the arrays are not read.
+
+    Raises:
+        FileError: there is no such file, or it cannot be read.
+        CorruptMemoryError: it is not a memory file, its header is damaged, or it is cut short.
+        ForeignMemoryError: it is a memory of another kind, or of a newer version.
+    """
+    if path.exists() and not path.is_file():  # reading a pipe would wait forever
+        raise FileError(f"cannot read {path}: it is not a regular file.")
+    header, body = read_header(path)
+    if header["kind"] != KIND:
+        raise ForeignMemoryError(
+            f"{path} holds a memory of kind '{header['kind']}', not a base. "
+            "`speculant corpus build --kind mix-base` makes one."
+        )
+    size, arrays = path.stat().st_size, header["arrays"].values()
+    ends = [each["offset"] + np.dtype(each["dtype"]).itemsize * int(np.prod(each["shape"])) for each in arrays]
+    if body + max(ends, default=0) > size:
+        raise CorruptMemoryError(f"{path} is cut short. Restore a copy, or build it again.")
+    name = path.name.removesuffix(SUFFIX)
+    return KeptBase(name=name, path=path, tokenizer=header["tokenizer"], size=size, facts=header["facts"])
+
+
+def add_base(path: Path, *, folder: Path, name: str | None = None, replace: bool = False) -> KeptBase:
+    """Copy a base into a folder, all or nothing, once all of its checksums are verified.
+
+    Args:
+        path: the base.
+        folder: made if it does not exist.
+        name: what it is called there; None for the file's own name without its suffix.
+        replace: whether a base of that name may be replaced.
+
+    Raises:
+        UsageError: the name is no file name, or taken.
+        FileError, CorruptMemoryError, ForeignMemoryError: the file is not a base, is damaged, or cannot be copied.
+    """
+    name = path.name.removesuffix(SUFFIX) if name is None else name.removesuffix(SUFFIX)
+    target = folder / _file_name(name)
+    if target.exists() and not replace:
+        raise UsageError(f"there is a base '{name}' already. Choose another name by --name, or add --force.")
+    read_base_header(path)
+    read_any_memory(path)
+    temporary = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            path.open("rb") as file,
+            tempfile.NamedTemporaryFile(dir=folder, prefix=f".{target.name}.", delete=False) as copy,
+        ):
+            temporary = Path(copy.name)
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        temporary.replace(target)
+    except BaseException as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        raise FileError(
+            f"cannot copy {path} to {target}: {error.strerror}. Nothing was changed; make room, or name another folder "
+            f"by ${VARIABLE}."
+        ) from error
+    return read_base_header(target)
+
+
+def remove_base(name: str, *, folder: Path) -> Path:
+    """Delete a base from a folder and return the path it had; processes that have mapped it keep it until they end.
+
+    Raises:
+        UsageError: there is none of that name.
+        FileError: it cannot be deleted.
+    """
+    names = [name, name.removesuffix(SUFFIX) + SUFFIX]
+    path = next((folder / each for each in names if each == Path(each).name and (folder / each).is_file()), None)
+    if path is None:
+        known = [base.name for base in list_bases(folder, lambda _: None)]
+        there = f"There are: {', '.join(known)}." if known else f"There are none in {folder}."
+        raise UsageError(f"there is no base '{name}'. {there}")
+    try:
+        path.unlink()
+    except OSError as error:
+        raise FileError(f"cannot delete {path}: {error.strerror}.") from error
+    return path
+
+
+def _file_name(name: str) -> str:
+    if not name or name != Path(name).name or name.startswith(".") or not name.isprintable():
+        raise UsageError(f"a base cannot be called '{name}': the name is empty, hidden or a path. Choose another.")
+    return name + SUFFIX
