@@ -27,6 +27,7 @@ def kernel_cache() -> Path:
 
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
+os.environ["SPECULANT_BASES"] = str(Path(__file__).parent.parent / ".pytest_cache" / "bases")  # not the user's own
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "cache")  # not the user's own
 settings.register_profile("speculant", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("speculant")

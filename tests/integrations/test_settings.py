@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def test_the_environment() -> None:
         {
             "SPECULANT_METHOD": "suffix",
             "SPECULANT_MEMORY": "/m/a.speculant",
-            "SPECULANT_BASE": "b.speculant",
+            "SPECULANT_CORPUS": "c.speculant",
+            "SPECULANT_BASE": os.pathsep.join(["a.base", "b.base"]),
             "SPECULANT_MEMORY_LIMIT": "1GB",
             "SPECULANT_SAVE_EVERY": "60",
             "SPECULANT_DRAFTED_PER_STEP": "64",
@@ -36,7 +38,8 @@ def test_the_environment() -> None:
     assert found == IntegrationSettings(
         method="suffix",
         memory=Path("/m/a.speculant"),
-        base=Path("b.speculant"),
+        corpus=Path("c.speculant"),
+        base=(Path("a.base"), Path("b.base")),
         memory_limit=10**9,
         save_every=60,
         drafted_per_step=64,

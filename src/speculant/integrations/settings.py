@@ -26,7 +26,8 @@ from speculant.sharing.opening import check_sharing, open_sharing
 
 PREFIX = "SPECULANT_"
 CONFIG = "SPECULANT_CONFIG"
-ELSEWHERE = frozenset({"SPECULANT_DATA", "SPECULANT_WIDTH", "SPECULANT_EMULATE_BF16"})  # read by other rooms
+# Read by other rooms.
+ELSEWHERE = frozenset({"SPECULANT_DATA", "SPECULANT_BASES", "SPECULANT_WIDTH", "SPECULANT_EMULATE_BF16"})
 DRAFTED_PER_STEP = 256
 
 

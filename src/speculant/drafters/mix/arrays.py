@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.drafters.mix.base import BASE_CONTEXTS, LINE
 from speculant.drafters.mix.contexts import CONTEXTS, ORDERS
 
 Array = npt.NDArray[Any]
@@ -25,6 +24,10 @@ INPUTS = CONTEXTS + 3  # without a base
 MOST_CANDIDATES = 128
 LONGEST_ROW = 24
 CACHE_UNIT = 1 << 20
+
+BASE_CONTEXTS = 4  # a base holds the first contexts of contexts.py: the last 1, 2, 3 and 4 tokens
+LINE = 16  # entries of a base that are read together
+LEVELS, LEVEL_BITS = 16, 4  # of probability in a base
 
 SHARES, TOTALS = 14, 7  # bins of a share of a row's total weight, and of the total
 ABSENT = SHARES * TOTALS * 2
@@ -58,6 +61,20 @@ class Mixer(NamedTuple):
     cache: Array
     steps: Array
     tables: Array
+
+
+class Bases(NamedTuple):
+    """The bases in use, as the kernels take them.
+
+    Attributes:
+        first, second, third: UInt32[L, 16], lines; L is 0 where there is none.
+        bits: Int64[1], bits of a token.
+    """
+
+    first: Array
+    second: Array
+    third: Array
+    bits: Array
 
 
 class Features(NamedTuple):

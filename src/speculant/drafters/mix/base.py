@@ -16,38 +16,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
+from speculant.drafters.mix.arrays import LEVELS, LINE, Bases
 from speculant.memory.file import read_memory, write_memory
 
 Array = npt.NDArray[Any]
 
 KIND = "mix-base"
-BASE_CONTEXTS = 4  # the first contexts of contexts.py: the last 1, 2, 3 and 4 tokens
-LINE = 16
-LEVELS = 16
-LEVEL_BITS = 4
 MOST_BASES = 3
 _FORMAT = 1  # of the lines, apart from the file around them
 _HIGHEST, _RATIO = 0.9, 0.62  # probability of level 0, and of each level to the one before
-
-
-class Bases(NamedTuple):
-    """The bases in use, as the kernels take them.
-
-    Attributes:
-        first, second, third: UInt32[L, 16], lines; L is 0 where there is none.
-        bits: Int64[1], bits of a token.
-    """
-
-    first: Array
-    second: Array
-    third: Array
-    bits: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

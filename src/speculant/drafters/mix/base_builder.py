@@ -12,8 +12,8 @@ where h' is h without its first token and g(h) is what the discounts take away. 
     c(h w) log(p(w | h) / (g(h) p(w | h')))
 
 to the log probability of the corpus: the criterion of Seymore and Rosenfeld (1996), which is the main term of Stolcke's
-relative entropy (1998). Entries that add next to nothing are left out, and where the file would exceed its budget,
-those that add the least.
+relative entropy (1998). Entries that add next to nothing, or say what the shorter context says, are left out, and where
+the file would exceed its budget, those that add the least.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.core.errors import FileError
-from speculant.drafters.mix.base import BASE_CONTEXTS, LEVEL_BITS, LINE, levels, token_bits
+from speculant.drafters.mix.arrays import BASE_CONTEXTS, LEVEL_BITS, LINE
+from speculant.drafters.mix.base import levels, token_bits
 from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
 
 Array = npt.NDArray[Any]
@@ -41,6 +42,7 @@ _RECORD = np.dtype([("window", np.int32, BASE_CONTEXTS), ("token", np.int32), ("
 _ENTRY = np.dtype([("hash", np.uint64), ("token", np.uint32), ("level", np.uint8), ("rank", np.uint8)])
 _LEAST = (0.002, 0.005, 0.01, 0.02)  # probabilities that are never worth a draft, by context
 _LEAST_GAIN = 0.05
+_LEAST_CHANGE = 0.02  # of a probability's logarithm against the shorter context's
 _RANKS = 8.0  # steps of the logarithm of a gain, to the base 2
 _FILLED = 0.87  # of the slots: fuller lines push out entries at random
 
@@ -82,7 +84,7 @@ class BaseBuilder:
         sizes = [0] * BUCKETS if state is None else state["sizes"]
         try:
             if state is not None:
-                self._counts = np.load(folder / "counts.npy")
+                self._counts = np.load(folder / state["counts"])
             for bucket, size in enumerate(sizes):
                 with self._bucket(bucket).open("ab") as file:
                     if file.tell() < size:
@@ -144,11 +146,15 @@ class BaseBuilder:
         """
         self._flush()
         try:
-            np.save(self._folder / "counts.npy", self._counts)
+            name = f"counts-{self.tokens}.npy"
+            np.save(self._folder / name, self._counts)
+            earlier = sorted(self._folder.glob("counts-*.npy"), key=lambda path: path.stat().st_mtime_ns)
+            for path in earlier[:-2]:  # the last but one belongs to the checkpoint that the caller may still go on from
+                path.unlink()
             sizes = [self._bucket(bucket).stat().st_size for bucket in range(BUCKETS)]
         except OSError as error:
             raise _unusable(self._folder, error) from error
-        return {"tokens": self.tokens, "sizes": sizes}
+        return {"tokens": self.tokens, "sizes": sizes, "counts": name}
 
     def build(self, budget: int, advance: Callable[[int], object]) -> BuiltBase:
         """Return the base of all documents.
@@ -240,7 +246,7 @@ def _entries_of(records: Array, unigrams: Array) -> Array:
         backed_off = (np.add.reduceat(discounts, starts) / totals)[row] * shorter
         p = (counts - discounts) / totals[row] + backed_off
         gains = counts * np.log(p / backed_off)
-        useful = (p > _LEAST[order]) & (gains > _LEAST_GAIN)
+        useful = (p > _LEAST[order]) & (gains > _LEAST_GAIN) & (np.abs(np.log(p / shorter)) > _LEAST_CHANGE)
         part = np.empty(int(useful.sum()), _ENTRY)
         part["hash"] = hashes[order, where[useful]]
         part["token"], part["level"] = tokens[where[useful]], levels(p[useful])

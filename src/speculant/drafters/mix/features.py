@@ -16,12 +16,16 @@ from numba import njit
 
 from speculant.drafters.mix.arrays import (
     ABSENT,
+    BASE_CONTEXTS,
     CACHE,
     CACHE_UNIT,
     COPY,
     DISTANCES,
     FREQUENCIES,
     INPUTS,
+    LEVEL_BITS,
+    LEVELS,
+    LINE,
     LONGEST_ROW,
     MOST_CANDIDATES,
     RECENCY,
@@ -29,10 +33,10 @@ from speculant.drafters.mix.arrays import (
     SHARES,
     TOTALS,
     UNKNOWN,
+    Bases,
     Features,
     Mixer,
 )
-from speculant.drafters.mix.base import BASE_CONTEXTS, LEVEL_BITS, LEVELS, LINE, Bases
 from speculant.drafters.mix.cells import UNIT, Cells, look_up
 from speculant.drafters.mix.contexts import ORDERS, TARGET_TWO, WIDE
 from speculant.drafters.mix.repetition import LENGTHS, NOWHERE, length_band

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.drafters.aded.search import insert
-from speculant.drafters.mix.arrays import LONGEST_ROW, Mixer, new_features
-from speculant.drafters.mix.base import Bases
+from speculant.drafters.mix.arrays import LONGEST_ROW, Bases, Mixer, new_features
 from speculant.drafters.mix.cells import USED, Cells, blend, find, observe
 from speculant.drafters.mix.contexts import (
     CONTEXTS,

@@ -20,11 +20,13 @@ from numba import njit
 
 from speculant.drafters.mix.arrays import (
     ABSENT,
+    BASE_CONTEXTS,
     CACHE_UNIT,
     COPY,
     DISTANCES,
     FREQUENCIES,
     INPUTS,
+    LEVELS,
     LOGIT,
     LONGEST_ROW,
     RATE,
@@ -38,7 +40,7 @@ from speculant.drafters.mix.arrays import (
     Features,
     Mixer,
 )
-from speculant.drafters.mix.base import BASE_CONTEXTS, LEVELS, level_probabilities
+from speculant.drafters.mix.base import level_probabilities
 from speculant.drafters.mix.base_weights import BY_BASE_SUFFIX, BY_FREQUENCY, BY_SUFFIX
 from speculant.drafters.mix.contexts import TARGET_ONE, TARGET_TWO
 from speculant.drafters.mix.features import log_band
