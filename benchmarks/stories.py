@@ -47,10 +47,10 @@ def main() -> None:
                 )
 
 
-def cut_prompts(stories: Path) -> list[str]:
-    """Return the beginnings of held-out stories."""
+def cut_prompts(stories: Path, count: int = PROMPTS) -> list[str]:
+    """Return the beginnings of so many held-out stories."""
     held_out = [story.split() for story in (stories / "heldout.txt").read_text(encoding="utf-8").split("<|endoftext|>")]
-    return [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][FIRST : FIRST + PROMPTS]
+    return [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][FIRST : FIRST + count]
 
 
 def compare(out: Path, method: str, prompts: Path, model: list[str], memory: list[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from speculant.drafters.mix.arrays import LONGEST_ROW, Features, new_features
+from speculant.drafters.mix.arrays import INPUTS, LONGEST_ROW, Features, new_features
+from speculant.drafters.mix.base import in_use
 from speculant.drafters.mix.cells import UNIT, Cells, new_cells, observe
 from speculant.drafters.mix.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
@@ -24,7 +25,7 @@ class World:
         self.mixer = new_mixer(VOCABULARY)
         self.text: list[int] = []
         self.last_use = np.full(VOCABULARY, -1, np.int32)
-        self.features: Features = new_features()
+        self.features: Features = new_features(INPUTS)
 
     def table(self, context: int) -> Cells:
         """Return the table that holds a context's rows."""
@@ -40,8 +41,8 @@ class World:
     def gather(self, *, copied: int = NOWHERE, length: int = 0, most: int = LONGEST_ROW) -> int:
         """Collect the candidates for the next token and compute their logits."""
         count = gather(
-            self.narrow, self.wide, self.mixer, self.hashes(), copied, length, self.last_use, len(self.text), most,
-            self.features,
+            self.narrow, self.wide, self.mixer, in_use((), VOCABULARY), self.hashes(), copied, length,
+            self.last_use, len(self.text), most, self.features,
         )  # fmt: skip
         combine(self.mixer, self.features, count)
         return count

@@ -89,8 +89,16 @@ def write_memory(
         ) from error
 
 
-def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def read_memory(
+    path: Path, *, kind: str, tokenizer: str, verify: bool = True
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Return the arrays, mapped read-only, and the facts.
+
+    Args:
+        path: of the file.
+        kind, tokenizer: what it must be of.
+        verify: whether to compare the arrays with their checksums, for which all of the file is read. Without, whoever
+            uses the arrays must expect any values in them.
 
     Raises:
         FileError: there is no such file, or it cannot be read.
@@ -118,7 +126,7 @@ def read_memory(path: Path, *, kind: str, tokenizer: str) -> tuple[dict[str, npt
             )
         mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)
         mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one type of array
-        if zlib.crc32(mapped.data) != entry["crc32"]:
+        if verify and zlib.crc32(mapped.data) != entry["crc32"]:
             raise CorruptMemoryError(
                 f"{path} is damaged: the checksum of its array '{name}' does not match. Restore a copy, or delete it."
             )

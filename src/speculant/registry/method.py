@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from types import NoneType
@@ -62,6 +62,7 @@ class Method:
         vocabulary: int = 0,
         tokenizer: str = "",
         memory_limit: int | None = None,
+        bases: Sequence[Any] = (),
         settings: Any = None,
         open_cache: Any = None,
         layers: int = 0,
@@ -75,6 +76,7 @@ class Method:
             vocabulary: V of the target.
             tokenizer: fingerprint that saved memories are tied to.
             memory_limit: bytes that its memory may take; None for the default.
+            bases: what it knows beforehand, `drafters.mix.base.MixBase` each, for methods that take any.
             settings: an object of its settings' class, or a dict of some of them; None for the defaults.
             open_cache: opens caches of a draft model, see `DraftModelDrafter`.
             layers: decoder layers of the target, if its passes can leave some out; else 0.
@@ -93,6 +95,7 @@ class Method:
             "vocabulary": vocabulary,
             "tokenizer": tokenizer,
             "memory_limit": memory_limit,
+            "bases": bases,
             "settings": self._settings(kind, settings),
             "open_cache": open_cache,
             "layers": layers,
@@ -156,6 +159,11 @@ class Method:
     def takes_draft_model(self) -> bool:
         """Whether its drafter runs a draft model."""
         return "open_cache" in self._parameters()
+
+    @property
+    def takes_bases(self) -> bool:
+        """Whether its drafter begins with frozen bases under its memory."""
+        return "bases" in self._parameters()
 
     @property
     def takes_layers(self) -> bool:

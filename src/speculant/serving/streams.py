@@ -6,11 +6,12 @@ A client that goes away, or does not read, ends its decoding: the exchange is cl
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(value: Any) -> bytes:
     """Return a server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 class EventStream(Response):
@@ -44,25 +45,31 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks, self._exchange, self._stall = chunks, exchange, stall_seconds
+        self._offered: float | None = None  # when the part that waits for the client was offered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client leaves."""
+        """Send until the end, or until the client leaves or does not read."""
         sending = asyncio.ensure_future(self._send_all(send))
         leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            # One timer for a stream: one for each of its parts would take longer than sending it does.
+            while not (await _first_of(sending, leaving, seconds=self._patience())):
+                if self._patience() <= 0:
+                    _LOG.info("a client did not read its stream and was cut off")
+                    break
         finally:
             self._exchange.close()
             await _end(sending, leaving)
+
+    def _patience(self) -> float:
+        """Return the seconds in which no part of the stream can have waited too long."""
+        return self._stall if self._offered is None else self._offered + self._stall - time.monotonic()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for chunk in self._chunks:
                 await self._send(send, event(chunk))
-        except TimeoutError:
-            _LOG.info("a client did not read its stream and was cut off")
-            return
         except Exception as error:
             if not isinstance(error, ApiError):
                 _LOG.error("a stream failed", exc_info=error)
@@ -71,11 +78,9 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        message = {"type": "http.response.body", "body": data, "more_body": True}
-        try:
-            await asyncio.wait_for(send(message), self._stall)
-        except asyncio.TimeoutError:
-            raise TimeoutError from None
+        self._offered = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._offered = None
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
@@ -87,7 +92,7 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
     answering = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(disconnected(request.receive))
     try:
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(answering, leaving)
         if not answering.done():
             raise ApiError(499, "the client closed the connection.", code="client_closed")
         return answering.result()
@@ -99,6 +104,12 @@ async def disconnected(receive: Receive) -> None:
     """Return when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _first_of(*tasks: asyncio.Future[Any], seconds: float | None = None) -> bool:
+    """Wait until one of the tasks is done, for so long at most; return whether one is."""
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:

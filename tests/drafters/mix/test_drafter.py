@@ -14,7 +14,7 @@ from speculant.core.drafter import EMPTY_PATH, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
-from speculant.drafters.mix.arrays import LONGEST_ROW, SAMPLES, new_features
+from speculant.drafters.mix.arrays import INPUTS, LONGEST_ROW, SAMPLES, new_features
 from speculant.drafters.mix.cells import MAX_TOKENS
 from speculant.drafters.mix.contexts import CONTEXTS, TARGET_ONE, TARGET_TWO, WINDOW, hash_contexts
 from speculant.drafters.mix.drafter import MixDrafter, MixSession, MixSettings
@@ -116,7 +116,7 @@ class Exhaustive:
         self.tables = held._tables
         self.text = session._text[: session._length]
         self.last_use, self.heads, self.copy = session._request
-        self.features = new_features()
+        self.features = new_features(INPUTS)
 
     def below(self, path: tuple[int, ...], place: int, agreed: int) -> list[tuple[int, float, int, int]]:
         """Return each child's token and conditional probability, and where its repetition goes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,7 @@ from speculant.core.engine import Needs
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.text import HeadText
+from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.union import Mixture, UnionSession, UnionSettings
 from speculant.drafters.suffix.drafter import SuffixDrafter
@@ -86,6 +88,7 @@ class MixHeadDrafter(UnionHeadDrafter):
         tokenizer: str = "",
         memory_limit: int = MEMORY_LIMIT,
         settings: UnionHeadSettings | None = None,
+        bases: Sequence[MixBase] = (),
     ) -> None:
         """Take the head, and build `mix`.
 
@@ -95,8 +98,9 @@ class MixHeadDrafter(UnionHeadDrafter):
             tokenizer: fingerprint that saved memories are tied to.
             memory_limit: bytes that the memory of `mix` may take.
             settings: None for the defaults.
+            bases: below the memory of `mix`.
         """
-        mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
+        mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit, bases=bases)
         super().__init__(head, mix, settings)
 
 

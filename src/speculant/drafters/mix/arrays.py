@@ -1,8 +1,9 @@
 """The arrays of the mixture, and the constants that give their sizes.
 
 An input of the mixture is a context's row, or one of three further sources: recent tokens overall, the request's own
-repetition, and the last use of the candidate. What an input knows about a candidate is binned into one of STATES
-states; what was learned about each state is in the Mixer.
+repetition, and the last use of the candidate. Each frozen base (base.py) adds an input for every context that it holds.
+What an input knows about a candidate is binned into one of STATES states; what was learned about each state is in the
+Mixer.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from speculant.drafters.mix.base import BASE_CONTEXTS, LINE
 from speculant.drafters.mix.contexts import CONTEXTS, ORDERS
 
 Array = npt.NDArray[Any]
 
 # Inputs that are not a context's row: recent tokens overall, the request's own repetition, a token's last use.
 CACHE, COPY, RECENCY = CONTEXTS, CONTEXTS + 1, CONTEXTS + 2
-INPUTS = CONTEXTS + 3
+INPUTS = CONTEXTS + 3  # without a base
 MOST_CANDIDATES = 128
 LONGEST_ROW = 24
 CACHE_UNIT = 1 << 20
@@ -30,6 +32,7 @@ UNKNOWN = ABSENT + TOTALS  # the state of an input without a row: its logit is 0
 STATES = UNKNOWN + 1
 DISTANCES, FREQUENCIES = 12, 10  # bins of the distance to the last use, and of how frequent a token is
 SETS = 2 * (ORDERS + 3)  # by the longest known suffix, or a repetition of 6 tokens, or of 16; and by target top-k
+BASE_SETS = 1 + BASE_CONTEXTS  # by the longest suffix that a base knows
 RATE, LOGIT, SAMPLES = range(3)  # what a Mixer holds of each state
 
 
@@ -37,8 +40,8 @@ class Mixer(NamedTuple):
     """What is learned beside the rows of contexts.
 
     Attributes:
-        weights: Float32[S, I + 1], mixing weights, first the sets by suffix, then those by frequency; the last of
-            each is a bias.
+        weights: Float32[S, I + 1], mixing weights, first the sets by suffix, then those by frequency and, where there
+            are bases, those by the bases' suffix; the last of each is a bias.
         states: Float32[3, I, STATES], the acceptance rate of candidates in a state, its logit, and the number of
             samples.
         frequency: Int64[V + 1], how often each token was seen, and last their sum.
@@ -65,16 +68,17 @@ class Features(NamedTuple):
         bands: Int64[C], how frequent each is, as a binary logarithm.
         recency: Int64[C], the state of each for the input RECENCY.
         named: Int64[2, E], candidate and state, input by input.
-        ends: Int64[COPY + 1], where each input's part of `named` ends.
+        ends: Int64[I], where each input's part of `named` ends.
         absent: Int64[I], the state of candidates that an input does not name.
         buckets: Int16[256], an open hash table of the candidates by the low bits of their ids.
         tokens, weights: Int64[COPY, 24], the rows.
         lengths: Int64[COPY], of the rows.
-        chosen: Int64[1], the set of mixing weights.
+        chosen: Int64[2], the set of mixing weights by suffix, and by the bases' suffix.
         sums: Float32[FREQUENCIES, I + 1], mixing weights of both kinds summed, and the logit of a candidate that no
             input names.
         logits, errors: Float32[C], of the mixture.
         counts: Int64[C], how many candidates each stands for in training.
+        lines: Int64[BASE_CONTEXTS], where a base keeps each context; -1 for none.
     """
 
     candidates: Array
@@ -92,25 +96,27 @@ class Features(NamedTuple):
     logits: Array
     errors: Array
     counts: Array
+    lines: Array
 
 
 @njit(cache=True, nogil=True)
-def new_features() -> Features:
-    """Return uninitialised scratch space."""
+def new_features(inputs: int) -> Features:
+    """Return uninitialised scratch space for a mixture of that many inputs."""
     return Features(
         np.empty(MOST_CANDIDATES, np.int64),
         np.empty(MOST_CANDIDATES, np.int64),
         np.empty(MOST_CANDIDATES, np.int64),
-        np.empty((2, COPY * LONGEST_ROW + 1), np.int64),
-        np.empty(COPY + 1, np.int64),
-        np.empty(INPUTS, np.int64),
+        np.empty((2, COPY * LONGEST_ROW + 1 + (inputs - INPUTS) * LINE), np.int64),
+        np.empty(inputs, np.int64),
+        np.empty(inputs, np.int64),
         np.empty(256, np.int16),
         np.empty((COPY, LONGEST_ROW), np.int64),
         np.empty((COPY, LONGEST_ROW), np.int64),
         np.empty(COPY, np.int64),
-        np.empty(1, np.int64),
-        np.empty((FREQUENCIES, INPUTS + 1), np.float32),
+        np.empty(2, np.int64),
+        np.empty((FREQUENCIES, inputs + 1), np.float32),
         np.empty(MOST_CANDIDATES, np.float32),
         np.empty(MOST_CANDIDATES, np.float32),
         np.empty(MOST_CANDIDATES, np.int64),
+        np.empty(BASE_CONTEXTS, np.int64),
     )

@@ -34,9 +34,9 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
         length: of the text.
         limit: the most tokens.
     """
-    narrow, wide, mixer = named(tables)
+    narrow, wide, mixer, bases = named(tables)
     last_use, heads, copy = request
-    features, hashes = new_features(), np.empty(CONTEXTS, np.uint64)
+    features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     known = min(length, WINDOW)
     window = np.empty(known + limit, np.int32)  # the end of the text, then the chain
     window[:known] = text[length - known : length]
@@ -51,7 +51,7 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
         if place >= length:
             place, agreed = NOWHERE, 0
         copied = text[place] if place != NOWHERE else NOWHERE
-        found = gather(narrow, wide, mixer, hashes, copied, agreed, last_use, length + n, EXAMINED, features)
+        found = gather(narrow, wide, mixer, bases, hashes, copied, agreed, last_use, length + n, EXAMINED, features)
         if not found:
             return window[known:end], joints[:n]
         combine(mixer, features, found)

@@ -12,7 +12,7 @@ these are calibrated, the best draft of N nodes is the N most probable paths (Se
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,11 @@ from speculant.core.drafter import (
 from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import ROOT, DraftTree, Float32, Int32
-from speculant.drafters.mix.arrays import LONGEST_ROW
+from speculant.drafters.mix.arrays import LONGEST_ROW, Array, Mixer
+from speculant.drafters.mix.base import MixBase, in_use
 from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
 from speculant.drafters.mix.chain import most_probable_chain
+from speculant.drafters.mix.fitting import base_count, fitted
 from speculant.drafters.mix.inspection import top_contexts
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
@@ -47,7 +49,7 @@ from speculant.drafters.mix.kernels import (
     new_request,
 )
 from speculant.drafters.mix.mixer import new_mixer
-from speculant.drafters.mix.stored import is_valid, restored, stored
+from speculant.drafters.mix.stored import is_valid, restored, stored, stored_name
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
@@ -86,6 +88,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         tokenizer: str = "",
         memory_limit: int = MEMORY_LIMIT,
         settings: MixSettings | None = None,
+        bases: Sequence[MixBase] = (),
     ) -> None:
         """Start with empty tables.
 
@@ -95,9 +98,10 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             memory_limit: bytes the tables may take, also while one doubles and its copy exists beside it; so their
                 final size is between three eighths of it and all. The mixture is extra: 9 bytes per token id and 60 KB.
             settings: None for the defaults.
+            bases: what is known beforehand, read-only and apart from the limit; each must be of this vocabulary.
 
         Raises:
-            UnsupportedError: the vocabulary has more ids than the tables can hold.
+            UnsupportedError: the vocabulary has more ids than the tables can hold, or there are too many bases.
         """
         if vocabulary > MAX_TOKENS:
             raise UnsupportedError(f"the tables of `mix` hold token ids below {MAX_TOKENS}, not {vocabulary}.")
@@ -106,11 +110,13 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         self.limit = memory_limit
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self.bases = tuple(bases)
         self._take(
             Tables(
                 new_cells(NARROW_ROW, memory_limit - memory_limit // WIDE_SHARE, first_bits=_NARROW_BITS),
                 new_cells(LONGEST_ROW, memory_limit // WIDE_SHARE, first_bits=_WIDE_BITS),
-                new_mixer(vocabulary),
+                new_mixer(vocabulary, len(bases)),
+                in_use(bases, vocabulary),
             )
         )
         _warm_up()
@@ -137,7 +143,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now: the tables, which the limit bounds, and the mixture, of a fixed size."""
-        return sum(array.nbytes for array in self._flat)
+        return sum(array.nbytes for part in self._tables[:3] for array in part)
 
     def open(self, start: Start) -> Session:
         """Begin a request; the whole prompt is learned at once."""
@@ -160,13 +166,11 @@ class MixDrafter(Drafter, Persistent, Inspectable):
                     if start < end:
                         self._grow()
 
-    def learn_top_k(self, windows: Int32, ids: Int32, logits: Float32) -> None:
-        """Learn the target's top tokens, ids and logits [R, k], after windows Int32[R, 2] (-1: no token there)."""
-        shares = np.exp(logits - logits[:, :1])
-        shares *= self.settings.strength * UNIT / shares.sum(axis=1, keepdims=True)
-        gains = np.where(ids < self.vocabulary, np.rint(shares), 0).astype(np.int64)  # a padded head has more ids
+    def learn_top_k(self, text: Int32, length: int, tree: DraftTree, ids: Int32, logits: Float32) -> None:
+        """Learn the target's top tokens, ids and logits [N + 1, k], after text[:length] and after each node."""
+        strength, memory = float(self.settings.strength * UNIT), round(self.settings.top_k_memory * UNIT)
         with self._lock:
-            learn_top_k(self._flat, windows, ids, gains, round(self.settings.top_k_memory * UNIT))
+            learn_top_k(self._flat, text, length, tree.tokens, tree.parents, ids, logits, strength, memory)
 
     def search(self, text: Int32, length: int, request: Arrays, budget: Budget) -> DraftTree:
         """Return the most probable continuations of text[:length] within the budget."""
@@ -214,29 +218,35 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             raise UnsupportedError(
                 f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
-        shapes = {name: array.shape for name, array in arrays.items() if name.startswith("mixer.")}
-        own = {name: array.shape for name, array in stored(self._tables).items() if name.startswith("mixer.")}
-        if shapes != own:
+        tables = restored({name: np.array(array) for name, array in arrays.items()}) if self._has_form(arrays) else None
+        if tables is None or base_count(tables.mixer.weights, tables.mixer.states) < 0:
             raise ForeignMemoryError(
                 f"{path} was written by a version of `mix` with other contexts. "
                 "Use the version of Speculant that wrote it, or start a new file."
             )
-        tables = restored({name: np.array(array) for name, array in arrays.items()})
         if not is_valid(tables, self._tables, self.vocabulary):
             raise CorruptMemoryError(
                 f"the checksums of {path} match, but it holds values that `mix` never writes. Start a new file."
             )
+        mixer = fitted(tables.mixer, len(self.bases))
         with self._lock:
-            self._take(tables)
+            self._take(tables._replace(mixer=mixer, bases=self._tables.bases))
+
+    def _has_form(self, arrays: Mapping[str, Array]) -> bool:
+        """Return whether a file has the arrays of a memory, and right shapes where they do not depend on bases."""
+        own = stored(self._tables)
+        fixed = [stored_name("mixer", field) for field in Mixer._fields[2:]]
+        return arrays.keys() == own.keys() and all(arrays[name].shape == own[name].shape for name in fixed)
 
 
 def _warm_up() -> None:
     """Load the compiled kernels, so that the first request does not wait for them."""
-    empty = Tables(new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0), new_mixer(1)).flat()
+    narrow, wide = new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0)
+    empty = Tables(narrow, wide, new_mixer(1), in_use((), 1)).flat()
     request = new_request(1, 0)
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
-    learn_top_k(empty, text[None], text[None], np.zeros((1, 2), np.int64), UNIT)
+    learn_top_k(empty, text, 2, text[:0], text[:0], text[None], np.zeros((1, 2), np.float32), float(UNIT), UNIT)
     most_probable(empty, request, text, 2, 1, 1, 1.0)
     most_probable_chain(empty, request, text, 2, 1)
     follow(request, text, 1, 2)
@@ -275,27 +285,18 @@ class MixSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Learn the committed tokens, and the target's top tokens at every row."""
-        has_top_k = verified.top_ids is not None and verified.top_logits is not None and self._length > 0
-        windows = self._windows(verified.tree) if has_top_k else None
-        end = self._length + len(verified.tokens)
+        before, end = self._length, self._length + len(verified.tokens)
         self._reserve(end)
-        self._text[self._length : end] = verified.tokens
-        self._drafter.learn(self._text, self._length, end, self._request, training=True)
+        self._text[before:end] = verified.tokens
+        self._drafter.learn(self._text, before, end, self._request, training=True)
         self._length = end
         # After the text: a row that already held the target's choice would be trained as if it had predicted it.
-        if windows is not None and verified.top_ids is not None and verified.top_logits is not None:
-            self._drafter.learn_top_k(windows, verified.top_ids, verified.top_logits)
+        if verified.top_ids is not None and verified.top_logits is not None and before > 0:
+            self._drafter.learn_top_k(self._text, before, verified.tree, verified.top_ids, verified.top_logits)
 
     def _reserve(self, length: int) -> None:
         if length > len(self._text):
             self._text = np.concatenate([self._text, np.zeros(length, np.int32)])
-
-    def _windows(self, tree: DraftTree) -> Int32:
-        """Return the last two tokens at each row of the pass, Int32[N + 1, 2], -1 where the text has only one."""
-        tokens = np.concatenate([self._text[self._length - 1 : self._length], tree.tokens])
-        before = tokens[tree.parents + 1]
-        first = self._text[self._length - 2] if self._length > 1 else -1
-        return np.stack([np.concatenate([[first], before]), tokens], axis=1).astype(np.int32)
 
     def close(self) -> None:
         """Do nothing: what was learned is in the tables."""

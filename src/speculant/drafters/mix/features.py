@@ -21,6 +21,7 @@ from speculant.drafters.mix.arrays import (
     COPY,
     DISTANCES,
     FREQUENCIES,
+    INPUTS,
     LONGEST_ROW,
     MOST_CANDIDATES,
     RECENCY,
@@ -31,6 +32,7 @@ from speculant.drafters.mix.arrays import (
     Features,
     Mixer,
 )
+from speculant.drafters.mix.base import BASE_CONTEXTS, LEVEL_BITS, LEVELS, LINE, Bases
 from speculant.drafters.mix.cells import UNIT, Cells, look_up
 from speculant.drafters.mix.contexts import ORDERS, TARGET_TWO, WIDE
 from speculant.drafters.mix.repetition import LENGTHS, NOWHERE, length_band
@@ -86,14 +88,60 @@ def _candidate(token: int, count: int, features: Features) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _gather_base(
+    lines: Array, bits: int, first: int, hashes: Array, vocabulary: int, most: int, count: int, at: int,
+    features: Features,
+) -> tuple[int, int]:  # fmt: skip
+    """Collect what a base names, as inputs from `first` on, and return the new numbers of candidates and of names."""
+    level_shift, check_shift = np.uint32(bits), np.uint32(bits + LEVEL_BITS)
+    token_mask, check_mask = np.uint32((1 << bits) - 1), np.uint64((1 << (32 - LEVEL_BITS - bits)) - 1)
+    # All lines are touched before any is searched, so that the processor waits for memory once and not four times.
+    touched = np.uint32(0)
+    for i in range(BASE_CONTEXTS):
+        line = -1
+        if hashes[i] != np.uint64(0):
+            line = np.int64(((hashes[i] >> np.uint64(32)) * np.uint64(len(lines))) >> np.uint64(32))
+            touched |= lines[line, 0]
+        features.lines[i] = line
+    if touched == np.uint32(0):
+        for i in range(BASE_CONTEXTS):
+            features.absent[first + i], features.ends[first + i] = UNKNOWN, at
+        return count, at
+    for i in range(BASE_CONTEXTS):
+        features.absent[first + i] = UNKNOWN
+        line, found = features.lines[i], 0
+        check = np.uint32(hashes[i] & check_mask)
+        if line >= 0:
+            for k in range(LINE):
+                entry = lines[line, k]
+                if entry >> check_shift != check or entry == np.uint32(0):
+                    continue
+                token = np.int64(entry & token_mask)
+                level = np.int64((entry >> level_shift) & np.uint32(LEVELS - 1))
+                if found == 0:
+                    features.absent[first + i] = ABSENT + level * TOTALS // LEVELS
+                    features.chosen[1] = max(features.chosen[1], i + 1)
+                c = _candidate(token, count, features) if token < vocabulary else -1
+                if c >= 0:
+                    count = max(count, c + 1)
+                    features.named[0, at], features.named[1, at] = c, level * 2 + (1 if found == 0 else 0)
+                    at += 1
+                found += 1
+                if found == most:
+                    break
+        features.ends[first + i] = at
+    return count, at
+
+
+@njit(cache=True, nogil=True)
 def gather(
-    narrow: Cells, wide: Cells, mixer: Mixer, hashes: Array, copied: int, copied_length: int, last_use: Array,
-    now: int, most: int, features: Features,
+    narrow: Cells, wide: Cells, mixer: Mixer, bases: Bases, hashes: Array, copied: int, copied_length: int,
+    last_use: Array, now: int, most: int, features: Features,
 ) -> int:  # fmt: skip
     """Collect the candidates that inputs name, and the state of each for each input; return how many there are.
 
     Args:
-        narrow, wide, mixer: the tables and the mixture.
+        narrow, wide, mixer, bases: the tables, the mixture and what is below them.
         hashes: UInt64[CONTEXTS], see `hash_contexts`.
         copied: the token that followed the repetition of `copied_length` tokens, or NOWHERE.
         copied_length: tokens of the repetition.
@@ -144,7 +192,12 @@ def gather(
             features.named[0, at], features.named[1, at] = c, length_band(copied_length)
             at += 1
     features.ends[COPY] = at
-    features.absent[RECENCY] = UNKNOWN
+    features.absent[RECENCY], features.ends[RECENCY] = UNKNOWN, at
+    features.chosen[1] = 0
+    for b in range((len(features.absent) - INPUTS) // BASE_CONTEXTS):
+        lines = bases.first if b == 0 else (bases.second if b == 1 else bases.third)
+        first, vocabulary = INPUTS + b * BASE_CONTEXTS, len(mixer.bands)
+        count, at = _gather_base(lines, bases.bits[0], first, hashes, vocabulary, most, count, at, features)
     for c in range(count):
         token = features.candidates[c]
         use = np.int64(last_use[token])

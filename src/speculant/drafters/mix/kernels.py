@@ -15,6 +15,7 @@ from numba import njit
 
 from speculant.drafters.aded.search import insert
 from speculant.drafters.mix.arrays import LONGEST_ROW, Mixer, new_features
+from speculant.drafters.mix.base import Bases
 from speculant.drafters.mix.cells import USED, Cells, blend, find, observe
 from speculant.drafters.mix.contexts import (
     CONTEXTS,
@@ -38,15 +39,16 @@ _FEW = 0.03  # where a node's children need more than this to enter, only the la
 
 
 class Tables(NamedTuple):
-    """The memory that requests share: rows of 4 entries, rows of 24, and the mixture."""
+    """What requests share: the memory, rows of 4 entries, rows of 24 and the mixture; and the bases below it."""
 
     narrow: Cells
     wide: Cells
     mixer: Mixer
+    bases: Bases
 
     def flat(self) -> Arrays:
         """Return all arrays in one plain tuple, as the kernels take them."""
-        return (*self.narrow, *self.wide, *self.mixer)
+        return (*self.narrow, *self.wide, *self.mixer, *self.bases)
 
 
 def new_request(vocabulary: int, length: int) -> Arrays:
@@ -66,6 +68,7 @@ def named(flat: Arrays) -> Tables:
         Cells(flat[0], flat[1]),
         Cells(flat[2], flat[3]),
         Mixer(flat[4], flat[5], flat[6], flat[7], flat[8], flat[9], flat[10]),
+        Bases(flat[11], flat[12], flat[13], flat[14]),
     )
 
 
@@ -79,12 +82,12 @@ def learn_text(
     Return where it stopped: `stop`, or earlier if a table has more cells in use than its room; -1 if an id lies
     outside the vocabulary, and then nothing was learned.
     """
-    narrow, wide, mixer = named(tables)
+    narrow, wide, mixer, bases = named(tables)
     last_use, heads, copy = request
     for i in range(start, stop):
         if not 0 <= text[i] < len(mixer.bands):
             return -1
-    features, hashes = new_features(), np.empty(CONTEXTS, np.uint64)
+    features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     for i in range(start, stop):
         if narrow.facts[USED] > narrow_room or wide.facts[USED] > wide_room:
             return i
@@ -92,7 +95,7 @@ def learn_text(
         hash_contexts(text[max(0, i - WINDOW) : i], min(i, WINDOW), mixer.frequency, hashes)
         if training:
             copied = text[copy[0]] if copy[0] != NOWHERE else NOWHERE
-            count = gather(narrow, wide, mixer, hashes, copied, copy[1], last_use, i, LONGEST_ROW, features)
+            count = gather(narrow, wide, mixer, bases, hashes, copied, copy[1], last_use, i, LONGEST_ROW, features)
             combine(mixer, features, count)
             train(mixer, features, count, token)
         for c in range(LEARNED - 1, -1, -1):
@@ -126,16 +129,39 @@ def follow(request: Arrays, text: Array, start: int, stop: int) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def learn_top_k(tables: Arrays, windows: Array, ids: Array, gains: Array, memory: int) -> None:
-    """Learn the target's top tokens, ids Int32[R, k], gains Int64[R, k], after windows Int32[R, 2]; -1 for no token."""
-    narrow, wide, mixer = named(tables)
-    hashes = np.empty(CONTEXTS, np.uint64)
+def learn_top_k(
+    tables: Arrays, text: Array, length: int, drafted: Array, parents: Array, ids: Array, logits: Array,
+    strength: float, memory: int,
+) -> None:  # fmt: skip
+    """Learn the target's top tokens at every row of a pass: after text[:length], Int32, and after each drafted token.
+
+    Args:
+        tables: of the drafter.
+        text, length: the text that the pass began with; its last token is the root.
+        drafted, parents: the draft, Int32[N] each.
+        ids, logits: the target's top tokens at each row, Int32[N + 1, k] and Float32[N + 1, k], the best first.
+        strength, memory: observations that a row's distribution counts as, and that a row of the table holds.
+    """
+    narrow, wide, mixer, _ = named(tables)
+    hashes, window = np.empty(CONTEXTS, np.uint64), np.empty(2, np.int32)
     tokens, weights = np.empty(LONGEST_ROW + ids.shape[1], np.int64), np.empty(LONGEST_ROW + ids.shape[1], np.int64)
-    for r in range(len(windows)):
-        hash_contexts(windows[r], 2, mixer.frequency, hashes)
-        blend(wide, hashes[TARGET_ONE], ids[r], gains[r], memory, tokens, weights)
-        if windows[r, 0] >= 0:
-            blend(narrow, hashes[TARGET_TWO], ids[r], gains[r], memory, tokens, weights)
+    shares, gains = np.empty(ids.shape[1], np.float32), np.empty(ids.shape[1], np.int64)
+    for r in range(len(ids)):
+        if r == 0:
+            window[0], window[1] = text[length - 2] if length > 1 else -1, text[length - 1]
+        else:
+            parent = parents[r - 1]
+            window[0], window[1] = text[length - 1] if parent < 0 else drafted[parent], drafted[r - 1]
+        total = np.float32(0)
+        for k in range(len(shares)):
+            shares[k] = np.exp(logits[r, k] - logits[r, 0])
+            total += shares[k]
+        for k in range(len(shares)):  # a padded head has more ids
+            gains[k] = round(shares[k] * (strength / total)) if ids[r, k] < len(mixer.bands) else 0
+        hash_contexts(window, 2, mixer.frequency, hashes)
+        blend(wide, hashes[TARGET_ONE], ids[r], gains, memory, tokens, weights)
+        if window[0] >= 0:
+            blend(narrow, hashes[TARGET_TWO], ids[r], gains, memory, tokens, weights)
 
 
 @njit(cache=True, nogil=True)
@@ -157,9 +183,9 @@ def most_probable(
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
     places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of its repetition
     window = np.empty(WINDOW, np.int32)
-    narrow, wide, mixer = named(tables)
+    narrow, wide, mixer, bases = named(tables)
     last_use, heads, copy = request
-    features, hashes = new_features(), np.empty(CONTEXTS, np.uint64)
+    features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     count = 0
     for rank in range(-1, limit - 1):
         joint = np.float32(1)
@@ -191,7 +217,7 @@ def most_probable(
         copied = text[place] if place != NOWHERE else NOWHERE
         needed = joints[limit - 1] / joint if count == limit else np.float32(0)
         most = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
-        found = gather(narrow, wide, mixer, hashes, copied, agreed, last_use, length + depth, most, features)
+        found = gather(narrow, wide, mixer, bases, hashes, copied, agreed, last_use, length + depth, most, features)
         combine(mixer, features, found)
         least = _logit(needed) if needed > 0 else np.float32(-math.inf)
         for c in range(found):

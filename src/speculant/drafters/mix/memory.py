@@ -30,8 +30,9 @@ def describe(memory: Memory) -> dict[str, int]:
 def empty(memory: Memory) -> Contents:
     """Return tables of their initial size without contexts, and an untrained mixture."""
     tables = restored(memory.arrays)
-    narrow, wide = _emptied(tables.narrow), _emptied(tables.wide)
-    return stored(Tables(narrow, wide, new_mixer(memory.facts["vocabulary"]))), memory.facts
+    mixer = new_mixer(memory.facts["vocabulary"])
+    emptied = tables._replace(narrow=_emptied(tables.narrow), wide=_emptied(tables.wide), mixer=mixer)
+    return stored(emptied), memory.facts
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
@@ -51,6 +52,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
         merge_cells([tables.narrow for tables in held], limit - limit // WIDE_SHARE),
         merge_cells([tables.wide for tables in held], limit // WIDE_SHARE),
         merge_mixers([tables.mixer for tables in held]),
+        held[0].bases,
     )
     return stored(merged), {"vocabulary": vocabularies[0]}
 

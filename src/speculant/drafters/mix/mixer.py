@@ -38,6 +38,8 @@ from speculant.drafters.mix.arrays import (
     Features,
     Mixer,
 )
+from speculant.drafters.mix.base import BASE_CONTEXTS, LEVELS, level_probabilities
+from speculant.drafters.mix.base_weights import BY_BASE_SUFFIX, BY_FREQUENCY, BY_SUFFIX
 from speculant.drafters.mix.contexts import TARGET_ONE, TARGET_TWO
 from speculant.drafters.mix.features import log_band
 from speculant.drafters.mix.repetition import LENGTHS
@@ -76,28 +78,33 @@ _SQUASH_STEPS = 128
 _TABLE = 2 * 12 * _SQUASH_STEPS + 2
 
 
-def new_mixer(vocabulary: int) -> Mixer:
-    """Return a mixer with initial rates and weights close to those learned on development requests."""
+def new_mixer(vocabulary: int, bases: int = 0) -> Mixer:
+    """Return a mixer with initial rates and weights close to those learned on development requests.
+
+    Args:
+        vocabulary: V, the number of token ids.
+        bases: how many bases there are below the tables; each has an input for every context that it holds.
+    """
+    inputs = INPUTS + bases * BASE_CONTEXTS
     totals = np.array([1.0, 2, 3, 4, 6, 8, 14])
     share = np.arange(SHARES)
     shares = np.where(share < 4, (share + 0.5) / 16, 0.25 + (share - 3.5) / 12)
     shares[-1] = 1
     named = np.clip(0.9 * np.outer(shares, totals / (totals + 1)), 0.01, 0.95)
-    rates = np.empty((INPUTS, STATES))
+    rates = np.empty((inputs, STATES))
     rates[:, :ABSENT] = np.stack([0.7 * named, named], axis=-1).ravel()
     rates[TARGET_ONE : TARGET_TWO + 1, :ABSENT] = np.repeat(np.clip(shares, 0.01, 0.95), 2 * TOTALS)
     rates[:, ABSENT:UNKNOWN] = 0.01
     rates[COPY, :LENGTHS] = 1 - 0.45 * 0.77 ** np.arange(LENGTHS)
     rates[COPY, LENGTHS : 2 * LENGTHS] = 0.01
     rates[RECENCY, : DISTANCES * FREQUENCIES] = np.repeat(_LAST_USE, FREQUENCIES)
+    rates[INPUTS:, : 2 * LEVELS] = np.repeat(level_probabilities(), 2)
     rates[:, UNKNOWN] = 0.5
-    weights = np.zeros((SETS + FREQUENCIES, INPUTS + 1), np.float32)
-    weights[:SETS] = _INITIAL_WEIGHTS
     steps = np.arange(_TABLE)
     squash = 1 / (1 + np.exp(_CLAMP - steps / _SQUASH_STEPS))
     learning_rates = np.maximum(1 / (np.maximum(steps, 1) + _PRIOR_SAMPLES), _SLOWEST)
     return Mixer(
-        weights=weights,
+        weights=_initial_weights(bases).astype(np.float32),
         states=np.stack([rates, np.log(rates / (1 - rates)), np.zeros_like(rates)]).astype(np.float32),
         frequency=np.zeros(vocabulary + 1, np.int64),
         bands=np.zeros(vocabulary, np.uint8),
@@ -105,6 +112,15 @@ def new_mixer(vocabulary: int) -> Mixer:
         steps=np.zeros(1),
         tables=np.stack([squash, learning_rates]).astype(np.float32),
     )
+
+
+def _initial_weights(bases: int) -> Array:
+    """Return Float64[S, I + 1]; several bases share the weights of one."""
+    if not bases:
+        return np.concatenate([_INITIAL_WEIGHTS, np.zeros((FREQUENCIES, INPUTS + 1))])
+    learned = np.concatenate([BY_SUFFIX, BY_FREQUENCY, BY_BASE_SUFFIX])
+    own, of_base, bias = np.split(learned, [INPUTS, INPUTS + BASE_CONTEXTS], axis=1)
+    return np.concatenate([own, np.tile(of_base / bases, bases), bias], axis=1)
 
 
 def frequency_bands(frequency: Array) -> Array:
@@ -115,21 +131,27 @@ def frequency_bands(frequency: Array) -> Array:
 @njit(cache=True, nogil=True)
 def combine(mixer: Mixer, features: Features, count: int) -> None:
     """Write the mixture's logits of `count` candidates."""
-    sums, weight_set = features.sums, features.chosen[0]
+    sums, inputs = features.sums, len(features.absent)
+    weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]
     for band in range(FREQUENCIES):
-        base = mixer.weights[weight_set, INPUTS] + mixer.weights[SETS + band, INPUTS]
-        for i in range(INPUTS):
+        unnamed_by_all = np.float32(0)
+        for i in range(inputs):
             weight = mixer.weights[weight_set, i] + mixer.weights[SETS + band, i]
+            if inputs > INPUTS:
+                weight += mixer.weights[base_set, i]
             sums[band, i] = weight
-            base += weight * mixer.states[LOGIT, i, features.absent[i]]
-        sums[band, INPUTS] = base
+            unnamed_by_all += weight * mixer.states[LOGIT, i, features.absent[i]]
+        unnamed_by_all += mixer.weights[weight_set, inputs] + mixer.weights[SETS + band, inputs]
+        if inputs > INPUTS:
+            unnamed_by_all += mixer.weights[base_set, inputs]
+        sums[band, inputs] = unnamed_by_all
     for c in range(count):
         band = features.bands[c]
         features.logits[c] = (
-            sums[band, INPUTS] + sums[band, RECENCY] * mixer.states[LOGIT, RECENCY, features.recency[c]]
+            sums[band, inputs] + sums[band, RECENCY] * mixer.states[LOGIT, RECENCY, features.recency[c]]
         )
     at = 0
-    for i in range(COPY + 1):
+    for i in range(inputs):
         unnamed = mixer.states[LOGIT, i, features.absent[i]]
         while at < features.ends[i]:
             c = features.named[0, at]
@@ -174,7 +196,8 @@ def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
     """
     step = np.float32(max(_SMALLEST_STEP, _STEP / (1 + mixer.steps[0] / _STEP_TOKENS)))
     mixer.steps[0] += 1
-    weight_set, turn = features.chosen[0], np.int64(mixer.steps[0])
+    inputs, turn = len(features.absent), np.int64(mixer.steps[0])
+    weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]
     errors, counts = features.errors, features.counts
     all_errors, shared = np.zeros(FREQUENCIES, np.float32), np.empty(FREQUENCIES, np.float32)
     hit, trained = -1, 0
@@ -188,10 +211,12 @@ def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
         if counts[c] > 0:
             errors[c] = (np.float32(c == hit) - squash(mixer, z)) * step * np.float32(counts[c])
             all_errors[features.bands[c]] += errors[c]
-            mixer.weights[weight_set, INPUTS] += errors[c] * np.float32(_BIAS_STEP)
+            mixer.weights[weight_set, inputs] += errors[c] * np.float32(_BIAS_STEP)
+            if inputs > INPUTS:
+                mixer.weights[base_set, inputs] += errors[c] * np.float32(_BIAS_STEP)
             trained += counts[c]
     at = 0
-    for i in range(COPY + 1):
+    for i in range(inputs):
         unnamed, hits, moved = trained, 1 if hit >= 0 else 0, np.float32(0)
         shared[:] = all_errors
         while at < features.ends[i]:
@@ -209,12 +234,16 @@ def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
                 moved += _nudge(mixer, i, absent, shared[band], band)
             _move_rate(mixer, i, absent, unnamed, hits)
         mixer.weights[weight_set, i] += moved
+        if inputs > INPUTS:
+            mixer.weights[base_set, i] += moved
     moved = np.float32(0)
     for c in range(count):
         if counts[c] > 0:
             moved += _nudge(mixer, RECENCY, features.recency[c], errors[c], features.bands[c])
             _move_rate(mixer, RECENCY, features.recency[c], counts[c], 1 if c == hit else 0)
     mixer.weights[weight_set, RECENCY] += moved
+    if inputs > INPUTS:
+        mixer.weights[base_set, RECENCY] += moved
 
 
 @njit(cache=True, nogil=True, inline="always")

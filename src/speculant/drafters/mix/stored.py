@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from speculant.drafters.mix.arrays import SAMPLES, Mixer
+from speculant.drafters.mix.base import in_use
 from speculant.drafters.mix.cells import CHECK_BITS, MAX_TOKENS, Cells
 from speculant.drafters.mix.kernels import Array, Tables
 from speculant.drafters.mix.mixer import frequency_bands
@@ -24,13 +25,13 @@ def stored(tables: Tables) -> dict[str, Array]:
     """Return the arrays of a memory, by their names in the file."""
     return {
         stored_name(part, field): array
-        for part, arrays in tables._asdict().items()
+        for part, arrays in (("narrow", tables.narrow), ("wide", tables.wide), ("mixer", tables.mixer))
         for field, array in arrays._asdict().items()
     }
 
 
 def restored(arrays: Mapping[str, Array]) -> Tables:
-    """Return the memory of a file's arrays."""
+    """Return the memory of a file's arrays, without bases."""
 
     def fields(part: str, names: tuple[str, ...]) -> list[Array]:
         return [arrays[stored_name(part, field)] for field in names]
@@ -39,6 +40,7 @@ def restored(arrays: Mapping[str, Array]) -> Tables:
         Cells(*fields("narrow", Cells._fields)),
         Cells(*fields("wide", Cells._fields)),
         Mixer(*fields("mixer", Mixer._fields)),
+        in_use((), 1),
     )
 
 
@@ -46,7 +48,7 @@ def is_valid(loaded: Tables, own: Tables, vocabulary: int) -> bool:
     """Return whether the kernels, which check nothing, may run on loaded arrays; a file may be crafted.
 
     Args:
-        loaded: the memory of a file whose arrays of the mixture have the shapes of `own`.
+        loaded: the memory of a file; its mixture may have been trained with another number of bases than `own`.
         own: a memory of this vocabulary.
         vocabulary: V.
     """

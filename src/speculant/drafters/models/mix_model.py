@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent, Session, Start
 from speculant.core.engine import Needs
+from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.union import Mixture, UnionSession, UnionSettings
@@ -35,6 +37,7 @@ class MixModelDrafter(Drafter, Persistent):
         tokenizer: str = "",
         memory_limit: int = MEMORY_LIMIT,
         settings: MixModelSettings | None = None,
+        bases: Sequence[MixBase] = (),
     ) -> None:
         """Take the draft model, and build `mix`.
 
@@ -44,9 +47,10 @@ class MixModelDrafter(Drafter, Persistent):
             tokenizer: fingerprint that saved memories are tied to.
             memory_limit: bytes that the memory of `mix` may take.
             settings: None for the defaults.
+            bases: below the memory of `mix`.
         """
         self._open_cache, self._vocabulary, self._settings = open_cache, vocabulary, settings or MixModelSettings()
-        self.mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
+        self.mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit, bases=bases)
         self._mixture = Mixture()
 
     @property

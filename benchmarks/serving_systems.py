@@ -1,0 +1,191 @@
+"""The systems of `serving.py`, each a process of its own: servers, and the library without one.
+
+A process is stopped (SIGSTOP) while another one is measured, so that what waits for requests takes no time of a core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from asyncio import run as run_coroutine
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from serving_load import Answer, Request, ask_all
+
+READY_SECONDS = 240
+STOP_SECONDS = 30
+NAME = "target"  # what this library's server calls the model
+MOST_CLIENTS = 16
+COUNTERS = ("rounds", "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+PREFIX_CACHE = 256 << 20  # bytes, the server's default, for the library without one
+# transformers would take 60 % of the memory for its cache; these are 64 x 256 positions, more than the texts need.
+PAGED = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "512")
+
+
+def speculant_command(folder: Path, port: int, *options: str) -> list[str]:
+    """Return the command of this library's server."""
+    return [
+        *(sys.executable, "-m", "speculant", "serve", str(folder), "--port", str(port)),
+        *("--served-model-name", NAME, "--max-concurrency", str(MOST_CLIENTS)),
+        *("--dtype", "float32", "--device", "cpu", "--threads", "1", *options),
+    ]
+
+
+def transformers_command(folder: Path, port: int, *options: str) -> list[str]:
+    """Return the command of transformers' server."""
+    return [
+        *(str(Path(sys.executable).parent / "transformers"), "serve", str(folder)),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--device", "cpu", *options),
+    ]
+
+
+Command = Callable[..., list[str]]
+SERVERS: dict[str, tuple[Command, tuple[str, ...]]] = {
+    "speculant": (speculant_command, ()),
+    "plain": (speculant_command, ("--method", "none")),
+    "transformers": (transformers_command, ()),
+    "transformers-paged": (transformers_command, PAGED),
+}
+LIBRARY = {"library": "mix", "library-plain": "none"}
+SYSTEMS = (*SERVERS, *LIBRARY)
+
+
+class Process:
+    """A system that runs.
+
+    Attributes:
+        name: of `SYSTEMS`.
+        command: what started it, without paths of this machine.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path, **pipes: Any) -> None:
+        """Start it, with one thread for its passes; what it logs goes to a file."""
+        self.name, self._log = name, log
+        hidden = {sys.executable: "python", str(folder): folder.name}
+        self.command = [hidden.get(word, Path(word).name if word.startswith("/") else word) for word in command]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(command, env=os.environ | threads, stderr=errors, **pipes)
+
+    def pause(self) -> None:
+        """Stop it until `resume`."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it."""
+        self.resume()
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that it took so far, in user and system mode."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory_mb(self) -> float:
+        """Resident memory, in megabytes."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
+
+    def counters(self) -> dict[str, int]:
+        """Return what drafting did so far; empty where the system does not count it."""
+        return {}
+
+    def failed(self) -> RuntimeError:
+        """Return what to raise where it ended or does not answer."""
+        return RuntimeError(f"{self.name} does not answer; its log ends with:\n{self._log.read_text()[-2000:]}")
+
+
+class HttpServer(Process):
+    """An OpenAI-compatible server."""
+
+    def __init__(self, name: str, folder: Path, log: Path) -> None:
+        """Start it and wait until it is ready."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        command, options = SERVERS[name]
+        super().__init__(name, command(folder, self._port, *options), folder, log, stdout=subprocess.DEVNULL)
+        self._model = NAME if command is speculant_command else str(folder)
+        deadline = time.monotonic() + READY_SECONDS
+        while not self._healthy():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise self.failed()
+            time.sleep(0.2)
+
+    def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
+        """Return the answers to prompts with the most tokens of each, from so many clients at a time."""
+        requests = [Request(model=self._model, prompt=prompt, max_tokens=most) for prompt, most in asked]
+        return run_coroutine(ask_all(self._port, requests, clients=clients))
+
+    def counters(self) -> dict[str, int]:
+        """Return rounds, drafts, draft tokens and accepted tokens so far; empty for transformers' server."""
+        if self._model != NAME:
+            return {}
+        values = dict(line.rsplit(" ", 1) for line in self._get("/metrics").splitlines() if not line.startswith("#"))
+        return {name: int(float(values[f'speculant_{name}_total{{model_name="{NAME}"}}'])) for name in COUNTERS}
+
+    def _healthy(self) -> bool:
+        try:
+            return bool(self._get("/health"))
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            return False
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as response:
+            return str(response.read().decode())
+
+
+class Library(Process):
+    """`Batch`, called directly by `serving_library.py`, which answers lines of JSON."""
+
+    def __init__(self, name: str, folder: Path, log: Path) -> None:
+        """Start it and wait until it is ready."""
+        script = Path(__file__).parent / "serving_library.py"
+        command = [sys.executable, str(script), str(folder), "--method", LIBRARY[name]]
+        super().__init__(name, command, folder, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._read()
+
+    def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
+        """Return the texts after prompts with the most tokens of each, so many of them decoded at a time."""
+        requests: IO[str] | None = self.process.stdin
+        assert requests is not None
+        requests.write(json.dumps({"asked": asked, "clients": clients}) + "\n")
+        requests.flush()
+        return [Answer(**each) for each in self._read()]
+
+    def _read(self) -> Any:
+        answers: IO[str] | None = self.process.stdout
+        assert answers is not None
+        line = answers.readline()
+        if not line:
+            raise self.failed()
+        return json.loads(line)
+
+
+def start(name: str, folder: Path, log: Path) -> HttpServer | Library:
+    """Start a system of `SYSTEMS` on the model in a folder.
+
+    Raises:
+        RuntimeError: it did not start; the message is the end of its log.
+    """
+    return HttpServer(name, folder, log) if name in SERVERS else Library(name, folder, log)

@@ -1,0 +1,53 @@
+"""The frozen bases that a drafter begins with: those that were named, or those of the user's folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from speculant.core.errors import SpeculantError, UnsupportedError
+from speculant.drafters.mix.base import MOST_BASES, MixBase, read_base
+from speculant.memory.bases import find_bases
+from speculant.registry import METHODS, Method
+
+AUTOMATIC = "auto"
+
+_logger = logging.getLogger(__name__)
+
+
+def open_bases(
+    method: Method, base: str | Path | Sequence[str | Path] | None, *, vocabulary: int, tokenizer: str
+) -> tuple[MixBase, ...]:
+    """Return the bases of a drafter.
+
+    Args:
+        method: the drafter's.
+        base: files; "auto" for those of the user's folder that fit, where the method takes any; None for none.
+        vocabulary: V, the number of token ids.
+        tokenizer: its fingerprint.
+
+    Raises:
+        UnsupportedError: the method takes no bases, or a base is of another vocabulary.
+        MemoryFileError: a file cannot be used. Of the user's folder such files are left out, and logged as warnings.
+    """
+    if base == AUTOMATIC:
+        return _automatic(vocabulary, tokenizer) if method.takes_bases else ()
+    paths = [] if base is None else [base] if isinstance(base, str | Path) else list(base)
+    if paths and not method.takes_bases:
+        usable = ", ".join(name for name, each in METHODS.items() if each.takes_bases)
+        raise UnsupportedError(f"the method '{method.name}' takes no base. Leave it out, or use one of {usable}.")
+    return tuple(read_base(Path(path), vocabulary=vocabulary, tokenizer=tokenizer) for path in paths)
+
+
+def _automatic(vocabulary: int, tokenizer: str) -> tuple[MixBase, ...]:
+    found: list[MixBase] = []
+    for path in find_bases(tokenizer):
+        if len(found) == MOST_BASES:
+            _logger.warning("more than %d bases fit this tokenizer; %s is left out.", MOST_BASES, path)
+            continue
+        try:
+            found.append(read_base(path, vocabulary=vocabulary, tokenizer=tokenizer))
+        except SpeculantError as error:
+            _logger.warning("%s It is left out.", error)
+    return tuple(found)

@@ -1,0 +1,419 @@
+"""Decoder: a model, a drafter and a tokenizer, ready to decode.
+
+`generate` and `stream` let transformers' own `generate` do all preparation (configs, processors, criteria, cache), take
+over where its decoding loop would start, and run the round of `speculant.decoding`. `custom_generate=speculator` does
+the same from the other side.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from speculant.api.batch import Batch
+from speculant.api.constraints import CompiledConstraint, Constraint
+from speculant.api.custom_generate import Bound
+from speculant.api.draft_caches import check_merged, drafts_of
+from speculant.api.engines import check_engine_can, open_engine
+from speculant.api.heads import bundled_head, open_head
+from speculant.api.loading import load_model
+from speculant.api.online import open_online
+from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
+from speculant.api.prefix_cache import PrefixCache, open_prefix_cache
+from speculant.api.requests import Message, Preparation, Prompt
+from speculant.api.result import Generation, Result, Stream
+from speculant.api.tuning import stored_step_cost
+from speculant.core.drafter import MEMORY_LIMIT, Background, Drafter, Persistent
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.stats import Stats
+from speculant.core.verifier import Verifier
+from speculant.decoding.step import Parts
+from speculant.drafters.forced import ForcedDrafter
+from speculant.drafters.none import NoDrafter
+from speculant.engines.hf.capabilities import optional_layers
+from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.llamacpp.options import DEFAULT_SEQUENCES, LlamaCppOptions
+from speculant.engines.llamacpp.request_model import load_gguf
+from speculant.memory.fingerprint import tokenizer_fingerprint
+from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
+from speculant.sharing.opening import check_sharing, open_sharing
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.exploration import ExplorationBonus
+from speculant.sizing.latency import LatencyModel
+from speculant.sizing.pausing import Pausing
+from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing, warm_up
+from speculant.sizing.throughput import Throughput
+
+
+class Decoder:
+    """Decodes with drafts. The memory it learns is shared by all its requests.
+
+    Attributes:
+        engine: runs the model.
+        drafter: proposes tokens; owns the memory.
+        verifier: the acceptance rule.
+        method: the drafting method's name.
+        nodes: most nodes per draft, or "auto".
+        last_stats: of the last request that was prepared.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        drafter: Drafter,
+        *,
+        method: str,
+        verifier: Verifier | None = None,
+        nodes: int | str | None = None,
+        fast: bool | Acceleration | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Put the parts together; the constructors of `Speculator` are the usual ways in.
+
+        Args:
+            model, tokenizer, method, nodes, fast: see `Speculator.from_transformers`.
+            drafter, verifier: what `registry` builds.
+            notes: what the user should know of the drafter; they join the notes of every request.
+
+        Raises:
+            UnsupportedError: drafts cannot be verified on this model.
+        """
+        self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
+        self.verifier = build_verifier(method) if verifier is None else verifier
+        self.engine, self._fast = open_engine(model, fast=fast, notes=notes)
+        self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
+        known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
+        self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
+        self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
+        self._exploration = ExplorationBonus() if drafter.needs.top_k and drafter.needs.explores else None
+        if self.nodes == AUTO:
+            warm_up()
+        self.last_stats: Stats | None = None
+        self._preparation = Preparation(self.engine, tokenizer, method=method)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self.engine.model
+
+    @property
+    def fast(self) -> Acceleration:
+        """The prepared model, which speculators of one model may share."""
+        return self._fast
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logits_processor: list[Any] | None = None,
+        stopping_criteria: list[Any] | None = None,
+        generation_config: Any = None,
+        streamer: Any = None,
+        cache: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | CompiledConstraint | None = None,
+        **other_options: Any,
+    ) -> Result:
+        """Return the whole continuation of a prompt; the parameters are those of `stream`."""
+        stream = self.stream(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=stop,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=streamer,
+            cache=cache,
+            logit_bias=logit_bias,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logprobs=logprobs,
+            constraint=constraint,
+            **other_options,
+        )
+        for _ in stream:
+            pass
+        return stream.result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logits_processor: list[Any] | None = None,
+        stopping_criteria: list[Any] | None = None,
+        generation_config: Any = None,
+        streamer: Any = None,
+        cache: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | CompiledConstraint | None = None,
+        **other_options: Any,
+    ) -> Stream:
+        """Return the continuation of a prompt piece by piece.
+
+        Args:
+            prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
+            max_new_tokens: end of the text at the latest; less where the model has no more positions. None for what
+                `generation_config` or `max_length` says, else 256.
+            temperature: 0 for greedy, above 0 to sample; None for what the model's generation config says.
+            top_p, top_k, min_p: keep only the most probable tokens, as in transformers; they need sampling.
+            repetition_penalty: above 1 lowers tokens that the text contains already.
+            seed: of a random stream of its own; None uses torch's default stream. Either way the text is the one that
+                plain decoding yields with that stream.
+            stop: strings that end the text; the one that did is part of it, as in transformers.
+            logits_processor, stopping_criteria: of transformers, or functions with their parameters.
+            generation_config: a transformers GenerationConfig.
+            streamer: a transformers streamer.
+            cache: `Result.cache` of an earlier turn that this prompt continues.
+            logit_bias: what is added to the logits of tokens, -100 to 100 by token id, as in OpenAI's API.
+            presence_penalty, frequency_penalty: -2 to 2, subtracted from the logits of tokens that the generated text
+                holds, once and for each occurrence; the prompt does not count.
+            logprobs: record the log-probability of each token and of so many (0 to 20) most probable ones, of the
+                model's own distribution; they are in `Result.logprobs` and each piece.
+            constraint: what the text must match: a `speculant.Constraint` of a JSON schema, a regular expression or a
+                grammar. Drafted tokens that it forbids are not verified, and tokens that it forces are drafted.
+            other_options: any other field of GenerationConfig, `attention_mask` or `position_ids`.
+
+        Raises:
+            PromptError: the prompt is empty or longer than the model's positions.
+            UnsupportedError, UsageError: an option cannot be honoured.
+        """
+        generation = self.prepare(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=stop,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=streamer,
+            cache=cache,
+            logit_bias=logit_bias,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logprobs=logprobs,
+            constraint=constraint,
+            **other_options,
+        )
+        return Stream(generation, self.parts())
+
+    def prepare(self, prompt: Prompt, **options: Any) -> Generation:
+        """Return a request that is ready to be decoded by a batch; `options` as in `stream`."""
+        self._probe()
+        generation = self._preparation.request(prompt, **options)
+        self.last_stats = generation.sequence.stats
+        return generation
+
+    def batch(
+        self,
+        size: int = 8,
+        *,
+        keep_caches: bool = False,
+        prefix_cache: PrefixCache | int | float | str | None = None,
+    ) -> Batch:
+        """Return an empty batch, which decodes up to `size` requests in one target pass a round.
+
+        Requests are added at any time and leave when their texts end; each yields what it would yield alone. Where
+        `nodes` is a number, it is shared by all drafts of a pass. With `keep_caches` results hold their caches for a
+        next turn's `cache=`.
+
+        With `prefix_cache`, bytes such as "1GB" or a `speculant.PrefixCache` that further batches may share, prompts
+        that begin like earlier texts begin with copies of what is cached of those. Not used where a method reads the
+        hidden states of the whole prompt, as trained heads do, or where the model's rows depend on the whole text.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
+        self._probe(batch=size > 1)
+        prefixes = open_prefix_cache(prefix_cache)
+        return Batch(self.prepare, self.parts(size), self.engine, size=size, keep_caches=keep_caches, prefixes=prefixes)
+
+    def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
+        """Return the whole continuations of many prompts, up to `size` of them decoded together.
+
+        Args:
+            prompts: each as in `stream`.
+            size: the most requests in a pass.
+            options: of every request, see `stream`. With a `seed`, request i draws with seed + i. Every request gets
+                copies of `logits_processor` and `stopping_criteria`, so that one's state is not another's.
+
+        Raises:
+            BatchError: some failed; it holds the results of all.
+            PromptError, UnsupportedError, UsageError: a request cannot be decoded; nothing was.
+        """
+        if isinstance(prompts, str):
+            raise UsageError("the prompts are one text; put it into a list, or use `generate`.")
+        for name in ("streamer", "cache", "attention_mask", "position_ids"):
+            if options.get(name) is not None:
+                raise UsageError(f"texts of a batch cannot share `{name}`; give each its own by `batch.add`.")
+        batch = self.batch(size)
+        seed = options.pop("seed", None)
+        stateful = {name: options.pop(name) for name in ("logits_processor", "stopping_criteria") if name in options}
+        generations = []
+        for place, prompt in enumerate(prompts):
+            own = copy.deepcopy(stateful)
+            generations.append(batch.add(prompt, seed=None if seed is None else seed + place, **own, **options))
+        return batch.run(generations)
+
+    def bind(
+        self,
+        *,
+        streamer: Any = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        tokenizer: Any = None,
+    ) -> Bound:
+        """Return a callable for `model.generate(custom_generate=...)` with what `generate` drops for callables.
+
+        Args:
+            streamer: gets the prompt, then every token, then end(); for one row. Do not pass it to `generate` as well.
+            stop: strings that end the text.
+            seed: of a random stream of its own; with several rows, row i draws with seed + i.
+            tokenizer: for `stop`; the speculator's own if None.
+        """
+        return Bound(
+            begin=self._captured,
+            parts=self.parts,
+            batch=self.batch,
+            streamer=streamer,
+            stop=stop,
+            seed=seed,
+            tokenizer=tokenizer or self.tokenizer,
+        )
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Any,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Stand in for transformers' decoding loop: `model.generate(..., custom_generate=speculator)`; see `Bound`."""
+        return self.bind()(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+
+    def save(self, path: str | Path) -> None:
+        """Write the drafter's memory.
+
+        Raises:
+            UnsupportedError: the method keeps no memory.
+            FileError: it cannot be written; an older file is unchanged.
+        """
+        self._persistent().save(_path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Replace the drafter's memory by a file's.
+
+        Raises:
+            UnsupportedError: the method keeps no memory.
+            FileError, MemoryFileError: the file cannot be used.
+        """
+        self._persistent().load(_path(path))
+
+    def close(self) -> None:
+        """End what works beside requests, such as online distillation and sharing; it can still generate."""
+        if isinstance(self.drafter, Background):
+            self.drafter.close()
+
+    def parts(self, size: int = 1) -> Parts:
+        """Return what decodes a stream (size 1) or a batch."""
+        forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
+        drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
+        return Parts(engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizing(size))
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of chat messages in the model's template, ready for the next answer.
+
+        Raises:
+            TokenizerError: there is no tokenizer, or it has no chat template.
+        """
+        return self._preparation.encode_chat(messages)
+
+    def compile_constraint(
+        self, constraint: Constraint, *, eos_token_id: Sequence[int] | None = None
+    ) -> CompiledConstraint:
+        """Return a constraint that takes no time where requests use it, for servers; safe on any thread.
+
+        Args:
+            constraint: what texts must match.
+            eos_token_id: the tokens that end them; None for those of the model's generation config.
+
+        Raises:
+            UsageError: the constraint is no valid one, or too complex, or nothing ends the texts.
+            TokenizerError: there is no tokenizer.
+            UnsupportedError: llguidance is not installed, or does not know this kind of tokenizer.
+        """
+        return self._preparation.compile_constraint(constraint, eos_token_id)
+
+    def _probe(self, *, batch: bool = False) -> None:
+        """Check the model before its first draft or batch."""
+        drafts = not isinstance(self.drafter, NoDrafter)
+        if drafts or batch:
+            self.engine.probe(drafts=drafts)
+
+    def _sizing(self, size: int) -> Sizing:
+        if isinstance(self.nodes, int):
+            return FixedSizing(self.nodes)
+        if size not in self._latencies:
+            self._latencies[size] = LatencyModel(most=self._most_rows(size))
+        return AdaptiveSizing(
+            self._latencies[size], self._acceptance, self._throughput, self._exploration, self._pausing
+        )
+
+    def _most_rows(self, size: int) -> int:
+        """Return the most rows beyond the first of a pass over `size` sequences."""
+        return size - 1 + size * self.drafter.needs.queries + MAX_NODES
+
+    def _persistent(self) -> Persistent:
+        if not isinstance(self.drafter, Persistent):
+            raise UnsupportedError(
+                f"the method '{self.method}' keeps no memory that could be saved or loaded; use 'mix'."
+            )
+        return self.drafter
+
+    def _captured(self, call: Any, **options: Any) -> Generation:
+        self._probe()
+        generation = self._preparation.captured(call, **options)
+        self.last_stats = generation.sequence.stats
+        return generation
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | Path) or not str(path):
+        raise UsageError(f"a memory file is named by a path, not {path!r}.")
+    return Path(path)
