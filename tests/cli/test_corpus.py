@@ -11,7 +11,8 @@ import pytest
 
 from speculant import Speculator
 from speculant.api.loading import bundled_model, load_tokenizer
-from speculant.cli import rejected, rows as corpus_rows
+from speculant.cli import rejected
+from speculant.cli import rows as corpus_rows
 from speculant.cli.main import main
 from speculant.core.drafter import Budget
 from speculant.drafters.aded.drafter import AdedDrafter, load_table

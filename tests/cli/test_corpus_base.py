@@ -13,6 +13,7 @@ import pytest
 
 from speculant.api.loading import load_tokenizer
 from speculant.cli.main import main
+from speculant.cli.work_folder import WorkFolder
 from speculant.drafters.mix.base import read_base
 from speculant.drafters.mix.base_builder import BaseBuilder
 from speculant.memory.file import read_any_memory
@@ -155,6 +156,29 @@ def test_an_interrupted_build_continues(
     assert "left out    1 files or rows" in printed
     assert "left out    1 files or rows" in whole
     assert not (tmp_path / ".base.building").exists()
+
+
+@pytest.mark.usefixtures("row_by_row")
+@pytest.mark.parametrize("saves", [1, 2, 4])
+def test_a_state_that_was_not_stored_changes_nothing(
+    saves: int, tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the builder has written beyond the last stored state is dropped, its counts included."""
+    argv = [*BUILD, str(texts), "--budget", "1MB"]
+    assert main([*argv, "-o", str(tmp_path / "whole")]) == 0
+    stored, save = [0], WorkFolder.save
+
+    def failing(self: WorkFolder, state: dict[str, Any]) -> None:
+        stored[0] += 1
+        if stored[0] > saves:
+            raise KeyboardInterrupt
+        save(self, state)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(WorkFolder, "save", failing)
+        assert main([*argv, "-o", str(tmp_path / "base")]) == 130
+    assert main([*argv, "-o", str(tmp_path / "base")]) == 0
+    assert contents(tmp_path / "base") == contents(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("row_by_row")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+
 import pytest
 
 from speculant.cli import documents

@@ -15,30 +15,21 @@ from typing import Any
 from speculant.api.batch import Batch
 from speculant.api.constraints import CompiledConstraint, Constraint
 from speculant.api.custom_generate import Bound
-from speculant.api.draft_caches import check_merged, drafts_of
-from speculant.api.engines import check_engine_can, open_engine
-from speculant.api.heads import bundled_head, open_head
-from speculant.api.loading import load_model
-from speculant.api.online import open_online
-from speculant.api.options import AUTO, check_bytes, check_model_object, check_nodes
+from speculant.api.engines import open_engine
+from speculant.api.options import AUTO, check_nodes
 from speculant.api.prefix_cache import PrefixCache, open_prefix_cache
 from speculant.api.requests import Message, Preparation, Prompt
 from speculant.api.result import Generation, Result, Stream
 from speculant.api.tuning import stored_step_cost
-from speculant.core.drafter import MEMORY_LIMIT, Background, Drafter, Persistent
+from speculant.core.drafter import Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
 from speculant.drafters.forced import ForcedDrafter
 from speculant.drafters.none import NoDrafter
-from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration
-from speculant.engines.llamacpp.options import DEFAULT_SEQUENCES, LlamaCppOptions
-from speculant.engines.llamacpp.request_model import load_gguf
-from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
-from speculant.sharing.opening import check_sharing, open_sharing
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
