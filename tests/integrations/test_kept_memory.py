@@ -17,33 +17,33 @@ from speculant.integrations.kept_memory import BackgroundSaver, load_memory
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
-def test_memory_before_base(tmp_path: Path) -> None:
-    """The base is what a drafter begins with until it has a memory of its own."""
-    base, memory = saved(tmp_path / "base", "aded", TEXT), tmp_path / "memory"
+def test_memory_before_corpus(tmp_path: Path) -> None:
+    """The corpus is what a drafter begins with until it has a memory of its own."""
+    corpus, memory = saved(tmp_path / "base", "aded", TEXT), tmp_path / "memory"
     held = drafter("aded")
-    assert load_memory(held, memory=memory, base=base)
+    assert load_memory(held, memory=memory, corpus=corpus)
     held.save(memory)  # type: ignore[attr-defined]
-    base.unlink()
-    assert load_memory(drafter("aded"), memory=memory, base=base)
+    corpus.unlink()
+    assert load_memory(drafter("aded"), memory=memory, corpus=corpus)
     assert drafted(memory, "aded", (1, 2))[:2] == [3, 4]
 
 
 def test_a_memory_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged and left as it is; a base that cannot be used is an error, since it was asked for."""
+    """It is logged and left as it is; a corpus that cannot be used is an error, since it was asked for."""
     path = tmp_path / "memory"
     path.write_bytes(b"something else")
-    assert not load_memory(drafter("aded"), memory=path, base=None)
+    assert not load_memory(drafter("aded"), memory=path, corpus=None)
     assert path.read_bytes() == b"something else"
     assert "not a Speculant memory file" in caplog.text
     with pytest.raises(FileError):
-        load_memory(drafter("aded"), memory=None, base=tmp_path / "missing")
+        load_memory(drafter("aded"), memory=None, corpus=tmp_path / "missing")
     with pytest.raises(ForeignMemoryError):
-        load_memory(drafter("aded"), memory=None, base=saved(tmp_path / "other", "suffix", TEXT))
+        load_memory(drafter("aded"), memory=None, corpus=saved(tmp_path / "other", "suffix", TEXT))
 
 
 def test_methods_without_memory() -> None:
     """Nothing is loaded or saved."""
-    assert not load_memory(drafter("lookup"), memory=None, base=None)
+    assert not load_memory(drafter("lookup"), memory=None, corpus=None)
 
 
 def test_saving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,14 +36,14 @@ async def test_memory_outlives_the_server(model: Any, tokenizer: Any, tmp_path: 
     assert counts[1] > counts[0]
 
 
-async def test_base_is_only_read(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """Guards `base`: a memory to begin with, which stays as it was."""
+async def test_corpus_is_only_read(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Guards `corpus`: a memory to begin with, which stays as it was."""
     base, path = tmp_path / "base", tmp_path / "memory"
     teacher = make_speculator(model, tokenizer)
     teacher.generate([{"role": "user", "content": "Once upon a time"}], temperature=0, max_new_tokens=60)
     teacher.save(base)
     before = base.read_bytes()
-    app = make_app(make_speculator(model, tokenizer), memory=path, base=base, per_request_metrics=True)
+    app = make_app(make_speculator(model, tokenizer), memory=path, corpus=base, per_request_metrics=True)
     async with running(app):
         assert await drafted(app) > 20
     assert base.read_bytes() == before

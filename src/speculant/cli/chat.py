@@ -14,6 +14,7 @@ import typer
 from speculant.cli.commands import Command
 from speculant.cli.options import (
     AttentionOption,
+    BaseOption,
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
@@ -29,6 +30,7 @@ from speculant.cli.options import (
     MemoryOption,
     MethodOption,
     ModelOption,
+    NoBaseFlag,
     NodesOption,
     OnlineFlag,
     Sampling,
@@ -41,6 +43,7 @@ from speculant.cli.options import (
     TopKOption,
     TopPOption,
     VerifierOption,
+    named_bases,
 )
 from speculant.cli.painting import write_stream
 from speculant.cli.signals import Terminated
@@ -94,6 +97,8 @@ def chat(
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
+    base: BaseOption = None,
+    no_base: NoBaseFlag = False,
     share: ShareOption = None,
     model: ModelOption = None,
     dtype: DtypeOption = None,
@@ -122,6 +127,7 @@ def chat(
         nodes=nodes,
         memory=memory,
         memory_limit=memory_limit,
+        bases=named_bases(base, no_base=no_base),
         verifier=verifier,
         lossy=lossy,
         draft_models=tuple(draft_model or ()),

@@ -10,6 +10,7 @@ import typer
 from speculant.cli.commands import Command
 from speculant.cli.options import (
     AttentionOption,
+    BaseOption,
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
@@ -24,10 +25,12 @@ from speculant.cli.options import (
     MethodOption,
     ModelArgument,
     ModelOption,
+    NoBaseFlag,
     NodesOption,
     SetOption,
     ThreadsOption,
     VerifierOption,
+    named_bases,
 )
 from speculant.cli.values import whole
 from speculant.core.errors import UsageError
@@ -90,6 +93,8 @@ def check(
     head: HeadOption = None,
     nodes: NodesOption = None,
     memory_limit: MemoryLimitOption = 256,
+    base: BaseOption = None,
+    no_base: NoBaseFlag = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     attention: AttentionOption = None,
@@ -121,6 +126,7 @@ def check(
         settings=tuple(settings or ()),
         nodes=nodes,
         memory_limit=memory_limit,
+        bases=named_bases(base, no_base=no_base),
         verifier=verifier,
         lossy=lossy,
         draft_models=tuple(draft_model or ()),

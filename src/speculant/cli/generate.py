@@ -10,6 +10,7 @@ import typer
 from speculant.cli.commands import Command
 from speculant.cli.options import (
     AttentionOption,
+    BaseOption,
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
@@ -26,6 +27,7 @@ from speculant.cli.options import (
     MemoryOption,
     MethodOption,
     ModelOption,
+    NoBaseFlag,
     NodesOption,
     OnlineFlag,
     RegexOption,
@@ -39,6 +41,7 @@ from speculant.cli.options import (
     TopKOption,
     TopPOption,
     VerifierOption,
+    named_bases,
 )
 from speculant.cli.values import whole
 from speculant.core.errors import UsageError
@@ -118,6 +121,8 @@ def generate(
     nodes: NodesOption = None,
     memory: MemoryOption = None,
     memory_limit: MemoryLimitOption = 256,
+    base: BaseOption = None,
+    no_base: NoBaseFlag = False,
     share: ShareOption = None,
     model: ModelOption = None,
     dtype: DtypeOption = None,
@@ -163,6 +168,7 @@ def generate(
         nodes=nodes,
         memory=memory,
         memory_limit=memory_limit,
+        bases=named_bases(base, no_base=no_base),
         verifier=verifier,
         lossy=lossy,
         draft_models=tuple(draft_model or ()),

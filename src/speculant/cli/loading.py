@@ -76,6 +76,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     check_engine_can(model, method=method.name, head=found)
     drafts = [load_draft_model(name, drafting, loading) for name in drafting.draft_models]
     head = None if found is None else found.open(model)
+    from speculant.api.bases import AUTOMATIC
     from speculant.api.speculator import Speculator
 
     options = {} if settings is None else {"settings": settings}
@@ -92,6 +93,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             online=drafting.online,
             nodes=drafting.nodes,
             memory_limit=drafting.memory_limit << 20,
+            base=AUTOMATIC if drafting.bases is None else drafting.bases,
             fast=loading.fast,
             share=drafting.share,
             **options,

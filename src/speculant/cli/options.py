@@ -175,6 +175,18 @@ MemoryOption = Annotated[
         rich_help_panel="Drafting",
     ),
 ]
+BaseOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--base",
+        metavar="FILE",
+        help="a frozen base under the memory, up to three; default: those of `speculant base list` that fit",
+        rich_help_panel="Drafting",
+    ),
+]
+NoBaseFlag = Annotated[
+    bool, typer.Option("--no-base", help="begin without a base, whatever there is", rich_help_panel="Drafting")
+]
 MemoryLimitOption = Annotated[
     int,
     typer.Option(
@@ -298,6 +310,7 @@ class Drafting:
         nodes: most nodes per draft, "auto", or None for the method's default.
         memory: the file to begin with and to save to.
         memory_limit: megabytes that the memory may take.
+        bases: files of frozen bases; None for those of the user's folder that fit.
         verifier: the acceptance rule, or None for the method's own.
         lossy: whether it may change the output.
         draft_models: folders or hub ids, one for methods that need a draft model, or several where they are merged.
@@ -315,6 +328,7 @@ class Drafting:
     nodes: int | str | None = None
     memory: str | None = None
     memory_limit: int = 256
+    bases: tuple[str, ...] | None = None
     verifier: str | None = None
     lossy: bool = False
     draft_models: tuple[str, ...] = ()
@@ -368,3 +382,14 @@ class Sampling:
             "seed": self.seed,
             "stop": list(self.stop) or None,
         }
+
+
+def named_bases(base: list[str] | None, *, no_base: bool) -> tuple[str, ...] | None:
+    """Return the bases that --base and --no-base name; None for those of the user's folder.
+
+    Raises:
+        UsageError: both were given.
+    """
+    if base and no_base:
+        raise UsageError("--base would be ignored beside --no-base. Leave one out.")
+    return () if no_base else tuple(base) if base else None

@@ -89,6 +89,15 @@ def replay(
             rich_help_panel="Drafting",
         ),
     ] = None,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--base",
+            metavar="FILE",
+            help="a frozen base for the methods that take any, up to three; none is found by itself",
+            rich_help_panel="Drafting",
+        ),
+    ] = None,
     order: Annotated[
         Order, typer.Option("--order", metavar="file|shuffled", help="default: file", rich_help_panel="Requests")
     ] = Order.FILE,
@@ -150,6 +159,7 @@ def replay(
             keep_memory=keep_memory,
             memory_limit=memory_limit,
             corpora=corpus or [],
+            bases=tuple(base or ()),
             order=order,
             seed=seed or 0,
             limit=limit,

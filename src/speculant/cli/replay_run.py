@@ -35,13 +35,13 @@ def run(asked: Replay) -> int:
     Raises:
         UsageError, FileError: something cannot be replayed, read or written.
     """
-    from speculant.bench.replay.corpora import assign, read_corpus
+    from speculant.bench.replay.corpora import assign, assign_bases, read_corpus
     from speculant.bench.replay.runs import check_method
     from speculant.cli.env import usable_cores
     from speculant.cli.files import JSON, PAGE, check_result
     from speculant.sizing.step_cost import read_step_cost
 
-    inputs = [*asked.traces, *asked.corpora, asked.step_cost]
+    inputs = [*asked.traces, *asked.corpora, *asked.bases, asked.step_cost]
     check_result("--json", asked.json, JSON, inputs)
     check_result("--html", asked.html, PAGE, [*inputs, asked.json])
     methods = asked.methods
@@ -57,9 +57,10 @@ def run(asked: Replay) -> int:
     corpora = assign(methods, [read_corpus(Path(path), tokenizer) for path in asked.corpora])
     if asked.corpora and (empty := [name for name in methods if name not in corpora]):
         say(f"beginning without a corpus, since they take none of this kind: {', '.join(empty)}.")
+    bases = assign_bases(methods, [Path(path) for path in asked.bases], tokenizer)
     rejected = Rejected()
     traces = read_traces(asked, tokenizer, rejected)
-    runs = plan(asked, traces, corpora, chosen, tokenizer)
+    runs = plan(asked, traces, corpora, bases, chosen, tokenizer)
     jobs = min(asked.jobs or usable_cores(), len(runs))
     results = Results(traces, runs, play(runs, jobs), cost)
     show(asked, results, conditions(asked, chosen, jobs, rejected.count), tokenizer)
@@ -105,6 +106,7 @@ def plan(
     asked: Replay,
     traces: Sequence[Trace],
     corpora: Mapping[str, Corpus],
+    bases: Mapping[str, tuple[Path, ...]],
     chosen: Mapping[str, Any],
     tokenizer: Any,
 ) -> list[Run]:
@@ -123,6 +125,7 @@ def plan(
             memory_limit=asked.memory_limit << 20,
             corpus=corpora.get(method),
             settings=chosen.get(method),
+            bases=bases.get(method, ()),
         )
         for trace in traces
         for method in asked.methods
@@ -182,6 +185,7 @@ def conditions(asked: Replay, chosen: Mapping[str, Any], jobs: int, left_out: in
         "nodes": asked.nodes,
         "keep_memory": asked.keep_memory,
         "memory_limit_mb": asked.memory_limit,
+        "bases": [Path(path).name for path in asked.bases],
         "corpora": [Path(path).name for path in asked.corpora],
         "order": asked.order.value,
         "seed": asked.seed if asked.order is Order.SHUFFLED else None,

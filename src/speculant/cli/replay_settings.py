@@ -26,6 +26,7 @@ class Replay:
     keep_memory: bool
     memory_limit: int
     corpora: Sequence[str]
+    bases: tuple[str, ...]
     order: Order
     seed: int
     limit: int | None

@@ -9,6 +9,7 @@ import typer
 from speculant.cli.commands import Command
 from speculant.cli.options import (
     AttentionOption,
+    BaseOption,
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
@@ -22,12 +23,14 @@ from speculant.cli.options import (
     MemoryLimitOption,
     MethodOption,
     ModelArgument,
+    NoBaseFlag,
     NodesOption,
     OnlineFlag,
     SetOption,
     ShareOption,
     ThreadsOption,
     VerifierOption,
+    named_bases,
 )
 from speculant.cli.values import nonempty, whole
 from speculant.core.errors import UnsupportedError, UsageError
@@ -156,16 +159,18 @@ def serve(
             rich_help_panel="Drafting",
         ),
     ] = None,
-    base: Annotated[
+    corpus: Annotated[
         str | None,
         typer.Option(
-            "--base",
+            "--corpus",
             metavar="FILE",
             parser=_file,
             help="begin with this memory, such as one of `speculant corpus`, if --memory is not there yet; read only",
             rich_help_panel="Drafting",
         ),
     ] = None,
+    base: BaseOption = None,
+    no_base: NoBaseFlag = False,
     memory_limit: MemoryLimitOption = None,  # type: ignore[assignment]  # the settings' default
     memory_scope: Annotated[
         str | None,
@@ -215,7 +220,8 @@ def serve(
             "request_seconds": request_seconds,
             "drain_seconds": drain_seconds,
             "memory": memory,
-            "base": base,
+            "corpus": corpus,
+            "base": named_bases(base, no_base=no_base),
             "memory_limit": None if memory_limit is None else memory_limit << 20,
             "memory_scope": memory_scope,
             "save_seconds": save_seconds,
@@ -227,6 +233,7 @@ def serve(
         settings=tuple(settings or ()),
         nodes=nodes,
         memory_limit=serving.memory_limit >> 20,
+        bases=None if serving.base is None else tuple(map(str, serving.base)),
         verifier=verifier,
         lossy=lossy,
         draft_models=tuple(draft_model or ()),
@@ -249,7 +256,7 @@ def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, serve
 
     if serving.memory is not None:
         check_writable(str(serving.memory))
-        check_no_input("--memory", serving.memory, [serving.base])
+        check_no_input("--memory", serving.memory, [serving.corpus, *(serving.base or ())])
     if serving.memory_scope == "key" and drafting.share is not None:
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
     with bind(serving) as bound:

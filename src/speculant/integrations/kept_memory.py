@@ -20,14 +20,14 @@ from speculant.core.errors import SpeculantError
 logger = logging.getLogger(__name__)
 
 
-def load_memory(drafter: Drafter, *, memory: Path | None, base: Path | None) -> bool:
-    """Begin with the memory file, or with the base where there is none yet; return whether saving is safe.
+def load_memory(drafter: Drafter, *, memory: Path | None, corpus: Path | None) -> bool:
+    """Begin with the memory file, or with the corpus where there is none yet; return whether saving is safe.
 
     A memory file that cannot be used is logged and kept as it is: the engine decodes all the same, and nothing is saved
     over a file that may still be wanted.
 
     Raises:
-        MemoryFileError, FileError, UnsupportedError: the base cannot be used.
+        MemoryFileError, FileError, UnsupportedError: the corpus cannot be used.
     """
     if not isinstance(drafter, Persistent):
         return False
@@ -37,8 +37,8 @@ def load_memory(drafter: Drafter, *, memory: Path | None, base: Path | None) -> 
         except SpeculantError as error:
             logger.error("%s Drafting begins with an empty memory, and nothing will be saved.", error)
             return False
-    elif base is not None:
-        drafter.load(base)
+    elif corpus is not None:
+        drafter.load(corpus)
     return True
 
 

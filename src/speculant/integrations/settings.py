@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from speculant.api.bases import open_bases
 from speculant.api.options import check_bytes, check_number
 from speculant.core.drafter import MEMORY_LIMIT, Drafter
 from speculant.core.errors import FileError, UnsupportedError, UsageError
@@ -35,7 +37,8 @@ class IntegrationSettings:
     Attributes:
         method: a drafting method that learns from text alone.
         memory: a memory file to begin with, if it exists, and to save to; None to forget everything at the end.
-        base: a memory file to begin with where there is no `memory` file yet; never written.
+        corpus: a memory file to begin with where there is no `memory` file yet; never written.
+        base: frozen bases under the memory, several separated as in PATH.
         memory_limit: bytes that the drafter's memory may take.
         save_every: seconds between saves in the background; it is also saved at exit.
         drafted_per_step: the most tokens drafted in a step, for all its requests together.
@@ -52,7 +55,8 @@ class IntegrationSettings:
 
     method: str = "mix"
     memory: Path | None = None
-    base: Path | None = None
+    corpus: Path | None = None
+    base: tuple[Path, ...] = ()
     memory_limit: int = MEMORY_LIMIT
     save_every: float = 300.0
     drafted_per_step: int = DRAFTED_PER_STEP
@@ -72,9 +76,9 @@ class IntegrationSettings:
                 f"the method '{self.method}' needs the target's logits, hidden states or a draft model, or is lossy; "
                 f"engines that call a drafter give it tokens only. Use {usable}."
             )
-        if method.memory is None and (self.memory or self.base):
+        if method.memory is None and (self.memory or self.corpus):
             raise UnsupportedError(
-                f"the method '{self.method}' keeps no memory; leave out memory and base, or use 'mix'."
+                f"the method '{self.method}' keeps no memory; leave out memory and corpus, or use 'mix'."
             )
         if self.share is not None:
             check_sharing(method)
@@ -93,7 +97,11 @@ class IntegrationSettings:
         """
         method = find_method(self.method)
         drafter = method.build(
-            vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=self.memory_limit, settings=self.settings
+            vocabulary=vocabulary,
+            tokenizer=tokenizer,
+            memory_limit=self.memory_limit,
+            bases=open_bases(method, self.base, vocabulary=vocabulary, tokenizer=tokenizer),
+            settings=self.settings,
         )
         if self.share is None or not shares:
             return drafter
@@ -131,7 +139,12 @@ def read_settings(environment: Mapping[str, str]) -> IntegrationSettings:
 
 def _parse(name: str, value: Any) -> Any:
     """Return a setting's value, given as text or as a value of the file's format."""
-    if name in ("memory", "base"):
+    if name == "base":
+        given = value.split(os.pathsep) if isinstance(value, str) else value
+        if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
+            raise UsageError(f"base must be a path, or a list of paths, not {value!r}.")
+        return tuple(Path(path).expanduser() for path in given if path)
+    if name in ("memory", "corpus"):
         if not isinstance(value, str):
             raise UsageError(f"{name} must be a path, not {value!r}.")
         return Path(value).expanduser()

@@ -58,7 +58,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang is not typed
         vocabulary = int(model.vocab_size)
         fingerprint = tokenizer_fingerprint(getattr(self._target, "tokenizer", None), vocabulary)
         self._drafter = drafter = settings.build(vocabulary=vocabulary, tokenizer=fingerprint)
-        may_save = load_memory(drafter, memory=settings.memory, base=settings.base)
+        may_save = load_memory(drafter, memory=settings.memory, corpus=settings.corpus)
         ends = getattr(model, "hf_eos_token_id", None) or ()
         corpus = Corpus(
             drafter, vocabulary=vocabulary, width=draft_token_num, tail=max_trie_depth, ends=frozenset(map(int, ends))

@@ -61,7 +61,7 @@ class Proposer:
             tokenizer=_fingerprint(settings, model, vocabulary),
             shares=vllm_config.parallel_config.rank == 0,  # whose drafts vLLM uses; the others draft in vain
         )
-        may_save = load_memory(drafter, memory=_own_file(settings, vllm_config), base=settings.base)
+        may_save = load_memory(drafter, memory=_own_file(settings, vllm_config), corpus=settings.corpus)
         self.rows = RowDrafter(
             drafter,
             vocabulary=vocabulary,
@@ -119,7 +119,7 @@ class Proposer:
 
 def _fingerprint(settings: IntegrationSettings, model: Any, vocabulary: int) -> str:
     """Return the fingerprint that ties memory files to the tokenizer; read from the tokenizer only where needed."""
-    if settings.memory is None and settings.base is None and settings.share is None:
+    if settings.memory is None and settings.corpus is None and settings.share is None and not settings.base:
         return ""
     skipped = getattr(model, "skip_tokenizer_init", False)
     return tokenizer_fingerprint(None if skipped else load_tokenizer(model.tokenizer, required=False), vocabulary)

@@ -66,7 +66,9 @@ def create_app(
     metrics = Metrics(model)
     tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
     drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
-    keeper = MemoryKeeper(drafters, settings.memory, base=settings.base, seconds=settings.save_seconds, metrics=metrics)
+    keeper = MemoryKeeper(
+        drafters, settings.memory, corpus=settings.corpus, seconds=settings.save_seconds, metrics=metrics
+    )
     engine = EngineLoop(
         speculator,
         size=settings.max_concurrency,

@@ -24,7 +24,13 @@ class MemoryKeeper:
     """Saves the memories of one server."""
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], path: Path | None, *, base: Path | None, seconds: float, metrics: Metrics
+        self,
+        drafters: Mapping[str, Drafter],
+        path: Path | None,
+        *,
+        corpus: Path | None,
+        seconds: float,
+        metrics: Metrics,
     ) -> None:
         """Load what there is.
 
@@ -32,13 +38,13 @@ class MemoryKeeper:
             drafters: by tenant, "" for the shared one.
             path: of the shared memory; tenants' files stand beside it, with the tenant before the suffix. None to save
                 nothing.
-            base: a memory to begin with where there is no file yet; None for an empty one.
+            corpus: a memory to begin with where there is no file yet; None for an empty one.
             seconds: between two savings.
             metrics: count savings and failures.
 
         Raises:
-            FileError, MemoryFileError: the base cannot be used, or the folder does not exist.
-            UnsupportedError: the method keeps no memory, or the base does not fit.
+            FileError, MemoryFileError: the corpus cannot be used, or the folder does not exist.
+            UnsupportedError: the method keeps no memory, or the corpus does not fit.
         """
         self._seconds, self._metrics = seconds, metrics
         self._lock = threading.Lock()
@@ -47,23 +53,23 @@ class MemoryKeeper:
             raise FileError(f"cannot keep a memory in {path}: there is no folder {path.parent}.")
         for tenant, drafter in drafters.items():
             if not isinstance(drafter, Persistent):
-                if path is not None or base is not None:
+                if path is not None or corpus is not None:
                     raise UnsupportedError(
-                        "this drafting method keeps no memory; leave out --memory and --base, or use --method mix."
+                        "this drafting method keeps no memory; leave out --memory and --corpus, or use --method mix."
                     )
             else:
-                self._begin(drafter, None if path is None else tenant_path(path, tenant), base)
+                self._begin(drafter, None if path is None else tenant_path(path, tenant), corpus)
         metrics.watch("memory_bytes", "Bytes of all drafter memories.", lambda: float(memory_bytes(drafters)))
 
-    def _begin(self, drafter: Persistent, path: Path | None, base: Path | None) -> None:
+    def _begin(self, drafter: Persistent, path: Path | None, corpus: Path | None) -> None:
         if path is not None and path.exists():
             try:
                 drafter.load(path)
             except (MemoryFileError, FileError, UnsupportedError) as error:
                 _LOG.warning("%s Drafting begins without it; the file is left as it is, and nothing is saved.", error)
                 return
-        elif base is not None:
-            drafter.load(base)
+        elif corpus is not None:
+            drafter.load(corpus)
         if path is not None:
             self._files[path] = drafter
 

@@ -56,7 +56,9 @@ class ServingSettings(BaseSettings):
         buffer_tokens: of an answer that may wait for its client; beyond, it is cancelled.
         drain_seconds: in which requests may end after SIGTERM.
         memory: the file that the drafter's memory begins with and is saved to.
-        base: a memory file that it begins with where `memory` does not exist yet; it is only read.
+        corpus: a memory file that it begins with where `memory` does not exist yet; it is only read.
+        base: frozen bases under the memories, separated by commas in the environment; None for those of the user's
+            folder that fit, empty ("none" in the environment) for none.
         memory_limit: bytes, or text such as "1GB", that the memory may take, at least 1 MiB; with scope "key", of all
             memories together.
         memory_scope: "shared" for one memory, "key" for one per API key.
@@ -87,7 +89,8 @@ class ServingSettings(BaseSettings):
     buffer_tokens: PositiveInt = 8192
     drain_seconds: PositiveInt = 30
     memory: Path | None = None
-    base: Path | None = None
+    corpus: Path | None = None
+    base: Annotated[tuple[Path, ...] | None, NoDecode] = None
     memory_limit: int = MEMORY_LIMIT
     memory_scope: Literal["shared", "key"] = "shared"
     save_seconds: PositiveFloat = 300.0
@@ -98,6 +101,14 @@ class ServingSettings(BaseSettings):
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Return a comma-separated text as the tuple of its parts."""
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _bases(cls, value: Any) -> Any:
+        """Return a comma-separated text as the tuple of its parts; "none" for no bases."""
+        if value == "none":
+            return ()
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("memory_limit", "prefix_cache", mode="before")

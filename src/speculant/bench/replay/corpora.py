@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from speculant.bench.systems.peers import PREFIX
-from speculant.core.errors import UsageError
+from speculant.core.errors import ForeignMemoryError, UsageError
+from speculant.memory.bases import read_base_header
 from speculant.memory.file import read_header
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import find_method
@@ -40,14 +41,7 @@ def read_corpus(path: Path, tokenizer: Any = None) -> Corpus:
         UsageError: it was made with a tokenizer, and the traces' tokenizer is not known.
     """
     header, _ = read_header(path)
-    fingerprint: str = header["tokenizer"]
-    if tokenizer is not None:
-        fingerprint = tokenizer_fingerprint(tokenizer, len(tokenizer))
-    elif fingerprint and not fingerprint.startswith("ids-"):
-        raise UsageError(
-            f"{path} was made with a tokenizer (fingerprint {fingerprint}), and whether the traces' token ids are of "
-            "the same tokenizer is not known. Name the traces' tokenizer by --tokenizer."
-        )
+    fingerprint = _fingerprint(path, header["tokenizer"], tokenizer)
     return Corpus(path, FILE_KINDS.get(header["kind"], header["kind"]), fingerprint)
 
 
@@ -70,3 +64,37 @@ def assign(methods: Sequence[str], corpora: Sequence[Corpus]) -> Mapping[str, Co
                 "with. Leave it out, or name a method that takes it."
             )
     return {name: by_kind[kind] for name, kind in kinds.items() if kind in by_kind}
+
+
+def assign_bases(methods: Sequence[str], paths: Sequence[Path], tokenizer: Any = None) -> dict[str, tuple[Path, ...]]:
+    """Return the frozen bases of each method that takes any.
+
+    Args:
+        methods: to replay.
+        paths: of the bases; they must be of the traces' tokenizer.
+        tokenizer: of the traces; None if they are token ids.
+
+    Raises:
+        FileError, CorruptMemoryError, ForeignMemoryError: a base cannot be read, or is of another tokenizer.
+        UsageError: no method takes one, or whether they fit the traces is not known.
+    """
+    taking = [name for name in methods if not name.startswith(PREFIX) and find_method(name).takes_bases]
+    if paths and not taking:
+        raise UsageError(f"--base would be ignored: none of {', '.join(methods)} takes one. Add the method mix.")
+    for path in paths:
+        held = read_base_header(path).tokenizer
+        if _fingerprint(path, held, tokenizer) != held:
+            raise ForeignMemoryError(f"{path} was made with another tokenizer than the one that is named.")
+    return dict.fromkeys(taking, tuple(paths))
+
+
+def _fingerprint(path: Path, held: str, tokenizer: Any) -> str:
+    """Return the fingerprint of the traces' tokenizer, or the file's own, `held`, where it depends on ids alone."""
+    if tokenizer is not None:
+        return tokenizer_fingerprint(tokenizer, len(tokenizer))
+    if held and not held.startswith("ids-"):
+        raise UsageError(
+            f"{path} was made with a tokenizer (fingerprint {held}), and whether the traces' token ids are of the same "
+            "tokenizer is not known. Name the traces' tokenizer by --tokenizer."
+        )
+    return held

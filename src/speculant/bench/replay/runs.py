@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from speculant.api.bases import open_bases
 from speculant.bench.replay.corpora import Corpus
 from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.traces import Recording
 from speculant.bench.systems.peers import PREFIX, find_peer
 from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import UnsupportedError
+from speculant.memory.bases import read_base_header
 from speculant.registry import METHODS, find_method
 
 
@@ -30,6 +33,7 @@ class Run:
         memory_limit: bytes that the drafter's memory may take.
         corpus: the memory to start with; None for an empty one.
         settings: of the drafter; None for its defaults.
+        bases: frozen bases, for a method that takes any.
     """
 
     file: str
@@ -41,6 +45,7 @@ class Run:
     memory_limit: int
     corpus: Corpus | None
     settings: Any = None
+    bases: tuple[Path, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -56,11 +61,16 @@ class Run:
         """
         if self.method.startswith(PREFIX):
             return find_peer(self.method)()
-        fingerprint = "" if self.corpus is None else self.corpus.tokenizer
-        drafter = find_method(self.method).build(
-            vocabulary=self.vocabulary,
+        fingerprint, vocabulary = "" if self.corpus is None else self.corpus.tokenizer, self.vocabulary
+        if self.bases:  # recordings do not name their tokenizer
+            header = read_base_header(self.bases[0])
+            fingerprint, vocabulary = header.tokenizer, max(vocabulary, int(header.facts["vocabulary"]))
+        method = find_method(self.method)
+        drafter = method.build(
+            vocabulary=vocabulary,
             tokenizer=fingerprint,
             memory_limit=self.memory_limit,
+            bases=open_bases(method, self.bases, vocabulary=vocabulary, tokenizer=fingerprint),
             settings=self.settings,
         )
         if self.corpus is not None:

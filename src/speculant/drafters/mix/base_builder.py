@@ -95,7 +95,7 @@ class BaseBuilder:
     def _bucket(self, bucket: int) -> Path:
         return self._folder / f"contexts-{bucket:02d}"
 
-    def add(self, ids: Array, *, weight: float = 1.0) -> None:
+    def add(self, ids: npt.ArrayLike, *, weight: float = 1.0) -> None:
         """Take a document of ids, Int[T], each of which counts `weight` times.
 
         Raises:
