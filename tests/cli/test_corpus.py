@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from speculant import Speculator
 from speculant.api.loading import bundled_model, load_tokenizer
-from speculant.cli import corpus
+from speculant.cli import rejected
+from speculant.cli import rows as corpus_rows
 from speculant.cli.main import main
 from speculant.core.drafter import Budget
 from speculant.drafters.aded.drafter import AdedDrafter, load_table
@@ -77,7 +79,7 @@ def test_batches_count_like_single_documents(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     argv = [str(tmp_path / "t.jsonl"), "--tokenizer", str(bundled_model())]
     assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "many"), *argv]) == 0
-    monkeypatch.setattr(corpus, "BATCH", 1)
+    monkeypatch.setattr(corpus_rows, "BATCH", 1)
     assert main(["corpus", "build", "--kind", "trigram", "-o", str(tmp_path / "single"), *argv]) == 0
     assert (tmp_path / "many").read_bytes() == (tmp_path / "single").read_bytes()
 
@@ -105,7 +107,7 @@ def test_bad_rows_are_shown_up_to_a_point_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """A file of another form must not flood the terminal."""
-    monkeypatch.setattr(corpus, "SHOWN", 2)
+    monkeypatch.setattr(rejected, "SHOWN", 2)
     (tmp_path / "t.jsonl").write_text('{"x": 1}\n' * 5 + '{"ids": [5, 6, 7]}\n')
     assert (
         main(
@@ -180,8 +182,8 @@ def test_binaries_and_empty_files_are_left_out(tmp_path: Path, capsys: CaptureFi
     assert "left out    3 files or rows" in out
 
 
-def test_a_tokenizer_without_a_model_is_told_apart(tmp_path: Path, capsys: CaptureFixture) -> None:
-    """A folder without config.json is a tokenizer's, and the way out is said."""
+def test_a_tokenizer_without_a_model_is_recognised(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """A folder without config.json is a tokenizer's, and the message names the way out."""
     folder = tmp_path / "tokenizer"
     load_tokenizer().save_pretrained(folder)
     (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7]}\n')
@@ -213,3 +215,30 @@ def test_an_empty_suffix_array_is_refused(tmp_path: Path, capsys: CaptureFixture
     assert main(argv) == 2
     assert "none of the files holds text" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_folders_compressed_files_and_pairs_are_read(tmp_path: Path) -> None:
+    """Every kind takes what a base takes; prompt and output are documents of their own."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"ids": [5, 6, 7]}\n'))
+    (folder / "b.json").write_text('[{"output_ids": [8, 9, 10]}]')
+    argv = ["corpus", "build", *BUNDLED, "--kind", "trigram", "-o", str(tmp_path / "table"), str(folder)]
+    assert main(argv) == 0
+    assert {(5, 6, 7), (8, 9, 10)} <= rows(tmp_path / "table")
+
+
+@pytest.mark.parametrize("options", [["--budget", "1MB"], ["--license", "MIT"], ["--exclude", "x"], ["--restart"]])
+def test_options_of_bases_are_refused_elsewhere(options: list[str], tmp_path: Path, capsys: CaptureFixture) -> None:
+    """An option that would be ignored is an error."""
+    (tmp_path / "t.txt").write_text("Once upon a time")
+    argv = ["corpus", "build", *BUNDLED, "-o", str(tmp_path / "memory"), str(tmp_path / "t.txt"), *options]
+    assert main(argv) == 2
+    assert f"{options[0]} is for frozen bases" in capsys.readouterr().err
+
+
+def test_weights_are_refused_elsewhere(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """A memory counts what it reads, once."""
+    (tmp_path / "t.txt").write_text("Once upon a time")
+    assert main(["corpus", "build", *BUNDLED, "-o", str(tmp_path / "memory"), f"{tmp_path / 't.txt'}@2"]) == 2
+    assert "has a weight, which only bases" in capsys.readouterr().err

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from speculant.cli import documents
-from speculant.cli.documents import Document, parse_row, read_documents
+from speculant.cli.documents import read_documents, read_rows, read_values, why_no_text
+from speculant.cli.rows import Document
 from speculant.core.errors import FileError
 
 
@@ -42,44 +43,6 @@ def test_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert read(tmp_path / "t")[0] == ["abc\nabc\n", "abc\nabc\n", "d"]
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"text": "a"}, ["a"]),
-        ({"messages": [{"role": "user", "content": "a"}, {"content": None}, {"content": "b"}]}, ["a", "b"]),
-        ({"ids": [1, 2]}, [[1, 2]]),
-        ({"prompt_ids": [1], "output_ids": [2, 3]}, [[1, 2, 3]]),
-        ({"output_ids": [2, 3]}, [[2, 3]]),
-    ],
-)
-def test_rows(row: Any, expected: list[Document]) -> None:
-    """Every form that recorded traces and data sets come in."""
-    assert parse_row(row, 10) == expected
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"text": 3},
-        {"messages": []},
-        {"messages": ["a"]},
-        {"ids": [1, 10]},
-        {"ids": [-1]},
-        {"ids": [1.0]},
-        {"ids": [True]},
-        {"prompt_ids": 3},
-        {"prompt_ids": [1], "output_ids": 3},
-        {"text": "\ud800"},
-        ["a"],
-        None,
-    ],
-)
-def test_rows_that_hold_nothing_usable(row: Any) -> None:
-    """Neither wrong types nor foreign ids get into a table."""
-    with pytest.raises(ValueError, match=r"row is|token ids|surrogate"):
-        parse_row(row, 10)
-
-
 def test_bad_rows_are_left_out_and_named(tmp_path: Path) -> None:
     """One bad row must not cost the work of hours, nor vanish silently."""
     path = tmp_path / "t.jsonl"
@@ -97,3 +60,72 @@ def test_a_missing_file_is_an_error_of_the_file(tmp_path: Path) -> None:
     """No traceback for a misspelled name."""
     with pytest.raises(FileError, match="No such file"):
         read(tmp_path / "none")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_after_a_place(packed: bool, tmp_path: Path) -> None:
+    """A build that continues gets what it has not read, whatever the form; every byte counts as progress."""
+    forms = {
+        "a.jsonl": b'{"text": "a"}\n\n{"x": 1}\n{"text": "b"}\n{"text": "c"}',
+        "a.json": b'[{"text": "a"}, {"text": "b"},\n{"text": "c"}]\n',
+        "a.txt": b"a\n<|endoftext|>\nb\n<|endoftext|>\nc",
+    }
+    for name, content in forms.items():
+        path = tmp_path / (name + ".gz" * packed)
+        path.write_bytes(gzip.compress(content) if packed else content)
+        sizes: list[int] = []
+
+        def rows(skip: int, path: Path = path, sizes: list[int] = sizes) -> list[tuple[int, str]]:
+            found = read_rows(path, vocabulary=1, advance=sizes.append, reject=lambda _: None, skip=skip)
+            return [(row.place, str(row.documents[0]).strip()) for row in found]
+
+        everything = rows(0)
+        assert [text for _, text in everything] == ["a", "b", "c"]
+        assert sum(sizes) == path.stat().st_size
+        for number, (place, _) in enumerate(everything, start=1):
+            assert rows(place) == everything[number:]
+
+
+@pytest.mark.parametrize("content", ['{"name": "x", "version": 2}', "[1, 2]", "// a comment\n{}", '{"text": '])
+def test_other_json_is_text(content: str, tmp_path: Path) -> None:
+    """Settings in folders of code are learned as they are written."""
+    (tmp_path / "a.json").write_text(content)
+    assert read(tmp_path / "a.json")[0] == [content]
+
+
+def test_one_row_is_a_file(tmp_path: Path) -> None:
+    """A single conversation need not be a list."""
+    (tmp_path / "a.json").write_text('{"messages": [{"role": "user",\n "content": "a"}]}')
+    assert read(tmp_path / "a.json")[0] == ["a"]
+
+
+def test_damaged_compression_costs_the_rest_only(tmp_path: Path) -> None:
+    """What was read before the damage is kept, and the damage is named."""
+    whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(20000)))
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    found, size, rejected = read(tmp_path / "a.jsonl.gz")
+    assert found[0] == "0"
+    assert 0 < len(found) < 20000
+    assert size == len(whole) // 2
+    assert "is damaged" in rejected[-1]
+    (tmp_path / "b.gz").write_bytes(b"not compressed")
+    assert why_no_text(tmp_path / "b.gz") == "is damaged"
+
+
+def test_compressed_binaries_are_recognised(tmp_path: Path) -> None:
+    """An archive is no text, compressed or not."""
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bytes(1000) + b"text"))
+    assert why_no_text(tmp_path / "a.tar.gz") == "is binary"
+
+
+def test_a_line_longer_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts without line ends are cut between characters, and rows that are too long left out."""
+    monkeypatch.setattr(documents, "LONGEST", 5)
+    (tmp_path / "t").write_text("äöü" * 5)
+    found = read(tmp_path / "t")[0]
+    assert "".join(map(str, found)) == "äöü" * 5
+    assert len(found) > 1
+    monkeypatch.setattr(documents, "LONGEST_ROW", 16)
+    (tmp_path / "t.jsonl").write_text('{"text": "%s"}\n{"text": "b"}\n' % ("a" * 40))
+    values = list(read_values(tmp_path / "t.jsonl", advance=lambda _: None, reject=lambda _: None))
+    assert values == [(2, {"text": "b"})]

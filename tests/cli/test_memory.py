@@ -222,3 +222,41 @@ def test_a_failed_clear_leaves_the_old_file(
     assert "No space left" in capsys.readouterr().err
     assert path.read_bytes() == good
     assert os.listdir(tmp_path) == ["m"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Return a small frozen base."""
+    (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7, 8]}\n')
+    argv = ["--kind", "mix-base", "--tokenizer", str(bundled_model()), "--license", "MIT", "--source", "our own"]
+    assert main(["corpus", "build", "-o", str(tmp_path / "base"), f"{tmp_path / 't.jsonl'}@0.5", *argv]) == 0
+    return tmp_path / "base"
+
+
+def test_a_base_is_described(base: Path, capsys: CaptureFixture) -> None:
+    """What is in it, what it may be used for and where it is from, for people and for programs."""
+    found = info(capsys, base)
+    assert (found["kind"], found["methods"][0], found["vocabulary"]) == ("mix-base", "mix", 4096)
+    assert found["holds"]["tokens_counted"] == 4
+    assert found["corpus"]["license"] == "MIT"
+    assert found["corpus"]["sources"][0]["weight"] == 0.5
+    assert main(["memory", "info", str(base)]) == 0
+    out = capsys.readouterr().out
+    for line in ("source      t.jsonl, weight 0.5: 1 documents, 4 tokens", "license     MIT", "from        our own"):
+        assert line in out
+    assert f"{base.stat().st_size}, all checksums verified" in out
+    base.write_bytes(base.read_bytes()[:-1] + b"x")
+    assert main(["memory", "info", str(base)]) == 1
+    assert "checksum" in capsys.readouterr().err
+
+
+def test_bases_are_neither_merged_nor_cleared(base: Path, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """The reason is given, and nothing is written."""
+    before = base.read_bytes()
+    (tmp_path / "other").write_bytes(before)
+    assert main(["memory", "merge", str(base), str(tmp_path / "other"), "-o", str(tmp_path / "merged")]) == 2
+    assert "frozen bases cannot be merged" in capsys.readouterr().err
+    assert main(["memory", "clear", str(base), "--yes"]) == 2
+    assert "is a frozen base" in capsys.readouterr().err
+    assert base.read_bytes() == before
+    assert not (tmp_path / "merged").exists()

@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from speculant import __version__
 from speculant.cli.base_facts import source_line
 from speculant.cli.base_plan import BaseSettings, open_work
@@ -172,7 +174,7 @@ class Reading:
                 tally["excluded"] += len(encoded.documents)
                 continue
             for ids in encoded.documents:
-                self._builder.add(ids, weight=source.weight)
+                self._builder.add(np.asarray(ids, np.int32), weight=source.weight)
                 tally["documents"] += 1
                 tally["tokens"] += len(ids)
 

@@ -59,7 +59,7 @@ def methods_reading(kind: str) -> list[Method]:
     if found is load_object(ONLINE_MEMORY):
         return [method for method in METHODS.values() if learns_online(method)]
     if found is load_object(BASE_MEMORY):
-        return [METHODS["mix"]]
+        return [method for method in METHODS.values() if method.takes_bases]
     return [
         method
         for method in METHODS.values()

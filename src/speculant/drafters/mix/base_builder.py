@@ -81,6 +81,7 @@ class BaseBuilder:
         self._counts: Array = np.zeros(vocabulary, np.float64)
         self._waiting: list[Array] = []
         self._waiting_records = 0
+        self._checkpointed = None if state is None else str(state["counts"])  # the latest
         sizes = [0] * BUCKETS if state is None else state["sizes"]
         try:
             if state is not None:
@@ -145,16 +146,18 @@ class BaseBuilder:
             FileError: the disk is full.
         """
         self._flush()
+        # A file of its own per checkpoint: until this one is stored by the caller, the one before must remain valid.
+        counts = f"counts-{self.tokens}.npy"
         try:
-            name = f"counts-{self.tokens}.npy"
-            np.save(self._folder / name, self._counts)
-            earlier = sorted(self._folder.glob("counts-*.npy"), key=lambda path: path.stat().st_mtime_ns)
-            for path in earlier[:-2]:  # the last but one belongs to the checkpoint that the caller may still go on from
-                path.unlink()
+            for old in self._folder.glob("counts-*.npy"):
+                if old.name not in (counts, self._checkpointed):
+                    old.unlink()
+            np.save(self._folder / counts, self._counts)
             sizes = [self._bucket(bucket).stat().st_size for bucket in range(BUCKETS)]
         except OSError as error:
             raise _unusable(self._folder, error) from error
-        return {"tokens": self.tokens, "sizes": sizes, "counts": name}
+        self._checkpointed = counts
+        return {"tokens": self.tokens, "sizes": sizes, "counts": counts}
 
     def build(self, budget: int, advance: Callable[[int], object]) -> BuiltBase:
         """Return the base of all documents.
