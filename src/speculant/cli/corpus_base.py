@@ -31,7 +31,7 @@ from speculant.core.errors import FileError, TokenizerError, UsageError
 if TYPE_CHECKING:
     from speculant.drafters.mix.base_builder import BaseBuilder
 
-INTERVAL = 20.0  # seconds between two stored states
+INTERVAL = 10.0  # seconds between two stored states
 HEADER = 4096  # bytes of the file around its lines, without what is noted of the sources
 
 
@@ -98,8 +98,8 @@ def build_base(
         work.remove()
     except KeyboardInterrupt:
         say(
-            f"interrupted. The work so far is kept in {work.path}, but for at most {INTERVAL:.0f} seconds: give the "
-            "same command again to continue, or add --restart to begin anew."
+            f"interrupted. All but the last {INTERVAL:.0f} seconds of the work is kept in {work.path}: give the same "
+            "command again to continue, or add --restart to begin anew."
         )
         raise
     except (UsageError, TokenizerError):  # the same command would fail again

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant.cli.rows import Row, read_row
+from speculant.cli.terminal import waiting
 from speculant.core.errors import FileError, UnsupportedError, UsageError
 
 PREFIX = "hf:"
@@ -50,7 +51,7 @@ def find_dataset(name: str) -> HubDataset:
     repository, configuration = match["repository"], match["configuration"]
     split = match["split"] or SPLIT
     check_installed()
-    with _explained(repository):
+    with _explained(repository), waiting(f"asking the hub for {repository}"):
         from huggingface_hub import HfApi
 
         revision = str(HfApi().dataset_info(repository).sha)
