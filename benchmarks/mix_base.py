@@ -22,6 +22,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def systems(folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int) -> 
     found = Systems()
     found.figures["tokens"] = {name: sum(map(len, parts)) for name, parts in corpora.items()}
     chat = {"chat": corpora["chat"]}
-    found.drafters["mix"] = lambda: MixDrafter(vocabulary=vocabulary)
+    found.drafters["mix"] = partial(MixDrafter, vocabulary=vocabulary)
     for name, domains, budget in (
         ("mix, chat 64 MB", chat, BUDGET),
         ("mix, mixed 64 MB", corpora, BUDGET),
@@ -168,9 +169,11 @@ def systems(folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int) -> 
     ):
         base, figures = built_base(folder / f"{len(found.figures)}", domains, vocabulary, budget)
         found.figures[name] = figures
-        found.drafters[name] = lambda base=base: MixDrafter(vocabulary=vocabulary, bases=[base])
+        found.drafters[name] = partial(MixDrafter, vocabulary=vocabulary, bases=[base])
     rest = folder / "rest"
-    found.figures["rest, chat"] = built_rest(rest, corpora["chat"], vocabulary, found.figures["mix, chat 64 MB"]["bytes"])
+    found.figures["rest, chat"] = built_rest(
+        rest, corpora["chat"], vocabulary, found.figures["mix, chat 64 MB"]["bytes"]
+    )
     found.drafters["rest, chat"] = lambda: loaded(RestDrafter(vocabulary=vocabulary, memory_limit=LARGE), rest)
     aded, counter = folder / "aded", TrigramCounter(vocabulary)
     for ids in corpora["chat"]:
@@ -187,7 +190,9 @@ def loaded(drafter: Any, path: Path) -> Drafter:
     return drafter  # type: ignore[no-any-return]
 
 
-def built_base(path: Path, corpora: dict[str, list[Tokens]], vocabulary: int, budget: int) -> tuple[MixBase, dict[str, Any]]:
+def built_base(
+    path: Path, corpora: dict[str, list[Tokens]], vocabulary: int, budget: int
+) -> tuple[MixBase, dict[str, Any]]:
     """Build, write and open a base; return it and its figures."""
     began, tokens = time.perf_counter(), 0
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -254,7 +259,9 @@ def played(name: str, recorded: list[Recording], drafters: dict[str, Callable[[]
         for system in held
     ]
     if "eagle" in recorded_names(recorded):
-        rows.append({"recording": name, "system": "EAGLE chain, recorded", "mat": replay_recorded("eagle", recorded).mat})
+        rows.append(
+            {"recording": name, "system": "EAGLE chain, recorded", "mat": replay_recorded("eagle", recorded).mat}
+        )
     for row in rows:
         print(f"{name:26s} {row['system']:24s} MAT {row['mat']:.3f}", flush=True)
     return rows
