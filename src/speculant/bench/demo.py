@@ -2,8 +2,8 @@
 
 A session whose memory fills from request to request; rewriting a text, where most of the answer stands in the
 prompt; and stories continued with a base that knows the language beforehand. Plain and drafted decoding alternate
-request by request in one process, everything is repeated and medians are taken, so that other work on the machine slows both
-alike. Before each repetition the memory is put back to what it was at first.
+request by request in one process, everything is repeated and medians are taken, so that other work on the machine slows
+both alike. Before each repetition the memory is put back to what it was at first.
 """
 
 from __future__ import annotations
