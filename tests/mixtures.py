@@ -41,7 +41,7 @@ class World:
     def gather(self, *, copied: int = NOWHERE, length: int = 0, most: int = LONGEST_ROW) -> int:
         """Collect the candidates for the next token and compute their logits."""
         count = gather(
-            self.narrow, self.wide, self.mixer, in_use((), VOCABULARY), self.hashes(), copied, length,
+            self.narrow, self.wide, self.mixer, in_use(()), self.hashes(), copied, length,
             self.last_use, len(self.text), most, self.features,
         )  # fmt: skip
         combine(self.mixer, self.features, count)

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from speculant.api.tokenizer_files import load_tokenizer_file
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
 
 BUNDLED = "stories"
@@ -89,7 +90,9 @@ def load_config(source: str) -> Any:
 
 
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
-    """Load a tokenizer from a folder, the hub or the bundled model, whose draft model has the same.
+    """Load a tokenizer from a folder, a file, the hub or the bundled model, whose draft model has the same.
+
+    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.api.tokenizer_files`.
 
     Raises:
         TokenizerError: it is required and there is none.
@@ -98,6 +101,8 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
 
     if source is None or Path(source).resolve() == bundled_draft_model().resolve():
         source = str(bundled_model())
+    if Path(source).is_file():
+        return load_tokenizer_file(Path(source))
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # whatever a broken tokenizer raises, the way out is the same

@@ -95,6 +95,16 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
             read_base(tmp_path / name, vocabulary=VOCABULARY, tokenizer="t")
 
 
+def test_a_model_with_more_ids_than_the_tokenizer(tmp_path: Path) -> None:
+    """Embeddings are often padded: a base of the tokenizer's ids fits the model, beside one of the model's own."""
+    held = [saved_base(tmp_path / str(size), CORPUS, vocabulary=size) for size in (VOCABULARY, 4 * VOCABULARY)]
+    bases = [read_base(path, vocabulary=4 * VOCABULARY, tokenizer="t") for path in held]
+    text = CORPUS[0][500:800]
+    mats = [play(drafter(vocabulary=4 * VOCABULARY, bases=[base]), text).mat for base in bases]
+    assert min(mats) > 1.5 * play(drafter(), text).mat
+    assert play(drafter(vocabulary=4 * VOCABULARY, bases=bases), text).mat > 0.9 * max(mats)
+
+
 def test_damaged_lines_cost_drafts_only(tmp_path: Path) -> None:
     """Lines are not verified when they are mapped: any bits in them yield trees of known tokens."""
     random = np.random.default_rng(0)

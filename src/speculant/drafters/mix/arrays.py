@@ -68,7 +68,7 @@ class Bases(NamedTuple):
 
     Attributes:
         first, second, third: UInt32[L, 16], lines; L is 0 where there is none.
-        bits: Int64[1], bits of a token.
+        bits: Int64[3], bits of a token in each.
     """
 
     first: Array

@@ -81,7 +81,7 @@ def read_base(path: Path, *, vocabulary: int, tokenizer: str) -> MixBase:
         FileError: there is no such file, or it cannot be read.
         CorruptMemoryError: it is not a memory file, cut short, or its lines have a wrong shape.
         ForeignMemoryError: it is of another tokenizer, no base, or of a newer version.
-        UnsupportedError: it is of another vocabulary.
+        UnsupportedError: it is of a larger vocabulary.
     """
     arrays, facts = read_memory(path, kind=KIND, tokenizer=tokenizer, verify=False)
     if facts.get("format") != _FORMAT:
@@ -89,9 +89,10 @@ def read_base(path: Path, *, vocabulary: int, tokenizer: str) -> MixBase:
             f"{path} is a base of format {facts.get('format')}, this version of Speculant reads format {_FORMAT}. "
             "Build it again, or use the version of Speculant that wrote it."
         )
-    if facts.get("vocabulary") != vocabulary:
+    held = facts.get("vocabulary")
+    if not isinstance(held, int) or not 0 < held <= vocabulary:  # models often have more ids than their tokenizer
         raise UnsupportedError(
-            f"{path} is of a vocabulary of {facts.get('vocabulary')} ids, this model's has {vocabulary}. "
+            f"{path} is of a vocabulary of {held} ids, this model's has {vocabulary}. "
             "Use a base that was built for this model."
         )
     lines = arrays.get("lines")
@@ -100,7 +101,7 @@ def read_base(path: Path, *, vocabulary: int, tokenizer: str) -> MixBase:
     return MixBase(path=Path(path), lines=lines, facts=facts)
 
 
-def in_use(bases: Sequence[MixBase], vocabulary: int) -> Bases:
+def in_use(bases: Sequence[MixBase]) -> Bases:
     """Return bases as the kernels take them.
 
     Raises:
@@ -111,4 +112,5 @@ def in_use(bases: Sequence[MixBase], vocabulary: int) -> Bases:
     nothing = np.empty((0, LINE), np.uint32)
     nothing.flags.writeable = False  # like mapped ones, so that the kernels are compiled once
     first, second, third = [base.lines for base in bases] + [nothing] * (MOST_BASES - len(bases))
-    return Bases(first, second, third, np.array([token_bits(vocabulary)]))
+    bits = [token_bits(base.facts["vocabulary"]) for base in bases] + [1] * (MOST_BASES - len(bases))
+    return Bases(first, second, third, np.array(bits))

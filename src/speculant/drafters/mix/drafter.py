@@ -116,7 +116,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
                 new_cells(NARROW_ROW, memory_limit - memory_limit // WIDE_SHARE, first_bits=_NARROW_BITS),
                 new_cells(LONGEST_ROW, memory_limit // WIDE_SHARE, first_bits=_WIDE_BITS),
                 new_mixer(vocabulary, len(bases)),
-                in_use(bases, vocabulary),
+                in_use(bases),
             )
         )
         _warm_up()
@@ -242,7 +242,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 def _warm_up() -> None:
     """Load the compiled kernels, so that the first request does not wait for them."""
     narrow, wide = new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0)
-    empty = Tables(narrow, wide, new_mixer(1), in_use((), 1)).flat()
+    empty = Tables(narrow, wide, new_mixer(1), in_use(())).flat()
     request = new_request(1, 0)
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)

@@ -201,7 +201,7 @@ def gather(
     for b in range((len(features.absent) - INPUTS) // BASE_CONTEXTS):
         lines = bases.first if b == 0 else (bases.second if b == 1 else bases.third)
         first, vocabulary = INPUTS + b * BASE_CONTEXTS, len(mixer.bands)
-        count, at = _gather_base(lines, bases.bits[0], first, hashes, vocabulary, most, count, at, features)
+        count, at = _gather_base(lines, bases.bits[b], first, hashes, vocabulary, most, count, at, features)
     for c in range(count):
         token = features.candidates[c]
         use = np.int64(last_use[token])

@@ -40,7 +40,7 @@ def restored(arrays: Mapping[str, Array]) -> Tables:
         Cells(*fields("narrow", Cells._fields)),
         Cells(*fields("wide", Cells._fields)),
         Mixer(*fields("mixer", Mixer._fields)),
-        in_use((), 1),
+        in_use(()),
     )
 
 
