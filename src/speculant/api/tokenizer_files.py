@@ -90,8 +90,8 @@ def _llama3(path: Path, ranks: dict[bytes, int]) -> FileTokenizer:
 
     if len(ranks) != _LLAMA3_RANKS:
         raise TokenizerError(
-            f"{path} is a file of tiktoken with {len(ranks)} tokens, whose pattern is not known; only Llama 3's is, with "
-            f"{_LLAMA3_RANKS}. Name a folder that has tokenizer.json."
+            f"{path} is a file of tiktoken with {len(ranks)} tokens, whose pattern is not known; only Llama 3's is, "
+            f"with {_LLAMA3_RANKS}. Name a folder that has tokenizer.json."
         )
     encoding = tiktoken.Encoding("llama3", pat_str=_LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={})
     vocabulary = {token.decode("latin-1"): rank for token, rank in ranks.items()}
