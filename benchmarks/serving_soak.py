@@ -1,4 +1,4 @@
-"""A soak of `speculant serve`: thousands of mixed requests, a third of them unkind, and then nothing may be amiss.
+"""A soak of `speculant serve`: thousands of mixed requests, a quarter of them unkind, and then nothing may be amiss.
 
 A server of the bundled model is started with a memory file and asked by concurrent clients: chats and completions,
 streamed or not, greedy and sampled, with `n`, `stop`, log-probabilities, schemas and predictions; clients that cancel,
@@ -9,8 +9,8 @@ that the server counted.
 
     python benchmarks/serving_soak.py -o benchmarks/results/serving-soak.json
 
-The prefix cache and the drafting memory are small, so that both are full after the warm-up: what they may take is not
-what is looked for. A request that is not answered ends the soak.
+The prefix cache is so small that it is full after the warm-up, and the drafting memory is bounded at 16 MB: what they
+may take is not what is looked for.
 """
 
 from __future__ import annotations
