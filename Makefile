@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
-	test-vllm benchmark-vllm test-browser test-clients clean
+	test-vllm benchmark-vllm test-browser test-clients test-fuzz clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -112,6 +112,14 @@ $(VENV)/.clients: $(VENV)/.ready
 
 test-clients: $(VENV)/.clients
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/serving/test_other_clients.py
+
+# The server against its own OpenAPI schema: some thousand generated requests, a minute or two.
+$(VENV)/.fuzz: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,fuzz]'
+	@touch $@
+
+test-fuzz: $(VENV)/.fuzz
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz tests/serving/test_fuzz.py
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -48,11 +49,16 @@ async def running(app: FastAPI) -> AsyncIterator[None]:
 
 
 @contextmanager
-def serving(model: Any, tokenizer: Any, **options: Any) -> Iterator[tuple[Server, str]]:
-    """Serve a model on a port, in a thread; yield the server and its address."""
+def serving(model: Any, tokenizer: Any, *, buffer: int | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
+    """Serve a model on a port, in a thread; yield the server and its address.
+
+    `buffer` bounds what the kernel keeps of an answer, so that it shows what a client does not read.
+    """
     settings = ServingSettings(port=0, **options)
     app, ready = make_app(make_speculator(model, tokenizer), port=0, **options), threading.Event()
     with bind(settings) as bound:
+        if buffer is not None:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
         server = make_server(app, settings, ready.set)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
         thread.start()

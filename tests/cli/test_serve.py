@@ -8,7 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 from urllib.request import Request, urlopen
 
 import pytest
@@ -35,36 +39,100 @@ def test_what_is_refused_before_a_model_is_loaded(capsys: pytest.CaptureFixture[
     assert "no folder" in capsys.readouterr().err
 
 
+@contextmanager
+def serving(memory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command as users do; yield the process, and its address once it accepts requests."""
+    command = [sys.executable, "-m", "speculant", "serve", "--port", "0", "--memory", str(memory)]
+    with subprocess.Popen([*command, "--log-format", "json", *options], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            address = ""
+            for line in process.stderr:
+                if line.startswith("serving"):
+                    address = line.split(" on ")[1].split()[0]
+                if line.startswith("docs"):
+                    break
+            assert address
+            yield process, address
+        finally:
+            process.kill()
+
+
+def ask(address: str, **options: object) -> dict[str, Any]:
+    """Return the answer to a greedy completion."""
+    body = json.dumps({"model": "bundled", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0} | options)
+    request = Request(f"{address}/v1/completions", body.encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=60) as answer:
+        return cast("dict[str, Any]", json.load(answer))
+
+
 @pytest.mark.slow
 def test_serves_and_ends_by_a_signal(tmp_path: Path) -> None:
     """Guards the command as users run it: the block on start, an answer, SIGTERM, and the saved memory."""
     memory = tmp_path / "memory.speculant"
-    command = [
-        sys.executable,
-        "-m",
-        "speculant",
-        "serve",
-        "--port",
-        "0",
-        "--memory",
-        str(memory),
-        "--log-format",
-        "json",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with serving(memory) as (process, address):
+        assert ask(address)["usage"]["completion_tokens"] == 8
         assert process.stderr is not None
-        address = ""
-        for line in process.stderr:
-            if line.startswith("serving"):
-                address = line.split(" on ")[1].split()[0]
-            if line.startswith("docs"):
-                break
-        body = json.dumps({"model": "bundled", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})
-        request = Request(f"{address}/v1/completions", body.encode(), {"Content-Type": "application/json"})
-        with urlopen(request, timeout=60) as answer:
-            assert json.load(answer)["usage"]["completion_tokens"] == 8
         logged = json.loads(process.stderr.readline())
         assert (logged["path"], logged["status"], logged["completion_tokens"]) == ("/v1/completions", 200, 8)
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 143
     assert memory.exists()
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    """Guards the way out of draining: a request that is still on its way holds the first signal up, not the second."""
+    with serving(tmp_path / "memory.speculant", "--drain-seconds", "600") as (process, address):
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+            with urlopen(f"{address}/health", timeout=60):  # the request before it was seen, too
+                pass
+            os.kill(process.pid, signal.SIGTERM)
+            until(lambda: refused(host, int(port)))
+            assert process.poll() is None
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_a_killed_server_keeps_its_last_save(tmp_path: Path) -> None:
+    """Guards `kill -9`: what was saved is there, and the next server drafts from it."""
+    memory = tmp_path / "memory.speculant"
+    with serving(memory, "--save-seconds", "1", "--per-request-metrics") as (process, address):
+        first = ask(address, max_tokens=60)
+        before = saves(address)
+        until(lambda: saves(address) >= before + 2)  # one may have begun before the text had ended
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+    with serving(memory, "--per-request-metrics") as (_, address):
+        again = ask(address, max_tokens=60)
+    assert again["choices"] == first["choices"]
+    steps = [each["metrics"]["speculative_decoding"]["num_spec_steps"] for each in (first, again)]
+    assert steps[1] < steps[0] / 2
+
+
+def saves(address: str) -> float:
+    """Return how often a server has saved its memory."""
+    with urlopen(f"{address}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith("speculant_memory_saves_total")))
+
+
+def refused(host: str, port: int) -> bool:
+    """Return whether nobody listens there."""
+    try:
+        socket.create_connection((host, port)).close()
+    except OSError:
+        return True
+    return False
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait until something has happened, a minute at most."""
+    for _ in range(1200):
+        if happened():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not happen")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,43 @@ async def test_full_disk_costs_a_metric(model: Any, tokenizer: Any, tmp_path: Pa
         else:
             pytest.fail("no failure was counted")
         assert (await client.post("/v1/completions", json=completion())).status_code == 200
+
+
+async def test_a_full_disk_leaves_the_last_save(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    """Guards real saving on a full disk: a count, a log line, the old file as it was, and nothing beside it."""
+    path = tmp_path / "memory.speculant"
+    async with running(make_app(make_speculator(model, tokenizer), memory=path)):
+        pass
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("speculant.memory.file.os.fsync", full)
+    app = make_app(make_speculator(model, tokenizer), memory=path)
+    with caplog.at_level("ERROR", "speculant.serving"):
+        async with running(app), client_of(app) as client:
+            assert (await client.post("/v1/completions", json=completion())).status_code == 200
+        async with client_of(app) as client:
+            text = (await client.get("/metrics")).text
+    assert 'speculant_memory_save_failures_total{model_name="tiny"} 1.0' in text
+    assert "No space left on device" in caplog.text
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+async def test_what_a_killed_save_left_does_not_matter(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Guards `kill -9` in the middle of saving: the half file beside the memory is neither read nor in the way."""
+    path = tmp_path / "memory.speculant"
+    counts = []
+    for _ in range(2):
+        (tmp_path / f".{path.name}.abcdefgh").write_bytes(b"SPCLNT\r\nhalf")
+        app = make_app(make_speculator(model, tokenizer), memory=path, per_request_metrics=True)
+        async with running(app):
+            counts.append(await drafted(app))
+    assert counts[1] > counts[0]
 
 
 async def test_a_file_that_is_not_understood_is_kept(model: Any, tokenizer: Any, tmp_path: Path) -> None:

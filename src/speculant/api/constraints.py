@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from speculant.api.open_parts import open_parts, open_parts_of_grammar
 from speculant.api.repetitions import most_repeats, patterns_of
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.engines.hf.grammar_state import GrammarState, first_line
@@ -23,6 +24,7 @@ from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
 
 MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
 MOST_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
+MOST_OPEN_PARTS = 401  # in sequence; with 400, or a character repeated up to 10,000 times, a token takes 0.2 s
 COMPILED = 32  # grammars that are kept
 TOKENIZERS = 4  # forms of the tokenizer that are kept, one for each set of tokens that end texts
 LIMITS = {
@@ -58,9 +60,11 @@ class Constraint:
             raise UsageError(f"a constraint is a text that is not empty, not {self.text!r:.60}.")
         if len(self.text) > MOST_CHARACTERS:
             raise UsageError(f"the constraint has {len(self.text)} characters; at most {MOST_CHARACTERS} are taken.")
-
         try:
-            patterns = patterns_of(json.loads(self.text)) if self.kind == "json" else [self.text]
+            self.text.encode()
+            patterns = [*patterns_of(json.loads(self.text))] if self.kind == "json" else [self.text]
+        except UnicodeEncodeError as error:
+            raise UsageError("the constraint is not text: it holds half of a surrogate pair.") from error
         except (ValueError, RecursionError) as error:
             raise UsageError(f"the JSON schema cannot be read: {error}.") from error
         repeats = max(map(most_repeats, patterns), default=1)
@@ -68,6 +72,12 @@ class Constraint:
             raise UsageError(
                 f"the constraint repeats a part {repeats} times, counted repetitions inside others multiplied; at most "
                 f"{MOST_REPEATS} are taken."
+            )
+        parts = open_parts_of_grammar(self.text) if self.kind == "lark" else max(map(open_parts, patterns), default=0)
+        if parts > MOST_OPEN_PARTS:
+            raise UsageError(
+                "the constraint is too ambiguous: more than 400 optional, repeated or alternative parts follow each "
+                "other, repetitions counted. Write fewer of them, or bound the text by its tokens."
             )
 
     @classmethod

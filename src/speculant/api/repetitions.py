@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-_COUNT = re.compile(r"\{(\d{0,9}),?(\d{0,9})\}")
+COUNT = re.compile(r"\{(\d{0,9}),?(\d{0,9})\}")
 
 
 def most_repeats(pattern: str) -> int:
@@ -21,7 +21,7 @@ def most_repeats(pattern: str) -> int:
     place, last = 0, 1  # last: of the part before this place
     while place < len(pattern):
         symbol, step = pattern[place], 1
-        counted = _COUNT.match(pattern, place) if symbol == "{" else None
+        counted = COUNT.match(pattern, place) if symbol == "{" else None
         if counted is not None:
             last *= max([1, *(int(each) for each in counted.groups() if each)])
             step = len(counted[0])
@@ -34,7 +34,7 @@ def most_repeats(pattern: str) -> int:
             elif symbol == "\\":
                 step = 2
             elif symbol == "[":
-                step = _class_end(pattern, place) - place
+                step = class_end(pattern, place) - place
         within[-1] = max(within[-1], last)
         place += step
     return max(within)
@@ -55,7 +55,7 @@ def patterns_of(schema: Any) -> Iterator[str]:
             waiting += part
 
 
-def _class_end(pattern: str, start: int) -> int:
+def class_end(pattern: str, start: int) -> int:
     """Return the place behind a character class that begins at `start`; behind its bracket where it never ends."""
     place = start + 1 + pattern.startswith("^", start + 1)
     place += pattern.startswith("]", place)

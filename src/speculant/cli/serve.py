@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -268,6 +269,7 @@ def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, serve
         app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
         try:
             server = make_server(app, serving, lambda: say(_block(loaded, serving, name, url(bound))))
+            gc.freeze()  # the model's objects stay; a body of many values must not have them looked through each time
             server.run(sockets=[bound])
         finally:
             loaded.speculator.close()

@@ -33,7 +33,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.monotonic(), 500
+        began, status = time.monotonic(), 499  # of clients that leave before there is an answer
         notes: dict[str, Any] = {"id": uuid.uuid4().hex}
         scope[_NOTES] = notes
 
@@ -47,6 +47,9 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, marked)
+        except BaseException:
+            status = 500 if status == 499 else status
+            raise
         finally:
             route = getattr(scope.get("route"), "path", "none")
             seconds = time.monotonic() - began

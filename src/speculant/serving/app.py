@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Body, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.middleware import Middleware
@@ -27,12 +27,14 @@ from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.keys import KeyCheck, tenant_name
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.metrics import Metrics
+from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
 from speculant.serving.prompts import PromptEncoder
 from speculant.serving.responses import (
     ChatResponse,
     CompletionResponse,
     DetokenizeResponse,
+    Health,
     ModelCard,
     ModelList,
     TokenizeResponse,
@@ -103,6 +105,7 @@ def create_app(
         middleware=_middleware(settings, keys, metrics),
     )
     add_error_handlers(app)
+    add_openapi(app, keys=bool(keys))
     _add_text_routes(app, service)
     _add_token_routes(app, service)
     _add_server_routes(app, service, metrics)
@@ -141,25 +144,25 @@ def _middleware(settings: ServingSettings, keys: list[str], metrics: Metrics) ->
         )
     if settings.hosts:
         found.append(Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts, www_redirect=False))
-    found.append(Middleware(KeyCheck, keys=keys))
+    found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
     found.append(Middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds))
     return found
 
 
 def _add_text_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", response_model=ChatResponse)
+    @app.post("/v1/chat/completions", response_model=ChatResponse, responses=texts("chat.completion.chunk"))
     async def chat_completions(body: Annotated[ChatRequest, Body()], request: Request) -> Response:
         """Answer a chat."""
         return _response(await create_chat(service, body, request))
 
-    @app.post("/v1/completions", response_model=CompletionResponse)
+    @app.post("/v1/completions", response_model=CompletionResponse, responses=texts("text_completion"))
     async def completions(body: Annotated[CompletionRequest, Body()], request: Request) -> Response:
         """Continue a text."""
         return _response(await create_completion(service, body, request))
 
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize")
+    @app.post("/tokenize", responses=errors(*BODY))
     async def tokenize(body: Annotated[TokenizeRequest, Body()]) -> TokenizeResponse:
         """Return the token ids of a prompt or of messages."""
         service.check_model(body.model)
@@ -171,7 +174,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
             ids = await service.prompts.text(body.prompt or "", special=body.add_special_tokens)
         return TokenizeResponse(count=len(ids), max_model_len=service.prompts.positions, tokens=ids)
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", responses=errors(*BODY))
     async def detokenize(body: Annotated[DetokenizeRequest, Body()]) -> DetokenizeResponse:
         """Return the text of token ids."""
         service.check_model(body.model)
@@ -181,32 +184,32 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
 def _add_server_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
     card = ModelCard(id=service.model, created=service.created, max_model_len=service.prompts.positions)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=errors(*READING))
     async def models() -> ModelList:
         """Return the served model."""
         return ModelList(data=[card])
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=errors(*READING, 404))
     async def one_model(name: str) -> ModelCard:
         """Return the served model by its name."""
         service.check_model(name)
         return card
 
-    @app.post("/load_model")
+    @app.post("/load_model", include_in_schema=False)
     async def load_model(body: Annotated[LoadRequest, Body()]) -> Response:
         """Answer that the model is loaded, in the form of `transformers serve`, which `transformers chat` waits for."""
         service.check_model(body.model)
         ready = event({"status": "ready", "model": service.model, "cached": True})
         return Response(ready, headers={"Content-Type": EventStream.media_type})
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
+    @app.get("/health", responses=errors(503))
+    async def health() -> Health:
         """Return whether requests can be decoded."""
         if not service.engine.alive:
             raise ApiError(503, "the decoding thread does not run.", type=SERVER, code="not_running")
-        return {"status": "ok"}
+        return Health()
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, responses=errors(*READING))
     async def prometheus() -> Response:
         """Return Prometheus metrics."""
         return Response(metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,15 +22,25 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
+        arriving = True
+
+        async def tracked() -> Message:
+            nonlocal arriving
+            message = await receive()
+            arriving = message.get("more_body", False)
+            return message
+
         try:
             self._check_length(scope)
-            body = await asyncio.wait_for(self._read(receive), self._seconds)
+            body = await asyncio.wait_for(self._read(tracked), self._seconds)
         except asyncio.TimeoutError:
-            error = ApiError(408, "the body did not arrive in time.", code="body_timeout")
+            error = ApiError(
+                408, "the body did not arrive in time.", code="body_timeout", headers={"Connection": "close"}
+            )
             await error.response()(scope, receive, send)
             return
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await refuse(error, receive if arriving else None, send, seconds=self._seconds)
             return
         if body is None:  # the client has gone
             return
@@ -63,7 +74,31 @@ class BodyLimit:
                 return b"".join(parts)
 
     def _too_large(self) -> ApiError:
-        return ApiError(
-            413, f"the body is larger than {self._most} bytes. Shorten it.", code="body_too_large",
-            headers={"Connection": "close"},
-        )  # fmt: skip
+        return ApiError(413, f"the body is larger than {self._most} bytes. Shorten it.", code="body_too_large")
+
+
+async def refuse(error: ApiError, receive: Receive | None, send: Send, *, seconds: float) -> None:
+    """Answer a request of which a body may still be on its way: at once, but end the answer only when it has arrived.
+
+    Closing a connection on which data have not been read resets it, and a client that sends all before it reads would
+    never see the answer.
+
+    Args:
+        error: the answer.
+        receive, send: of the request; None for the first where its body has arrived.
+        seconds: that the body may take.
+    """
+    response = error.response()
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    if receive is not None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_drop(receive), seconds)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drop(receive: Receive) -> None:
+    """Read a body to its end, and keep nothing of it."""
+    message = await receive()
+    while message["type"] != "http.disconnect" and message.get("more_body", False):
+        message = await receive()

@@ -63,7 +63,7 @@ async def respond(
             return await while_connected(request, answer.whole())
         first = await while_connected(request, exchange.get())
         chunks = _chunks(service, body, request, exchange, answer, first)
-        return EventStream(chunks, exchange, stall_seconds=service.settings.stall_seconds)
+        return EventStream(chunks, exchange)
     except BaseException:
         exchange.close()
         raise

@@ -174,10 +174,11 @@ class EngineLoop:
                 self._deliver()
 
     def _listen(self, batch: Batch) -> None:
-        """Take commands; wait for one where there is nothing else to do."""
+        """Take commands; wait for one where there is nothing else to do, deltas of what was cancelled included."""
         while True:
+            busy = self._active or self._waiting or self._deltas or self._stopping
             try:
-                name, ticket = self._commands.get(block=not (self._active or self._waiting or self._stopping))
+                name, ticket = self._commands.get(block=not busy)
             except Empty:
                 return
             if ticket is None:

@@ -15,6 +15,7 @@ from speculant.core.errors import OutOfMemoryError, SpeculantError, TokenizerErr
 
 _LOG = logging.getLogger(__name__)
 INVALID, SERVER = "invalid_request_error", "server_error"
+LONGEST = 1000  # characters of a message, which may quote what a client sent
 
 
 class ApiError(Exception):
@@ -110,5 +111,6 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
 
 
 def _encodable(text: str) -> str:
-    """Return a text without halves of surrogate pairs, which JSON in a request can hold and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
+    """Return a text, cut to size, without halves of surrogate pairs: JSON in a request can hold them, UTF-8 cannot."""
+    cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return cut.encode("utf-8", "replace").decode()

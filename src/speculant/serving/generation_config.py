@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from speculant.serving.bounds import Rows, Strict
 from speculant.serving.token_types import Finite, TokenId
 
 _SAME = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class GenerationConfig(BaseModel):
+class GenerationConfig(Strict):
     """The fields that are honoured, and those that change nothing here.
 
     Attributes:
@@ -26,16 +27,14 @@ class GenerationConfig(BaseModel):
         bos_token_id, pad_token_id, transformers_version, from_model_config: change nothing of a single prompt.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     do_sample: bool | None = None
     max_new_tokens: int | None = Field(default=None, ge=1)
     temperature: Finite | None = Field(default=None, ge=0, le=100)
     top_p: Finite | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0, lt=1 << 31)
     min_p: Finite | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: Finite | None = Field(default=None, gt=0, le=100)
-    eos_token_id: TokenId | Annotated[list[TokenId], Field(min_length=1, max_length=64)] | None = None
+    repetition_penalty: Finite | None = Field(default=None, ge=0.01, le=100)
+    eos_token_id: TokenId | Annotated[Rows[TokenId], Field(min_length=1, max_length=64)] | None = None
     bos_token_id: TokenId | None = None
     pad_token_id: int | None = None
     transformers_version: str | None = None

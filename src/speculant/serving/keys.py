@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from speculant.serving.bodies import refuse
 from speculant.serving.errors import ApiError
 
 OPEN = ("/health", "/", "/page.css", "/page.js")  # for load balancers, and the page, which holds nothing of anyone
@@ -29,9 +30,9 @@ def tenant_of(request: Request) -> str:
 class KeyCheck:
     """Answers requests without a valid key with 401."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        """Take the keys; without any, everyone may ask."""
-        self._app = app
+    def __init__(self, app: ASGIApp, keys: Sequence[str], seconds: float) -> None:
+        """Take the keys, without any of which everyone may ask, and the seconds that a refused body may take."""
+        self._app, self._seconds = app, seconds
         self._keys = {hashlib.sha256(key.encode()).digest(): tenant_name(key) for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +47,7 @@ class KeyCheck:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-                await error.response()(scope, receive, send)
+                await refuse(error, receive, send, seconds=self._seconds)
                 return
             scope[_TENANT] = tenant
         await self._app(scope, receive, send)

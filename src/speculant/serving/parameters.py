@@ -53,7 +53,7 @@ PARAMETERS = (
     Parameter(name="top_p", note="above 0; default: the model's generation config"),
     Parameter(name="top_k", note="as in vLLM: 0 or -1 for all tokens"),
     Parameter(name="min_p", note="as in vLLM"),
-    Parameter(name="repetition_penalty", note="as in vLLM"),
+    Parameter(name="repetition_penalty", note="as in vLLM; 0.01 to 100"),
     Parameter(name="seed", note="the same seed and request yield the same text; choice i draws with seed + i"),
     Parameter(name="stop", note="up to 16 strings, left out of the text"),
     Parameter(name="n", note="choices, up to the server's limit"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 T = TypeVar("T")
+LONG_TOKEN = 16  # characters; texts of longer ones on average are rare
 
 
 class PromptEncoder:
@@ -101,7 +102,7 @@ class PromptEncoder:
         if self.most_tokens is not None and len(ids) > self.most_tokens:
             raise ApiError(
                 400,
-                f"the prompt has {len(ids)} tokens, and at most {self.most_tokens} are taken. Shorten it.",
+                f"the prompt has {len(ids)} tokens or more, and at most {self.most_tokens} are taken. Shorten it.",
                 param=param,
                 code="context_length_exceeded",
             )
@@ -122,6 +123,12 @@ class PromptEncoder:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
+        """Return a text's ids; of one that is certainly too long, those of its beginning, which are too many too."""
+        most = self.most_tokens
+        if most is not None and len(text) > LONG_TOKEN * most:
+            beginning: list[int] = self.tokenizer(text[: LONG_TOKEN * most], add_special_tokens=special)["input_ids"]
+            if len(beginning) > 2 * most:  # the whole text cannot have so many fewer
+                return beginning
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 

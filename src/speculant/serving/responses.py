@@ -9,6 +9,27 @@ from pydantic import BaseModel
 from speculant.serving.schemas import CalledFunction
 
 
+class Error(BaseModel):
+    """Why a request was not answered, in OpenAI's form."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """An error."""
+
+    error: Error
+
+
+class Health(BaseModel):
+    """That requests can be decoded."""
+
+    status: Literal["ok"] = "ok"
+
+
 class PromptDetails(BaseModel):
     """Tokens of a prompt that were not computed, since the prefix cache held them."""
 

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Json, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, Json, model_validator
 
+from speculant.serving.bounds import MOST_FIELDS, JsonObject, Rows, Strict, at_most
 from speculant.serving.generation_config import GenerationConfig
 from speculant.serving.token_types import Finite, TokenId
 
+MOST_PROMPTS = 1024  # of a request; the server's own limit is smaller
+MOST_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-MOST_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
-
-
-class Strict(BaseModel):
-    """A part of a request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StreamOptions(Strict):
@@ -38,6 +34,9 @@ class TextPart(Strict):
 
     type: str
     text: str | None = None
+
+
+Parts = Annotated[Rows[TextPart], Field(max_length=4096)]
 
 
 class CalledFunction(Strict):
@@ -60,9 +59,9 @@ class Message(Strict):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Parts | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[Rows[ToolCall], Field(max_length=1024)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -75,7 +74,7 @@ class FunctionDefinition(Strict):
 
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -103,7 +102,7 @@ class AllowedTools(Strict):
     """Some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1, max_length=128)
+    tools: Rows[NamedTool] = Field(min_length=1, max_length=128)
 
 
 class AllowedToolChoice(Strict):
@@ -117,7 +116,7 @@ class Prediction(Strict):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Parts
 
 
 class JsonSchema(Strict):
@@ -125,7 +124,7 @@ class JsonSchema(Strict):
 
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -139,9 +138,9 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's form of what a text must match; one of its members."""
 
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_: JsonObject | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
+    choice: Annotated[Rows[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
     grammar: str | None = None
 
 
@@ -156,12 +155,19 @@ class SamplingRequest(Strict):
     top_p: Finite | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
     min_p: Finite | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: Finite | None = Field(default=None, gt=0, le=100)
+    repetition_penalty: Finite | None = Field(default=None, ge=0.01, le=100)
     seed: int | None = Field(default=None, ge=-(1 << 63), le=MOST_SEED)
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    stop: StopText | Annotated[Rows[StopText], Field(max_length=16)] | None = None
     n: int | None = Field(default=None, ge=1, le=1024)
     user: str | None = Field(default=None, max_length=512)
-    logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    logit_bias: (
+        Annotated[
+            dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=1024),
+            BeforeValidator(at_most(1024)),
+        ]
+        | None
+    ) = None
     presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: Finite | None = Field(default=None, ge=-2, le=2)
     structured_outputs: StructuredOutputs | None = None
@@ -202,9 +208,9 @@ class SamplingRequest(Strict):
 class ChatRequest(SamplingRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: Rows[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tools: Rows[Tool] | None = Field(default=None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
@@ -214,13 +220,13 @@ class ChatRequest(SamplingRequest):
     functions: list[Any] | None = None
     function_call: Any = None
     audio: Any = None
-    modalities: list[str] | None = None
+    modalities: Rows[str] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
     moderation: Any = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(at_most(MOST_FIELDS))] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -243,9 +249,9 @@ class CompletionRequest(SamplingRequest):
 
     prompt: (
         str
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[Rows[TokenId], Field(min_length=1)]
+        | Annotated[Rows[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[Rows[Annotated[Rows[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
     echo: bool | None = None
     best_of: int | None = None
@@ -269,7 +275,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: Rows[Message] | None = Field(default=None, min_length=1, max_length=4096)
     add_special_tokens: bool = True
 
 
@@ -283,4 +289,4 @@ class DetokenizeRequest(Strict):
     """`POST /detokenize`, as in vLLM."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Rows[TokenId]

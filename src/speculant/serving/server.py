@@ -6,12 +6,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from speculant.core.errors import UsageError
+from speculant.serving.connection import TimedConnection
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -83,7 +85,9 @@ def make_server(app: FastAPI, settings: ServingSettings, ready: Callable[[], Non
     options: dict[str, Any] = {
         "access_log": False,
         "log_config": None,
-        "http": "h11",  # its limit of headers is known
+        "http": partial(
+            TimedConnection, head_seconds=settings.body_seconds, stall_seconds=settings.stall_seconds
+        ),  # h11, whose limit of headers is known
         "h11_max_incomplete_event_size": HEADER_BYTES,
         "ws": "none",
         "lifespan": "on",

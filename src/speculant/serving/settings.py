@@ -51,8 +51,8 @@ class ServingSettings(BaseSettings):
             their speed.
         max_connections: open connections; more get 503.
         request_seconds: that a request may take, waiting included.
-        body_seconds: in which a request's body must arrive.
-        stall_seconds: that a client may leave a part of its answer unread.
+        body_seconds: in which a request's headers must arrive, and then its body.
+        stall_seconds: that an answer may wait without the client reading any of it.
         buffer_tokens: of an answer that may wait for its client; beyond, it is cancelled.
         drain_seconds: in which requests may end after SIGTERM.
         memory: the file that the drafter's memory begins with and is saved to.

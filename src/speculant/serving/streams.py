@@ -1,13 +1,13 @@
 """Responses whose client may leave: server-sent events, and answers that are waited for.
 
-A client that goes away, or does not read, ends its decoding: the exchange is closed whatever happens.
+A client that goes away ends its decoding: the exchange is closed whatever happens. One that does not read is cut off by
+its connection, so it goes away, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, TypeVar
 
@@ -34,53 +34,38 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[dict[str, Any]], exchange: Exchange, *, stall_seconds: float) -> None:
+    def __init__(self, chunks: AsyncIterator[dict[str, Any]], exchange: Exchange) -> None:
         """Take what is to be sent.
 
         Args:
             chunks: of the answer.
             exchange: closed in the end.
-            stall_seconds: that a part may wait for the client to read.
         """
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._chunks, self._exchange, self._stall = chunks, exchange, stall_seconds
-        self._offered: float | None = None  # when the part that waits for the client was offered
+        self._chunks, self._exchange = chunks, exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client leaves or does not read."""
+        """Send until the end, or until the client leaves."""
         sending = asyncio.ensure_future(self._send_all(send))
         leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            # One timer for a stream: one for each of its parts would take longer than sending it does.
-            while not (await _first_of(sending, leaving, seconds=self._patience())):
-                if self._patience() <= 0:
-                    _LOG.info("a client did not read its stream and was cut off")
-                    break
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._exchange.close()
             await _end(sending, leaving)
-
-    def _patience(self) -> float:
-        """Return the seconds in which no part of the stream can have waited too long."""
-        return self._stall if self._offered is None else self._offered + self._stall - time.monotonic()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for chunk in self._chunks:
-                await self._send(send, event(chunk))
+                await _send(send, event(chunk))
         except Exception as error:
             if not isinstance(error, ApiError):
                 _LOG.error("a stream failed", exc_info=error)
-            await self._send(send, event(api_error(error).body()))
-        await self._send(send, DONE)
+            await _send(send, event(api_error(error).body()))
+        await _send(send, DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, data: bytes) -> None:
-        self._offered = time.monotonic()
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._offered = None
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
@@ -92,7 +77,7 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
     answering = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(disconnected(request.receive))
     try:
-        await _first_of(answering, leaving)
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             raise ApiError(499, "the client closed the connection.", code="client_closed")
         return answering.result()
@@ -106,14 +91,12 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def _first_of(*tasks: asyncio.Future[Any], seconds: float | None = None) -> bool:
-    """Wait until one of the tasks is done, for so long at most; return whether one is."""
-    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    return bool(done)
-
-
 async def _end(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     pending: list[Awaitable[Any]] = list(tasks)
     await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _send(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -18,11 +18,12 @@ from speculant.core.drafter import Drafter, Inspectable
 from speculant.core.stats import Stats
 from speculant.serving.access import note
 from speculant.serving.answers import Service, outcome
+from speculant.serving.bounds import Strict
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.keys import tenant_of
 from speculant.serving.memory_keeper import memory_bytes
 from speculant.serving.metrics import Metrics
-from speculant.serving.schemas import CompletionRequest, Message, Strict
+from speculant.serving.schemas import CompletionRequest, Message
 from speculant.serving.streams import EventStream, while_connected
 from speculant.serving.token_types import Finite
 
@@ -91,7 +92,7 @@ class Watch:
             note(request, prompt_tokens=len(ids))
             _, first = await while_connected(request, exchange.get())
             events = self._events(exchange, first, "none" if plain else self._method, len(ids), request)
-            return EventStream(events, exchange, stall_seconds=service.settings.stall_seconds)
+            return EventStream(events, exchange)
         except BaseException:
             exchange.close()
             raise

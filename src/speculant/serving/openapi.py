@@ -1,0 +1,69 @@
+"""What `/openapi.json` says beside the types of requests: errors, streams and keys.
+
+FastAPI's own schema names a 422 that is never answered here, and none of the errors that are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from speculant.serving.responses import ErrorResponse
+
+DESCRIPTIONS = {
+    400: "The request cannot be honoured; the message says why.",
+    401: "A valid API key is needed.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "The queue is full.",
+    499: "The client left before the answer.",
+    500: "The server failed on this request.",
+    503: "The server cannot answer now: it shuts down, has no memory left, or its decoding ended.",
+    504: "The request took longer than the server allows.",
+}
+READING = (401,)  # what may answer a request without a body
+BODY = (400, 401, 404, 408, 413)  # and one with a body
+DECODING = (*BODY, 429, 499, 500, 503, 504)  # and one for a text
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of these statuses, in OpenAI's form of errors."""
+    return {status: {"model": ErrorResponse, "description": DESCRIPTIONS[status]} for status in statuses}
+
+
+def texts(kind: str) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of an endpoint for texts, whose streams consist of chunks of a kind."""
+    data = {"type": "string", "description": f"JSON of object `{kind}` or an error; at last `[DONE]`."}
+    each = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    described = "The text; with `stream` as server-sent events, of which the schema describes each."
+    return {200: {"description": described, "content": {"text/event-stream": {"schema": each}}}} | errors(*DECODING)
+
+
+def add_openapi(app: FastAPI, *, keys: bool) -> None:
+    """Have an application describe itself; with keys, how they are sent."""
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _corrected(get_openapi(title=app.title, version=app.version, routes=app.routes), keys)
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to change it
+
+
+def _corrected(schema: dict[str, Any], keys: bool) -> dict[str, Any]:
+    parts = schema["components"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        parts["schemas"].pop(name, None)
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            if keys and path != "/health":
+                operation["security"] = [{"key": []}]
+            elif not keys:
+                operation["responses"].pop("401", None)
+    if keys:
+        parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return schema
