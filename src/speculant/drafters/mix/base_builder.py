@@ -18,7 +18,7 @@ the file would exceed its budget, those that add the least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ class BaseBuilder:
         kept = int(np.count_nonzero(table))
         return BuiltBase(lines=table, entries=kept, dropped=count - kept)
 
-    def _groups(self) -> Any:
+    def _groups(self) -> Iterator[Array]:
         """Yield records, whole buckets together."""
         group: list[Array] = []
         for bucket in range(BUCKETS):
@@ -211,7 +211,7 @@ def _bucket_of(tokens: Array) -> Array:
     return (tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(58)
 
 
-def _pieces(path: Path, dtype: np.dtype[Any]) -> Any:
+def _pieces(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
     with path.open("rb") as file:
         while len(piece := np.fromfile(file, dtype, 1 << 20)):
             yield piece
