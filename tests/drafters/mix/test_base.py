@@ -14,7 +14,8 @@ from rounds import budget, start
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.drafters.mix.arrays import LEVELS
 from speculant.drafters.mix.base import level_probabilities, levels, read_base, token_bits, write_base
-from speculant.memory.file import write_memory
+from speculant.drafters.mix.memory import MIX
+from speculant.memory.file import read_any_memory, write_memory
 
 CORPUS = [language(0, 3000)]
 
@@ -65,6 +66,20 @@ def test_memories_are_exchanged_with_any_number_of_bases(tmp_path: Path) -> None
         same = drafter(bases=bases[:saving])
         same.load(tmp_path / "memory")
         assert trees(same, text[:60]) == trees(learned, text[:60])
+
+
+def test_memories_with_and_without_a_base_are_merged(tmp_path: Path) -> None:
+    """The merged file knows the texts of both, and loads where there is a base and where there is none."""
+    base = opened(tmp_path / "b", CORPUS, vocabulary=VOCABULARY)
+    texts = language(3, 600), language(4, 600)
+    for name, held, text in zip("xy", (drafter(), drafter(bases=[base])), texts, strict=True):
+        play(held, text)
+        held.save(tmp_path / name)
+    arrays, facts = MIX.merge([read_any_memory(tmp_path / name) for name in "xy"], 8 << 20)
+    write_memory(tmp_path / "merged", kind="mix", tokenizer="t", arrays=arrays, facts=facts)
+    for held in (drafter(), drafter(bases=[base])):
+        held.load(tmp_path / "merged")
+        assert min(play(held, text).mat for text in texts) > 6
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
