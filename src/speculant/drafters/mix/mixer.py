@@ -41,7 +41,7 @@ from speculant.drafters.mix.arrays import (
     Mixer,
 )
 from speculant.drafters.mix.base import level_probabilities
-from speculant.drafters.mix.base_weights import BY_BASE_SUFFIX, BY_FREQUENCY, BY_SUFFIX
+from speculant.drafters.mix.base_weights import BY_BASE_SUFFIX, BY_FREQUENCY, BY_SUFFIX, TOP_K
 from speculant.drafters.mix.contexts import TARGET_ONE, TARGET_TWO
 from speculant.drafters.mix.features import log_band
 from speculant.drafters.mix.repetition import LENGTHS
@@ -120,7 +120,9 @@ def _initial_weights(bases: int) -> Array:
     """Return Float64[S, I + 1]; several bases share the weights of one."""
     if not bases:
         return np.concatenate([_INITIAL_WEIGHTS, np.zeros((FREQUENCIES, INPUTS + 1))])
-    learned = np.concatenate([BY_SUFFIX, BY_FREQUENCY, BY_BASE_SUFFIX])
+    top_k = np.array(BY_SUFFIX)
+    top_k[:, TARGET_TWO] += TOP_K
+    learned = np.concatenate([BY_SUFFIX, top_k, BY_FREQUENCY, BY_BASE_SUFFIX])
     own, of_base, bias = np.split(learned, [INPUTS, INPUTS + BASE_CONTEXTS], axis=1)
     return np.concatenate([own, np.tile(of_base / bases, bases), bias], axis=1)
 
