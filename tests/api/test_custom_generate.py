@@ -45,8 +45,7 @@ def stripped(inputs: dict[str, torch.Tensor], place: int) -> torch.Tensor:
 def guessing(model: Any, inputs: dict[str, torch.Tensor], texts: torch.Tensor) -> Speculator:
     """Return a speculator whose drafts are good guesses at the rows of what `generate` returned."""
     start = inputs["input_ids"].shape[1]
-    speculator = Speculator.from_transformers(model, method="none")
-    speculator.nodes = 20
+    speculator = Speculator.from_transformers(model, method="none", nodes=20)
     speculator.drafter = Guesses(
         {tuple(stripped(inputs, place).tolist()): text[start:].tolist() for place, text in enumerate(texts)}
     )

@@ -108,8 +108,7 @@ def both_ways(
     """Generate plainly and with guessed trees from the same seed; `make` builds stateful options for each."""
     torch.manual_seed(11)
     plain = model.generate(ids, **options, **make())[0].tolist()
-    speculator = Speculator.from_transformers(model, method="none")
-    speculator.nodes = 64
+    speculator = Speculator.from_transformers(model, method="none", nodes=64)
     speculator.drafter = GuessingDrafter(plain[ids.shape[1] :])
     torch.manual_seed(11)
     ours = model.generate(ids, custom_generate=speculator, **options, **make())[0].tolist()

@@ -20,6 +20,7 @@ from speculant.api.options import AUTO, check_nodes
 from speculant.api.prefix_cache import PrefixCache, open_prefix_cache
 from speculant.api.requests import Message, Preparation, Prompt
 from speculant.api.result import Generation, Result, Stream
+from speculant.api.sizes import Sizes, most_rows
 from speculant.api.tuning import stored_step_cost
 from speculant.core.drafter import Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
@@ -27,15 +28,10 @@ from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
 from speculant.drafters.forced import ForcedDrafter
+from speculant.drafters.mix.base import MixBase
 from speculant.drafters.none import NoDrafter
 from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
-from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.exploration import ExplorationBonus
-from speculant.sizing.latency import LatencyModel
-from speculant.sizing.pausing import Pausing
-from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing, warm_up
-from speculant.sizing.throughput import Throughput
 
 
 class Decoder:
@@ -47,6 +43,7 @@ class Decoder:
         verifier: the acceptance rule.
         method: the drafting method's name.
         nodes: most nodes per draft, or "auto".
+        bases: the frozen bases under the drafter's memory.
         last_stats: of the last request that was prepared.
     """
 
@@ -61,6 +58,7 @@ class Decoder:
         nodes: int | str | None = None,
         fast: bool | Acceleration | None = None,
         notes: Sequence[str] = (),
+        bases: Sequence[MixBase] = (),
     ) -> None:
         """Put the parts together; the constructors of `Speculator` are the usual ways in.
 
@@ -68,6 +66,7 @@ class Decoder:
             model, tokenizer, method, nodes, fast: see `Speculator.from_transformers`.
             drafter, verifier: what `registry` builds.
             notes: what the user should know of the drafter; they join the notes of every request.
+            bases: those that the drafter was built with.
 
         Raises:
             UnsupportedError: drafts cannot be verified on this model.
@@ -75,13 +74,11 @@ class Decoder:
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
         self.engine, self._fast = open_engine(model, fast=fast, notes=notes)
-        self.nodes = check_nodes(nodes) if nodes is not None else 0 if method == "none" else AUTO
-        known = stored_step_cost(self.engine, self._fast, most=self._most_rows(1))
-        self._latencies = {1: LatencyModel(most=self._most_rows(1), known=known)}
-        self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
-        self._exploration = ExplorationBonus() if drafter.needs.top_k and drafter.needs.explores else None
-        if self.nodes == AUTO:
-            warm_up()
+        chosen = check_nodes(nodes)
+        self.nodes = chosen if chosen is not None else 0 if method == "none" else AUTO
+        self.bases = tuple(bases)
+        known = stored_step_cost(self.engine, self._fast, most=most_rows(drafter.needs, 1))
+        self._sizes = Sizes(self.nodes, drafter.needs, known=known)
         self.last_stats: Stats | None = None
         self._preparation = Preparation(self.engine, tokenizer, method=method)
 
@@ -345,7 +342,7 @@ class Decoder:
         """Return what decodes a stream (size 1) or a batch."""
         forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
         drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
-        return Parts(engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizing(size))
+        return Parts(engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizes.of(size))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.
@@ -376,19 +373,6 @@ class Decoder:
         drafts = not isinstance(self.drafter, NoDrafter)
         if drafts or batch:
             self.engine.probe(drafts=drafts)
-
-    def _sizing(self, size: int) -> Sizing:
-        if isinstance(self.nodes, int):
-            return FixedSizing(self.nodes)
-        if size not in self._latencies:
-            self._latencies[size] = LatencyModel(most=self._most_rows(size))
-        return AdaptiveSizing(
-            self._latencies[size], self._acceptance, self._throughput, self._exploration, self._pausing
-        )
-
-    def _most_rows(self, size: int) -> int:
-        """Return the most rows beyond the first of a pass over `size` sequences."""
-        return size - 1 + size * self.drafter.needs.queries + MAX_NODES
 
     def _persistent(self) -> Persistent:
         if not isinstance(self.drafter, Persistent):

@@ -104,11 +104,12 @@ class Speculator(Decoder):
         drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
         rule = build_verifier(method, verifier, lossy=lossy)
         fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
+        bases = open_bases(found, base, vocabulary=vocabulary, tokenizer=fingerprint)
         drafter = found.build(
             vocabulary=vocabulary,
             tokenizer=fingerprint,
             memory_limit=check_bytes(memory_limit),
-            bases=open_bases(found, base, vocabulary=vocabulary, tokenizer=fingerprint),
+            bases=bases,
             settings=settings,
             open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
             translation=drafts[0].pair.translation if drafts else None,
@@ -125,7 +126,17 @@ class Speculator(Decoder):
         if share is not None:
             drafter = open_sharing(drafter, share, method=found, tokenizer=fingerprint, vocabulary=vocabulary)
         notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else ()))
-        speculator = cls(model, tokenizer, drafter, method=method, verifier=rule, nodes=nodes, fast=fast, notes=notes)
+        speculator = cls(
+            model,
+            tokenizer,
+            drafter,
+            method=method,
+            verifier=rule,
+            nodes=nodes,
+            fast=fast,
+            notes=notes,
+            bases=bases,
+        )
         if memory is not None and Path(memory).exists():
             speculator.load(memory)
         return speculator

@@ -216,7 +216,9 @@ def measure(
         advance: called after each request.
     """
     plain = Speculator.from_transformers(model, tokenizer, method="none")
-    drafted = Speculator.from_transformers(model, tokenizer, method=scene.method, memory=scene.memory, fast=plain.fast)
+    drafted = Speculator.from_transformers(
+        model, tokenizer, method=scene.method, memory=scene.memory, base=None, fast=plain.fast
+    )
     trials: list[list[_Trial]] = [[] for _ in scene.requests]
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / "memory"

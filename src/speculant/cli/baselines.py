@@ -101,6 +101,7 @@ class Baselines:
             options |= {"verifier": self._loaded.verifier, "lossy": speculator.verifier.exactness == "lossy"}
         if method != "none" and self._loaded.settings is not None:
             options["settings"] = self._loaded.settings
+        options["base"] = [base.path for base in speculator.bases] if METHODS[method].takes_bases else None
         if METHODS[method].heads:
             options["head"] = self._loaded.head
         return type(speculator).from_transformers(

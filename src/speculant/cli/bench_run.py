@@ -139,6 +139,7 @@ def measured_scaling(
     options: dict[str, Any] = {
         "method": drafting,
         "memory_limit": asked.memory_limit << 20,
+        "base": None,
         "fast": asked.loading.fast,
         "settings": chosen.get(drafting),
     }

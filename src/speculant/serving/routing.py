@@ -18,7 +18,6 @@ from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
-from speculant.drafters.mix.drafter import MixDrafter
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import drafts_from_text, find_method, learns_from_text
 from speculant.serving.exchange import Job
@@ -79,13 +78,12 @@ def route(
     drafters = {"": speculator.drafter}
     if tenants:
         fingerprint = tokenizer_fingerprint(speculator.tokenizer, vocabulary)
-        bases = speculator.drafter.bases if isinstance(speculator.drafter, MixDrafter) else ()
         drafters = {
             tenant: method.build(
                 vocabulary=vocabulary,
                 tokenizer=fingerprint,
                 memory_limit=memory_limit // len(tenants),
-                bases=bases,
+                bases=speculator.bases,
                 settings=settings,
             )
             for tenant in tenants

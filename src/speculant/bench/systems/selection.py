@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -82,7 +81,6 @@ def build_systems(
     head: Any = None,
     nodes: int | str | None,
     memory_limit: int,
-    bases: Sequence[str | Path] = (),
     fast: bool | Acceleration | None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[System]:
@@ -97,12 +95,12 @@ def build_systems(
             model's own.
         nodes: most nodes per draft, "auto", or None for the device's default.
         memory_limit: bytes that the memory of each may take.
-        bases: frozen bases for the methods that take any.
         fast: see `Speculator.from_transformers`.
         settings: of the drafters, by method; the defaults for methods that are not in it.
     """
     prepared = Speculator.from_transformers(model, method=PLAIN, fast=fast).fast
-    options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "fast": prepared}
+    # What is measured must not depend on the bases that a user keeps.
+    options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "base": None, "fast": prepared}
     drafting = [name for name in methods if takes_draft_model(name) and name != ASSISTED]
     caches = None
     if drafting:
@@ -122,7 +120,6 @@ def build_systems(
         if name == LLAMACPP:
             return LlamaCpp(model)
         own = options | {
-            "base": bases if find_method(name).takes_bases else None,
             "settings": settings.get(name),
             "draft_model": caches if name in drafting else None,
             "head": head if takes_head(name) else None,

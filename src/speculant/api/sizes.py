@@ -1,0 +1,47 @@
+"""The sizes of drafts over the life of a speculator: what its requests have measured, and what they share of it."""
+
+from __future__ import annotations
+
+from speculant.api.options import AUTO
+from speculant.core.engine import Needs
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.exploration import ExplorationBonus
+from speculant.sizing.latency import LatencyModel
+from speculant.sizing.pausing import Pausing
+from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing, warm_up
+from speculant.sizing.step_cost import StepCost
+from speculant.sizing.throughput import Throughput
+
+
+class Sizes:
+    """Opens the sizing of streams and batches; only the latency of a pass differs between them."""
+
+    def __init__(self, nodes: int | str, needs: Needs, *, known: StepCost | None) -> None:
+        """Start without measurements.
+
+        Args:
+            nodes: most nodes per draft, or "auto".
+            needs: of the drafter.
+            known: the latency of a stream's passes, where it was measured before.
+        """
+        self._nodes, self._needs = nodes, needs
+        self._latencies = {1: LatencyModel(most=most_rows(needs, 1), known=known)}
+        self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
+        self._exploration = ExplorationBonus() if needs.top_k and needs.explores else None
+        if nodes == AUTO:
+            warm_up()
+
+    def of(self, size: int) -> Sizing:
+        """Return what sizes the drafts of a batch of `size` sequences."""
+        if isinstance(self._nodes, int):
+            return FixedSizing(self._nodes)
+        if size not in self._latencies:
+            self._latencies[size] = LatencyModel(most=most_rows(self._needs, size))
+        return AdaptiveSizing(
+            self._latencies[size], self._acceptance, self._throughput, self._exploration, self._pausing
+        )
+
+
+def most_rows(needs: Needs, size: int) -> int:
+    """Return the most rows beyond the first of a pass over `size` sequences."""
+    return size - 1 + size * needs.queries + MAX_NODES
