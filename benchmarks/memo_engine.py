@@ -68,6 +68,10 @@ class MemoEngine:
             for cache, root, draft in batch
         ]
 
+    def prefill(self, batch: Sequence[tuple[MemoCache, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+        """Read prompts."""
+        return [cache.prefill(most, needs=needs) for cache, most in batch]
+
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
         """Return arrays as lists."""
         return [array.tolist() for array in arrays]

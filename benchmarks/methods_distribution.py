@@ -106,7 +106,7 @@ def tested(
         )
         cache: Any = target.open(prompt)
         sequence = Sequence(cache, sampler, start, stats)
-        prefill(sequence, parts)
+        prefill([sequence], parts, most=[None])
         while sequence.active:
             step([sequence], parts)
         if sequence.error is not None:

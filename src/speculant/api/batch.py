@@ -6,11 +6,13 @@
             ...
 
 Each request has its own cache, options, random stream and stop, yields what it would yield alone, and fails alone.
-Prompts are read between rounds, in chunks, so that a long one does not hold up the texts of the others.
+Prompts are read between rounds, long ones in chunks, so that they do not hold up the texts of the others, and short
+ones several in a pass (Orca, Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +21,14 @@ from typing import Any
 import torch
 
 from speculant.api.engines import AnyEngine
-from speculant.api.prefix_cache import PrefixCache
+from speculant.api.prefix_cache import BLOCK, PrefixCache, shared_prefix
 from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.stats import BatchStats
 from speculant.decoding.step import Parts, prefill, step
 
 PREFILL_TOKENS = 512  # of prompts, read between two rounds
+SHARED_TOKENS = 256  # of several prompts in one pass: more rows gain little, and first tokens come with the pass's end
 
 
 class BatchError(SpeculantError):
@@ -86,6 +89,7 @@ class Batch:
         self._admitted: list[Generation] = []
         self._pieces: deque[tuple[Generation, Piece]] = deque()  # not handed out yet
         self._interrupt: BaseException | None = None
+        self._reading = 0  # tokens of prompts that may be read before the next round
         self.stats = BatchStats(size=size)
 
     def __len__(self) -> int:
@@ -156,7 +160,9 @@ class Batch:
                 yield self._pieces.popleft()
 
     def step(self) -> list[tuple[Generation, Piece]]:
-        """Run one round, then read prompts; return what that added to each text, an empty piece where one failed.
+        """Run a round, then read prompts by a pass; return what was added to each text, an empty piece if one failed.
+
+        Where further prompts are to be read, steps may follow that do that alone.
 
         Raises:
             OutOfMemoryError: the pass, or the prompt of the next request, does not fit. Nothing is lost: `remove` a
@@ -193,9 +199,13 @@ class Batch:
         began = time.perf_counter()
         try:
             with torch.no_grad():
-                self._round()
-                self._raise_interrupt()
-                self._read_prompts()
+                chosen = self._next_prompts() if self._reading > 0 else []
+                if not chosen:
+                    self._round()
+                    self._raise_interrupt()
+                    self._reading = PREFILL_TOKENS
+                    chosen = self._next_prompts()
+                self._read_prompts(chosen)
         finally:
             self.stats.seconds += time.perf_counter() - began
             self.stats.notes = list(self._engine.notes)
@@ -222,40 +232,78 @@ class Batch:
             raise
         self._collect(active)
 
-    def _read_prompts(self) -> None:
-        """Admit waiting requests and read prompts, so many tokens of them; then rounds go on."""
-        began, left = time.perf_counter(), PREFILL_TOKENS
+    def _read_prompts(self, chosen: Sequence[tuple[Generation, int]]) -> None:
+        """Read tokens of prompts by one pass, and take the first tokens of those that are read."""
+        began, generations = time.perf_counter(), [generation for generation, _ in chosen]
+        self._reading -= sum(count for _, count in chosen)
         try:
-            while left > 0:
-                generation = self._next_unread()
-                if generation is None:
-                    return
-                unread = generation.sequence.cache.unread
-                try:
-                    if prefill(generation.sequence, self._parts, most=min(left, generation.chunk or left)):
-                        self.stats.tokens += 1
-                except BaseException as error:
-                    if isinstance(error, OutOfMemoryError) and len(self._admitted) > 1:
-                        self._admitted.remove(generation)  # there may be room for it when others have left
-                        self._waiting.appendleft(generation)
-                        raise
-                    self._fail(generation, error)
-                left -= max(1, unread - generation.sequence.cache.unread)
-                self._collect([generation])
-                self._raise_interrupt()
+            self._read(chosen)
+        except OutOfMemoryError as error:
+            if len(self._admitted) == 1:
+                self._fail(generations[0], error)
+            else:
+                self._wait_again(generations)
+                raise
         finally:
+            self.stats.tokens += sum(bool(generation.sequence.sources) for generation in generations)
             self.stats.prefill_seconds += time.perf_counter() - began
+            self._collect(generations)
+        self._raise_interrupt()
 
-    def _next_unread(self) -> Generation | None:
-        """Return the request whose prompt is to be read next."""
-        for generation in self._admitted:
-            if not (generation.sequence.sources or generation.left):
-                return generation
-        if self._waiting and len(self._admitted) < self._size:
-            self._admitted.append(self._waiting.popleft())
-            self._begin_with_prefix(self._admitted[-1])
-            return self._admitted[-1]
-        return None
+    def _read(self, chosen: Sequence[tuple[Generation, int]]) -> None:
+        """Read tokens of prompts by one pass; where that fails for several, by one for each."""
+        if len(chosen) > 1:
+            try:
+                prefill([each.sequence for each, _ in chosen], self._parts, most=[count for _, count in chosen])
+            except Exception as error:  # the note of a full device is for those that do not fit alone
+                logging.getLogger(__name__).info("prompts are read one after the other: %s", error)
+            else:
+                return
+        for generation, count in chosen:
+            if not generation.left and not generation.sequence.sources:
+                try:
+                    prefill([generation.sequence], self._parts, most=[count])
+                except OutOfMemoryError:
+                    raise
+                except BaseException as error:
+                    self._fail(generation, error)
+
+    def _wait_again(self, generations: Sequence[Generation]) -> None:
+        """Queue requests whose prompts found no room; there may be some when others have left."""
+        self._reading = 0
+        for generation in reversed(generations):
+            if not generation.left and not generation.sequence.sources:
+                self._admitted.remove(generation)
+                self._waiting.appendleft(generation)
+
+    def _next_prompts(self) -> list[tuple[Generation, int]]:
+        """Admit waiting requests; return those whose prompts the next pass reads, and how many tokens of each.
+
+        Prompts join a pass whole. One that begins like another of the pass waits for the next one and takes what they
+        share from there.
+        """
+        chosen, count, most = list[tuple[Generation, int]](), 0, self._reading
+        unread = deque(each for each in self._admitted if not (each.sequence.sources or each.left))
+        while True:
+            if not unread:
+                if not self._waiting or len(self._admitted) >= self._size or self._shares(self._waiting[0], chosen):
+                    return chosen
+                self._admitted.append(self._waiting.popleft())
+                self._begin_with_prefix(self._admitted[-1])
+                unread.append(self._admitted[-1])
+            generation = unread.popleft()
+            left, most = generation.target.unread, min(most, generation.chunk or most)
+            if chosen and count + left > min(most, SHARED_TOKENS):
+                return chosen
+            chosen.append((generation, min(left, most)))
+            count += chosen[-1][1]
+
+    def _shares(self, generation: Generation, chosen: Sequence[tuple[Generation, int]]) -> bool:
+        """Return whether a prompt begins like one that is about to be read, so that their rows should be shared."""
+        if self.prefix_cache is None:
+            return False
+        prompt = generation.sequence.start.prompt
+        return any(shared_prefix(prompt, each.sequence.start.prompt) >= BLOCK for each, _ in chosen)
 
     def _begin_with_prefix(self, generation: Generation) -> None:
         """Let a prompt begin with what is cached of it already, where its drafter need not see all of it."""

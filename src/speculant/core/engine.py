@@ -214,5 +214,20 @@ class Engine(Protocol):
             UsageError, ValueError: a draft or cache is not what `TargetCache.check` accepts.
         """
 
+    def prefill(self, batch: Sequence[tuple[Any, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+        """Read further prompt tokens of several sequences, in one pass where the model can; see `TargetCache.prefill`.
+
+        Where this raises, every cache must be given `restart`.
+
+        Args:
+            batch: of each sequence its TargetCache and the most tokens to read, None for all.
+            needs: what is wanted beside the logits.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+            UsageError, UnsupportedError: as in `TargetCache.prefill`.
+        """
+        return [cache.prefill(most, needs=needs) for cache, most in batch]
+
     def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
         """Return arrays of the device, [n] each, as lists; waits for the device once for all of them."""

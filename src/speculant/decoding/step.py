@@ -26,6 +26,7 @@ import numpy as np
 
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Verified
 from speculant.core.engine import NO_NEEDS, Engine, Needs, Pass
+from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
 from speculant.decoding.sequence import Sequence
@@ -107,41 +108,68 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
     return result
 
 
-def prefill(sequence: Sequence, parts: Parts, *, most: int | None = None) -> bool:
-    """Read up to `most` further tokens of the prompt; return whether that was the last of it.
+def prefill(sequences: Several[Sequence], parts: Parts, *, most: Several[int | None]) -> None:
+    """Read up to so many further tokens of each prompt, those of several sequences in one pass where the model can.
 
-    Then the first token is committed, the session is open, and rounds may begin.
+    Of a prompt that is whole the first token is committed, the session is open, and rounds may begin.
 
     Raises:
         OutOfMemoryError: the pass does not fit; it may be tried again.
+        KeyboardInterrupt: as in `step`.
     """
-    clock = parts.clock
+    clock, needs = parts.clock, _needs([*sequences], parts)
     began = clock()
-    if sequence.began is None:
-        sequence.began = began
-    result = sequence.cache.prefill(most, needs=_needs([sequence], parts))
-    if result is None:
-        sequence.stats.prefill_seconds += clock() - began
-        return False
-    nothing = DraftTree.empty()
+    for sequence in sequences:
+        if sequence.began is None:
+            sequence.began = began
     try:
-        prepared = parts.verifier.prepare(nothing, result, sequence.sampler)
-        read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
-        walk = parts.verifier.walk(nothing, read, sequence.sampler)
-        sequence.sampler.end_round()
-        sequence.stats.prefill_seconds += clock() - began
-        began = clock()
-        session = EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
-        session.observe(_verified(nothing, walk, result))
-        sequence.sizing = parts.sizing.open(session.forecast)
-        sequence.sizing.plain = sequence.plain
-        sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
+        if len(sequences) == 1:
+            results = [sequences[0].cache.prefill(most[0], needs=needs)]
+        else:
+            results = parts.engine.prefill(
+                [(each.cache, own) for each, own in zip(sequences, most, strict=True)], needs
+            )
     except BaseException:
-        sequence.cache.restart()
+        if len(sequences) > 1:  # a pass of one leaves what earlier ones have read
+            _restart(sequences)
         raise
+    seconds = clock() - began
+    for place, (sequence, result) in enumerate(zip(sequences, results, strict=True)):
+        sequence.stats.prefill_seconds += seconds
+        if result is not None:
+            try:
+                _begin(sequence, result, parts)
+            except OutOfMemoryError:
+                _restart([each for each, read in zip(sequences[place:], results[place:], strict=True) if read])
+                raise
+            except BaseException as error:
+                sequence.cache.restart()
+                sequence.fail(error)
+    _raise_interrupt(sequences)
+
+
+def _begin(sequence: Sequence, result: Pass, parts: Parts) -> None:
+    """Commit the token that a prompt's pass yields, and open the session."""
+    clock, nothing = parts.clock, DraftTree.empty()
+    began = clock()
+    prepared = parts.verifier.prepare(nothing, result, sequence.sampler)
+    read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
+    walk = parts.verifier.walk(nothing, read, sequence.sampler)
+    sequence.sampler.end_round()
+    sequence.stats.prefill_seconds += clock() - began
+    began = clock()
+    session = EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
+    session.observe(_verified(nothing, walk, result))
+    sequence.sizing = parts.sizing.open(session.forecast)
+    sequence.sizing.plain = sequence.plain
+    sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
     sequence.stats.draft_seconds += clock() - began
-    sequence.stats.seconds = clock() - sequence.began
-    return True
+    sequence.stats.seconds = clock() - (sequence.began or 0.0)
+
+
+def _restart(sequences: Several[Sequence]) -> None:
+    for sequence in sequences:
+        sequence.cache.restart()
 
 
 def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], list[DraftTree]]:

@@ -1,11 +1,11 @@
-"""From texts and messages to token ids, on one thread beside the event loop, since long texts take long."""
+"""From texts and messages to token ids: short ones at once, longer ones on a thread beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speculant.core.errors import SpeculantError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONG_TOKEN = 16  # characters; texts of longer ones on average are rare
+SHORT = 2000  # characters, which take less time than waking a thread twice, and no more than a millisecond or two
+MESSAGE = 50  # characters that a message's part of the template counts as
 
 
 class PromptEncoder:
@@ -49,6 +51,7 @@ class PromptEncoder:
         self.text_tokens = text_tokens(self.tokenizer)
         self._texts: dict[int, str] = {}  # of single tokens
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
+        self._submitted: list[Future[Any]] = []  # two threads must not use a tokenizer that keeps state
 
     def close(self) -> None:
         """End the thread."""
@@ -61,7 +64,7 @@ class PromptEncoder:
             ApiError: it is empty or too long.
         """
         check_text(text, param=param)
-        ids = await self._run(lambda: self._ids(text, special=special))
+        ids = await self._run(lambda: self._ids(text, special=special), size=len(text))
         self.check(ids, param=param)
         return ids
 
@@ -72,14 +75,15 @@ class PromptEncoder:
             ApiError: the template does not take them, or they are too long.
         """
         rows = [_row(message, place) for place, message in enumerate(messages)]
-        ids = await self._run(lambda: self._templated(rows, tools))
+        size = sum(MESSAGE + len(row["content"]) for row in rows)
+        ids = await self._run(lambda: self._templated(rows, tools), size=SHORT + 1 if tools else size)
         self.check(ids, param="messages")
         return ids
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
         self.check_vocabulary(ids, "tokens")
-        text: str = await self._run(lambda: self.tokenizer.decode(list(ids)))
+        text: str = await self._run(lambda: self.tokenizer.decode(list(ids)), size=len(ids))
         return text
 
     def token_text(self, token: int) -> str:
@@ -117,10 +121,15 @@ class PromptEncoder:
         if ids and max(ids) >= self.vocabulary:
             raise ApiError(400, f"token ids must be below {self.vocabulary}.", param=param, code="invalid_value")
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T], *, size: int) -> T:
+        """Return what work on so many characters returns."""
         if self.tokenizer is None:
             raise ApiError(400, "this model has no tokenizer; only token ids are taken.", code="unsupported")
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        self._submitted = [each for each in self._submitted if not each.done()]
+        if size <= SHORT and not self._submitted:
+            return work()
+        self._submitted.append(self._worker.submit(work))
+        return await asyncio.wrap_future(self._submitted[-1])
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
         """Return a text's ids; of one that is certainly too long, those of its beginning, which are too many too."""

@@ -318,3 +318,15 @@ def test_trees_are_probed(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh.probe(drafts=False)
     with pytest.raises(UnsupportedError, match="differ by"):
         fresh.probe(drafts=True)
+
+
+def test_prompts_of_several_texts_in_one_pass(engine: Any, reference: Any) -> None:
+    """Each text has the logits of its own prompt, whole or in parts, and can be read again after a failure."""
+    prompts = [PROMPT, [7, 3], [9, 8, 7, 6, 5, 4, 3]]
+    caches = [engine.open(torch.tensor([prompt])) for prompt in prompts]
+    first = engine.prefill([(cache, 4) for cache in caches])
+    assert [found is None for found in first] == [True, False, True]
+    caches[0].restart()
+    last = engine.prefill([(caches[0], None), (caches[2], None)])
+    for found, prompt in ((first[1], prompts[1]), (last[0], prompts[0]), (last[1], prompts[2])):
+        assert (found.logits[0] - reference(prompt)).abs().max() < CLOSE

@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
 from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, as_ids, finished_pass
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
 from speculant.engines.hf.target_cache import HFTargetCache, NewRows
 
 Request = tuple[HFTargetCache, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
+Reading = tuple[HFTargetCache, int | None]  # a sequence, and the most tokens to read of its prompt
 
 
 class BatchPass:
@@ -31,6 +33,7 @@ class BatchPass:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._proven, self._refused = False, False
+        self._reads_apart = False  # whether the model refuses prompts of several sequences in a pass
         self.note = ""  # why sequences are run one after the other; empty if they are not
         if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
@@ -49,6 +52,52 @@ class BatchPass:
         for places in groups.values():
             found |= zip(places, self._pass([requests[place] for place in places], needs), strict=True)
         return [found[place] for place in range(len(requests))]
+
+    def prefill(self, requests: Sequence[Reading], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+        """Read further prompt tokens of several sequences, those that can share a pass in one; return what each gets.
+
+        Every cache must be given `restart` where this raises.
+        """
+        joining = [] if self.note or self._reads_apart else [each for each in requests if each[0].joins]
+        found: dict[HFTargetCache, Pass | None] = {}
+        if len(joining) > 1:
+            try:
+                found |= zip((cache for cache, _ in joining), self._read_together(joining, needs), strict=True)
+            except OutOfMemoryError:
+                raise
+            except Exception:
+                for cache, _ in joining:
+                    cache.restart()
+                self._reads_apart = True
+        return [found[cache] if cache in found else cache.prefill(most, needs=needs) for cache, most in requests]
+
+    def _read_together(self, requests: Sequence[Reading], needs: Needs) -> list[Pass | None]:
+        parts = [(cache, cache.plan_prompt(most, needs)) for cache, most in requests]
+        rows = [cache.prompt_rows(part) for cache, part in parts]
+        counts = [len(part) for _, part in parts]
+        joined = self._joined([cache for cache, _ in parts], counts, [each.mask for each in rows])
+        ends = np.cumsum(counts).tolist()
+        given = PassInput(
+            torch.cat([each.ids for each in rows], dim=1),
+            torch.cat([each.positions for each in rows], dim=1),
+            self._masks(),
+        )
+        wanted = needs if any(part.needs is needs for _, part in parts) else NO_NEEDS
+        output = self._runner.run(
+            given,
+            joined,
+            needs=wanted,
+            config=config_changes(joined),
+            wanted=[end - 1 for end in ends],
+            total=sum(part.end for _, part in parts),
+        )
+        if not joined.complete:
+            raise RuntimeError("its layers attend in a way of their own.")
+        found = []
+        for place, ((cache, part), end) in enumerate(zip(parts, ends, strict=True)):
+            hidden = None if output.hidden is None else output.hidden[end - len(part) : end]
+            found.append(cache.take_prompt(part, PassOutput(output.logits[place : place + 1], hidden), needs))
+        return found
 
     def _factors(self, cache: HFTargetCache) -> int:
         """Return a number that only sequences whose rows may be rotated together share."""
@@ -87,22 +136,23 @@ class BatchPass:
             as_ids(np.concatenate(each)).to(device)
             for each in zip(*((new.ids, new.positions) for new in planned), strict=True)
         )
-        cache = BatchCache(
-            [cache.cache for cache, _, _ in requests], counts, [new.mask for new in planned], self._own_attention()
-        )
+        cache = self._joined([cache for cache, _, _ in requests], counts, [new.mask for new in planned])
         total = sum(cache.length + len(new.rows) for (cache, _, _), new in zip(requests, planned, strict=True))
-        capabilities = self._runner.capabilities
-        masks = stand_in_masks(device, mixed=capabilities.mixed, window=capabilities.window)
         output = self._runner.verify(
-            PassInput(ids, positions, masks), cache, needs=needs, config=config_changes(cache), total=total
+            PassInput(ids, positions, self._masks()), cache, needs=needs, config=config_changes(cache), total=total
         )
         if not cache.complete:
             raise RuntimeError("its layers attend in a way of their own.")
         return _split(finished_pass(output, needs), counts)
 
-    def _own_attention(self) -> str:
+    def _joined(self, caches: Sequence[HFTargetCache], counts: Sequence[int], masks: Sequence[object]) -> BatchCache:
         config = self._runner.model.config.get_text_config(decoder=True)
-        return self._runner.acceleration.attention_for(getattr(config, "_attn_implementation", None) or "eager")
+        own = self._runner.acceleration.attention_for(getattr(config, "_attn_implementation", None) or "eager")
+        return BatchCache([each.cache for each in caches], counts, masks, own)
+
+    def _masks(self) -> object:
+        capabilities = self._runner.capabilities
+        return stand_in_masks(self._runner.model.device, mixed=capabilities.mixed, window=capabilities.window)
 
 
 def _one_after_the_other(requests: Sequence[Request], needs: Needs) -> list[Pass]:

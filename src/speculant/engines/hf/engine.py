@@ -144,6 +144,9 @@ class HFEngine:
             return [cache.forward(tokens, parents, needs=needs)]
         return self._batch.forward(requests, needs)
 
+    def prefill(self, batch: Sequence[tuple[HFTargetCache, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+        return self._batch.prefill(batch, needs)
+
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
         if len({array.dtype for array in arrays}) == 1:  # one transfer
             joined, ends = torch.cat(list(arrays)).tolist(), np.cumsum([len(array) for array in arrays]).tolist()

@@ -41,7 +41,7 @@ class PassOutput:
     """What a pass over n rows returned.
 
     Attributes:
-        logits: [R, V], of all rows or of the last.
+        logits: [R, V], of all rows or of those that were wanted.
         hidden: [n, L', D], the tapped layers; None if none were.
     """
 
@@ -72,7 +72,7 @@ class ModelRunner:
         layers: Sequence[int] | None = None,
         config: Mapping[str, Any] | None = None,
         embeddings: Tensor | None = None,
-        last: bool = False,
+        wanted: Sequence[int] | None = None,
         total: int,
     ) -> PassOutput:
         """Run a pass, without gradients; the cache grows by its rows.
@@ -84,7 +84,7 @@ class ModelRunner:
             layers: the decoder layers to run; None for all.
             config: attributes that the layers' config is to have instead of its own.
             embeddings: [E, D], of tokens behind the vocabulary.
-            last: whether only the last row's logits are wanted.
+            wanted: the rows whose logits are wanted, rising; None for all.
             total: how many rows the caches will hold, for the message if memory runs out.
 
         Raises:
@@ -94,9 +94,12 @@ class ModelRunner:
         options: dict[str, Any] = {}
         if self.capabilities.takes_positions:
             options["position_ids"] = given.positions
-        if last and self.capabilities.keeps_logits:
-            options["logits_to_keep"] = 1
-        count = given.ids.shape[1]
+        count, index = given.ids.shape[1], None
+        if wanted is not None:
+            index = torch.tensor(wanted, device=self.model.device)
+            if self.capabilities.keeps_logits:  # most models take an index, all of them the number of last rows
+                options["logits_to_keep"] = 1 if list(wanted) == [count - 1] else index
+                index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
             model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config)
@@ -111,7 +114,7 @@ class ModelRunner:
                 **options,
             )
         logits: Tensor = output.logits[0]
-        return PassOutput(logits[-1:] if last else logits, taps.hidden(count))
+        return PassOutput(logits if index is None else logits[index], taps.hidden(count))
 
     def verify(self, given: PassInput, cache: DynamicCache, **options: Any) -> PassOutput:
         """Run a pass as `run` does, in the mode in which transformers' own decoding loop runs its passes."""

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from speculant.core.engine import Needs
 from speculant.core.tree import Bool
 from speculant.engines.hf.forward_pass import PassInput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptPart:
+    """Prompt tokens that a pass is going to read.
+
+    Attributes:
+        start, end: their places in the prompt.
+        needs: what is wanted of them beside the last one's logits.
+        hidden: the states of the parts before, of which the cache keeps them.
+    """
+
+    start: int
+    end: int
+    needs: Needs
+    hidden: list[Tensor]
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def with_states(self, hidden: Tensor | None) -> list[Tensor]:
+        """Return the states of the parts so far and of this one, where they are wanted."""
+        return self.hidden if hidden is None or not self.needs.hidden_layers else [*self.hidden, hidden]
 
 
 class Prompt:
@@ -70,3 +96,10 @@ class Prompt:
         if self._padding is not None:
             return (self._padding.long().cumsum(-1) - 1).clamp(min=0)[:, start:end]
         return torch.arange(start, end, device=self.ids.device)[None]
+
+
+def joined_states(parts: list[Tensor], needs: Needs) -> Tensor | None:
+    """Return the hidden states of a prompt that was read in parts, [T', L', D], or of its last token, [1, L', D]."""
+    if not needs.hidden_layers:
+        return None
+    return torch.cat(parts) if needs.prompt else parts[-1][-1:]

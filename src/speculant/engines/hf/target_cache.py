@@ -21,7 +21,7 @@ from speculant.core.tree import UNLIMITED, DraftTree, Int32, Int64
 from speculant.engines.hf.cache import keep_rows, usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
-from speculant.engines.hf.prompt import Prompt
+from speculant.engines.hf.prompt import Prompt, PromptPart, joined_states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +130,38 @@ class HFTargetCache:
         self.cache, self._length, self._given = usable_cache(cache), length, length
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+        part = self.plan_prompt(most, needs)
+        try:
+            output = self._runner.run(
+                self._prompt.part(part.start, part.end),
+                self.cache,
+                needs=part.needs,
+                wanted=[len(part) - 1],
+                total=part.end,
+            )
+            return self.take_prompt(part, output, needs)
+        except BaseException:
+            self.undo_prompt(part)
+            raise
+
+    @property
+    def joins(self) -> bool:
+        """Whether its prompt may be read in a pass with those of other sequences."""
+        limit, prompt = self._runner.capabilities.rope_limit, self._prompt
+        within = limit is None or len(prompt) <= limit
+        return self._runner.capabilities.trees and prompt.plain and within and not self._reads_at_once()
+
+    def plan_prompt(self, most: int | None, needs: Needs) -> PromptPart:
+        """Return the part of the prompt that a pass is to read next; nothing is run.
+
+        Args:
+            most: tokens; None for any number.
+            needs: what is wanted of the whole prompt, or of its last token.
+
+        Raises:
+            UsageError: the prompt was read before, or the cache was used elsewhere meanwhile.
+            UnsupportedError: the model cannot give what the drafter needs.
+        """
         self._check_cache()
         self._runner.acceleration.check_weights()
         if not self.unread:
@@ -144,20 +176,34 @@ class HFTargetCache:
         end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
         # Of a prompt that is read in chunks, only the last chunk's last row is wanted unless all rows are.
         wanted = needs if needs.prompt or end == len(self._prompt) else NO_NEEDS
-        read = self._prompt_hidden
-        try:
-            output = self._runner.run(self._prompt.part(start, end), self.cache, needs=wanted, last=True, total=end)
-            hidden = read if output.hidden is None else [*read, output.hidden]
-            if end < len(self._prompt):
-                self._length, self._prompt_hidden = end, hidden
-                return None
-            finished = finished_pass(PassOutput(output.logits, _joined(hidden, needs)), needs)
-            self._length, self._prompt_hidden = end, []
-            return finished
-        except BaseException:
-            self._length, self._prompt_hidden = start, read
-            self.rollback()
-            raise
+        return PromptPart(start, end, wanted, self._prompt_hidden)
+
+    def prompt_rows(self, part: PromptPart) -> PassInput:
+        """Return what a pass with other sequences reads of a part of the prompt; the mask is None for causal rows."""
+        capabilities, given = self._runner.capabilities, self._prompt.part(part.start, part.end)
+        if part.start == 0 and capabilities.window is None and not capabilities.additive:
+            return given
+        rows = DraftRows().grown(np.arange(-1, len(part) - 1))
+        return PassInput(given.ids, given.positions, self._draft_mask(rows, 0))
+
+    def take_prompt(self, part: PromptPart, output: PassOutput, needs: Needs) -> Pass | None:
+        """Take what a pass has returned for a part of the prompt: logits [1, V] of its last row, and hidden states.
+
+        Returns:
+            The last token's Pass; None if more of the prompt is to be read.
+        """
+        hidden = part.with_states(output.hidden)
+        if part.end < len(self._prompt):
+            self._length, self._prompt_hidden = part.end, hidden
+            return None
+        finished = finished_pass(PassOutput(output.logits, joined_states(hidden, needs)), needs)
+        self._length, self._prompt_hidden = part.end, []
+        return finished
+
+    def undo_prompt(self, part: PromptPart) -> None:
+        """Drop what a pass that failed has read."""
+        self._length, self._prompt_hidden = part.start, part.hidden
+        self.rollback()
 
     def forward(
         self,
@@ -360,7 +406,11 @@ class HFTargetCache:
         )
         positions, anew = torch.arange(ids.shape[1], device=ids.device)[None], usable_cache(None)
         output = self._runner.run(
-            PassInput(ids, positions, None), anew, needs=needs, last=True, total=self._length + ids.shape[1]
+            PassInput(ids, positions, None),
+            anew,
+            needs=needs,
+            wanted=[ids.shape[1] - 1],
+            total=self._length + ids.shape[1],
         )
         self.cache.layers, self._given = anew.layers, 0
         return PassOutput(output.logits, None if output.hidden is None else output.hidden[-1:])
@@ -384,10 +434,3 @@ class HFTargetCache:
         if capabilities.window is not None:
             sliding = rows.mask(start, before, seen=seen, window=capabilities.window, hidden=again)
         return self._runner.mask(full, sliding)
-
-
-def _joined(chunks: list[Tensor], needs: Needs) -> Tensor | None:
-    """Return the hidden states of a prompt that was read in chunks, or of its last token."""
-    if not needs.hidden_layers:
-        return None
-    return torch.cat(chunks) if needs.prompt else chunks[-1][-1:]

@@ -149,6 +149,20 @@ class LlamaEngine(Engine):
                 found.append(finished(each if group is groups[-1] else each.clone(), needs))
         return found
 
+    def prefill(
+        self, batch: Sequence[tuple[LlamaTargetCache, int | None]], needs: Needs = NO_NEEDS
+    ) -> list[Pass | None]:
+        rows = sum(cache.unread if most is None else min(most, cache.unread) for cache, most in batch)
+        if len(batch) < 2 or rows > PASS_ROWS or not self.context.copies:  # a running state is not read in parts
+            return [cache.prefill(most, needs=needs) for cache, most in batch]
+        texts = [cache.text for cache, _ in batch]
+        parts = [cache.plan_prompt(most, needs, texts) for cache, most in batch]
+        logits = list(self.context.decode(Rows.joined(parts), texts).clone())
+        return [
+            cache.take_prompt(part, logits.pop(0)[None] if part.outputs[-1] else None, needs)
+            for (cache, _), part in zip(batch, parts, strict=True)
+        ]
+
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
         return [array.tolist() for array in arrays]
 

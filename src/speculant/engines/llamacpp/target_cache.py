@@ -87,25 +87,49 @@ class LlamaTargetCache(TargetCache):
         self.text, self._length, self._given = text, len(text.tokens), len(text.tokens)
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+        start, text = self._length, self.text
+        left = self.unread if most is None else min(most, self.unread)
+        try:
+            while True:
+                part = self.plan_prompt(min(left, PASS_ROWS), needs, [text])
+                logits = self._context.decode(part, [text])
+                found = self.take_prompt(part, logits.clone() if part.outputs[-1] else None, needs)
+                left -= len(part)
+                if not left:
+                    return found
+        except BaseException:
+            if text.sequence is not None:
+                self._context.remove(text.sequence, start)
+            text.tokens, self._length = self._prompt[:start], start
+            raise
+
+    def plan_prompt(self, most: int | None, needs: Needs, keep: Sequence[Text]) -> Rows:
+        """Return the rows of a pass that is to read further prompt tokens; `restart` undoes it.
+
+        Args:
+            most: tokens; None for all.
+            needs: what is wanted beside the logits.
+            keep: the texts of the same pass.
+
+        Raises:
+            OutOfMemoryError: the text had left the cache and does not fit.
+            UsageError: the prompt was read before, or the text was used elsewhere meanwhile.
+            UnsupportedError: hidden states are wanted.
+        """
         self._check_text()
         check_needs(needs)
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
-        context, text, start = self._context, self.text, self._length
+        start = self._length
         end = start + (self.unread if most is None else min(most, self.unread))
-        try:
-            sequence = context.admit(text)
-            logits: Tensor | None = None
-            for begin in range(start, end, PASS_ROWS):
-                part = self._prompt[begin : min(begin + PASS_ROWS, end)]
-                last = begin + len(part) == len(self._prompt)
-                logits = context.decode(Rows.plain(part, begin, sequence, last=last), [text])
-        except BaseException:
-            if text.sequence is not None:
-                context.remove(text.sequence, start)
-            raise
-        text.tokens, self._length = self._prompt[:end], end
-        return None if end < len(self._prompt) or logits is None else finished(logits.clone(), needs)
+        sequence = self._context.admit(self.text, keep)
+        return Rows.plain(self._prompt[start:end], start, sequence, last=end == len(self._prompt))
+
+    def take_prompt(self, rows: Rows, logits: Tensor | None, needs: Needs) -> Pass | None:
+        """Take note that a pass has read rows of the prompt; return the last token's Pass, by its logits [1, V]."""
+        self._length += len(rows)
+        self.text.tokens = self._prompt[: self._length]
+        return None if logits is None else finished(logits, needs)
 
     def forward(
         self,

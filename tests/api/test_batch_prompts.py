@@ -1,0 +1,150 @@
+"""How a batch reads prompts: short ones together, long ones in chunks, what they share once, and first tokens early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from models import tiny_model
+from speculant import Speculator
+from speculant.api import batch as batches
+from speculant.core.errors import OutOfMemoryError
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0}
+LENGTHS = (5, 9, 3, 7)
+
+
+def texts(lengths: tuple[int, ...] = LENGTHS, *, shared: int = 0) -> list[torch.Tensor]:
+    """Return prompts, Int64[T] each, that begin with the same tokens and differ behind them."""
+    torch.manual_seed(4)
+    head = torch.randint(3, 60, (shared,))
+    return [torch.cat([head, torch.randint(3, 60, (length,))]) for length in lengths]
+
+
+def opened(**options: Any) -> tuple[Any, Speculator, list[int]]:
+    """Return a model, a speculator, and where the rows of every pass are noted from now on."""
+    model = tiny_model("llama")
+    speculator, rows = Speculator.from_transformers(model, method="mix", fast=False, nodes=4, **options), list[int]()
+    model.register_forward_pre_hook(
+        lambda _module, _args, given: rows.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    return model, speculator, rows
+
+
+def alone(prompts: list[torch.Tensor]) -> list[list[int]]:
+    """Return the text of each prompt by plain decoding."""
+    speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
+    return [speculator.generate(prompt, **OPTIONS).ids for prompt in prompts]
+
+
+def decoded(batch: Any, prompts: list[torch.Tensor]) -> list[list[int]]:
+    """Return the text of each prompt by a batch."""
+    generations = [batch.add(prompt, **OPTIONS) for prompt in prompts]
+    for _ in batch:
+        pass
+    return [generation.result.ids for generation in generations]
+
+
+def test_short_prompts_are_read_by_one_pass() -> None:
+    """Guards the time to the first token where several requests arrive at once."""
+    _, speculator, rows = opened()
+    batch = speculator.batch(4)
+    rows.clear()
+    generations = [batch.add(prompt, **OPTIONS) for prompt in texts()]
+    pieces = batch.step()
+    assert rows == [sum(LENGTHS)]
+    assert [generation for generation, _ in pieces] == generations
+    for _ in batch:
+        pass
+    assert [generation.result.ids for generation in generations] == alone(texts())
+
+
+def test_first_tokens_come_with_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards requests from waiting for the prompts of all others: a step ends with a pass, a round follows the last."""
+    monkeypatch.setattr(batches, "SHARED_TOKENS", 8)
+    _, speculator, rows = opened()
+    batch = speculator.batch(4)
+    rows.clear()
+    for prompt in texts():
+        batch.add(prompt, **OPTIONS)
+    assert [len(batch.step()) for _ in range(3)] == [1, 1, 1]
+    assert rows == [5, 9, 3]
+    batch.step()
+    assert rows == [5, 9, 3, 7]
+    assert len(batch.step()) == 4
+
+
+def test_rounds_go_on_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards texts from standing still for longer than the tokens that may be read between two rounds."""
+    monkeypatch.setattr(batches, "PREFILL_TOKENS", 16)
+    _, speculator, _ = opened()
+    batch = speculator.batch(4)
+    first = batch.add(texts()[0], **OPTIONS)
+    batch.step()
+    long = batch.add(texts((60,))[0], **OPTIONS)
+    while not long.result.ids:
+        batch.step()
+    assert first.result.stats.rounds >= 60 // 16
+    for _ in batch:
+        pass
+    assert [first.result.ids, long.result.ids] == alone([texts()[0], texts((60,))[0]])
+
+
+def test_a_long_prompt_is_read_alone_and_in_its_chunks() -> None:
+    """Guards the option that bounds the rows of a pass."""
+    model, speculator, rows = opened()
+    config = type(model.generation_config)(prefill_chunk_size=6)
+    batch = speculator.batch(4)
+    rows.clear()
+    generations = [batch.add(prompt, generation_config=config, **OPTIONS) for prompt in texts((5, 20, 3))]
+    while not all(generation.result.ids for generation in generations):
+        batch.step()
+    assert max(rows) <= 6 + 2 * 5
+    for _ in batch:
+        pass
+    assert [generation.result.ids for generation in generations] == alone(texts((5, 20, 3)))
+
+
+def test_what_prompts_share_is_read_once() -> None:
+    """Guards the prefix cache where requests with the same system prompt arrive at once."""
+    _, speculator, _ = opened()
+    prompts = texts(shared=40)
+    batch = speculator.batch(4, prefix_cache=1 << 20)
+    generations = [batch.add(prompt, **OPTIONS) for prompt in prompts]
+    for _ in batch:
+        pass
+    assert [generation.result.ids for generation in generations] == alone(prompts)
+    assert [generation.result.stats.reused_tokens for generation in generations] == [0, 40, 40, 40]
+
+
+def test_prompts_that_do_not_fit_together_are_read_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the texts where a pass over several prompts finds no room, and one for each does."""
+    _, speculator, _ = opened()
+
+    def full(*_args: Any) -> Any:
+        raise OutOfMemoryError("no room")
+
+    monkeypatch.setattr(speculator.engine, "prefill", full)
+    assert decoded(speculator.batch(4), texts()) == alone(texts())
+
+
+def test_a_drafter_that_fails_for_one_prompt_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the others whose prompts were read by the same pass."""
+    _, speculator, _ = opened()
+    usual = speculator.drafter.open
+
+    def open_some(start: Any) -> Any:
+        if len(start.prompt) == LENGTHS[1]:
+            raise ZeroDivisionError("a bug")
+        return usual(start)
+
+    monkeypatch.setattr(speculator.drafter, "open", open_some)
+    batch = speculator.batch(4)
+    generations = [batch.add(prompt, **OPTIONS) for prompt in texts()]
+    for _ in batch:
+        pass
+    assert isinstance(generations[1].error, ZeroDivisionError)
+    expected = alone(texts())
+    assert [generation.result.ids for generation in generations] == [expected[0], [], *expected[2:]]
