@@ -22,6 +22,7 @@ from speculant.engines.hf.cache import keep_rows, usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
 from speculant.engines.hf.prompt import Prompt, PromptPart, joined_states
+from speculant.engines.hf.rotary_limit import RotaryLimit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +67,7 @@ class HFTargetCache:
             UnsupportedError: the cache is of a kind that cannot be rolled back.
         """
         self._runner, self._prompt = runner, Prompt(ids, padding=padding, positions=positions)
+        self._limit = RotaryLimit(runner, self._prompt)
         self.cache = usable_cache(cache)
         self._length = self._given = int(self.cache.get_seq_length())
         self._rows = DraftRows()
@@ -101,11 +103,7 @@ class HFTargetCache:
         capabilities, depth = self._runner.capabilities, UNLIMITED
         if capabilities.positions is not None:
             depth = capabilities.positions - 1 - self.position
-        limit = capabilities.rope_limit
-        if limit is not None and (self.position < limit or capabilities.rope_follows or self._rereads()):
-            # A node beyond the limit would rotate the root's own row by other factors than plain decoding does.
-            depth = min(depth, limit - 1 - self.position)
-        return max(0, depth)
+        return max(0, min(depth, self._limit.depth(self.position)))
 
     @property
     def shares_prefixes(self) -> bool:
@@ -114,9 +112,8 @@ class HFTargetCache:
         They are not where positions are the request's own, where factors or windows go by the length of the pass that
         reads a prompt, or where such a text was read with other factors.
         """
-        capabilities, longest = self._runner.capabilities, max(len(self._prompt), self._length)
-        within = capabilities.rope_limit is None or longest <= capabilities.rope_limit
-        return self._prompt.plain and within and not capabilities.window_by_cache
+        within = self._limit.holds(max(len(self._prompt), self._length))
+        return self._prompt.plain and within and not self._runner.capabilities.window_by_cache
 
     def begin_with(self, cache: DynamicCache) -> None:
         """Begin with rows of the prompt's first tokens in place of an empty cache.
@@ -147,9 +144,7 @@ class HFTargetCache:
     @property
     def joins(self) -> bool:
         """Whether its prompt may be read in a pass with those of other sequences."""
-        limit, prompt = self._runner.capabilities.rope_limit, self._prompt
-        within = limit is None or len(prompt) <= limit
-        return self._runner.capabilities.trees and prompt.plain and within and not self._reads_at_once()
+        return self._runner.capabilities.trees and self.shares_prefixes
 
     def plan_prompt(self, most: int | None, needs: Needs) -> PromptPart:
         """Return the part of the prompt that a pass is to read next; nothing is run.
@@ -375,25 +370,15 @@ class HFTargetCache:
     @property
     def at_limit(self) -> bool:
         """Whether the next pass reads the whole text anew, as `generate` does where rotary factors change."""
-        return self._rereads() and self.position == self._runner.capabilities.rope_limit
-
-    def _rereads(self) -> bool:
-        """Return whether the text will be read anew at the limit, or is being."""
-        capabilities = self._runner.capabilities
-        limit = capabilities.rope_limit
-        return capabilities.rope_rereads and not self._prompt.shift and limit is not None and self.position <= limit
+        return self._limit.reached(self.position)
 
     def _reads_at_once(self) -> bool:
         """Return whether a prompt in several passes would be another prompt: factors and windows go by the pass."""
-        capabilities = self._runner.capabilities
-        limit = capabilities.rope_limit
-        beyond = limit is not None and len(self._prompt) - self._prompt.shift > limit
-        return beyond or capabilities.window_by_cache
+        return self._limit.reads_at_once or self._runner.capabilities.window_by_cache
 
     def _drop_other_factors(self) -> None:
         """Drop rows of an earlier turn that `generate` would compute anew with the factors of a longer text."""
-        limit = self._runner.capabilities.rope_limit
-        if self._given and self._rereads() and limit is not None and len(self._prompt) > limit:
+        if self._given and self._limit.rereads(self.position) and not self._limit.holds(len(self._prompt)):
             self._length = self._given = 0
             self.rollback()
 

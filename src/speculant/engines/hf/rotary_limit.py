@@ -1,0 +1,43 @@
+"""What the length from which a model rotates by other factors means for one sequence."""
+
+from __future__ import annotations
+
+from speculant.core.tree import UNLIMITED
+from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.prompt import Prompt
+
+
+class RotaryLimit:
+    """The rotary limit of a model, seen from one prompt; models without one have none of its effects."""
+
+    def __init__(self, runner: ModelRunner, prompt: Prompt) -> None:
+        self._runner, self._prompt = runner, prompt
+
+    def holds(self, length: int) -> bool:
+        """Return whether a text of so many cached tokens is rotated by the factors of short texts."""
+        limit = self._runner.capabilities.rope_limit
+        return limit is None or length <= limit
+
+    def depth(self, position: int) -> int:
+        """Return how deep a draft may be whose root has this position.
+
+        A node beyond the limit would rotate the root's own row by other factors than plain decoding does.
+        """
+        capabilities, limit = self._runner.capabilities, self._runner.capabilities.rope_limit
+        if limit is not None and (position < limit or capabilities.rope_follows or self.rereads(position)):
+            return limit - 1 - position
+        return UNLIMITED
+
+    def rereads(self, position: int) -> bool:
+        """Return whether the text will be read anew at the limit, or is being, as `generate` does."""
+        capabilities, limit = self._runner.capabilities, self._runner.capabilities.rope_limit
+        return capabilities.rope_rereads and not self._prompt.shift and limit is not None and position <= limit
+
+    def reached(self, position: int) -> bool:
+        """Return whether the next pass reads the whole text anew."""
+        return self.rereads(position) and position == self._runner.capabilities.rope_limit
+
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether the prompt in several passes would be another prompt."""
+        return not self.holds(len(self._prompt) - self._prompt.shift)
