@@ -45,7 +45,7 @@ def test_a_scene_is_measured(number: int) -> None:
     """Guards that drafts change nothing, that texts are whole and that every request is counted."""
     whole = scenes()[number]
     requests = whole.requests[:2]
-    scene = Scene(name=whole.name, method=whole.method, requests=requests, most=12, memory=whole.memory)
+    scene = Scene(name=whole.name, method=whole.method, requests=requests, most=12, base=whole.base)
     calls: list[int] = []
     found = measure(scene, *load_model(None), repetitions=2, advance=lambda: calls.append(1))
     assert len(calls) == plays([scene], repetitions=2) == 4

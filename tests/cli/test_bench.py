@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from transformers import AutoConfig, AutoTokenizer
 
+from bases import saved_base
 from models import SHAPE
 from speculant.bench.suite.runner import Runner
 from speculant.cli import bench_progress
 from speculant.cli.main import main
 from speculant.core.errors import SpeculantError
+from speculant.drafters.mix.drafter import MixDrafter
+from speculant.memory.fingerprint import tokenizer_fingerprint
 
 CaptureFixture = pytest.CaptureFixture[str]
 METHODS = "none,aded,mix,hf:generate,hf:prompt-lookup"
@@ -129,6 +134,40 @@ def test_methods_with_a_draft_model(option: str, tmp_path: Path, tiny_folder: Pa
     assert "Settings of opt-tree: depth=5, top_k=2" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_run_with_a_base(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base that is named is used and stands in the results; those of the user's folder are not."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    vocabulary = AutoConfig.from_pretrained(tiny_folder).vocab_size
+    texts = [np.random.default_rng(0).integers(0, len(tokenizer), 2000).astype(np.int32)]
+    folder, fingerprint = tmp_path / "bases", tokenizer_fingerprint(tokenizer, vocabulary)
+    folder.mkdir()
+    monkeypatch.setenv("SPECULANT_BASES", str(folder))
+    base = saved_base(folder / "b.speculant", texts, vocabulary=vocabulary, tokenizer=fingerprint)
+    task = write(tmp_path / "mine.jsonl", {"prompt": "The dog"})
+    used: list[int] = []
+    monkeypatch.setattr(MixDrafter, "open", _counted(MixDrafter.open, used))
+    argv = ["bench", str(tiny_folder), "--tasks", task, "--methods", "mix,lookup", "--max-new-tokens", "6"]
+    argv += ["--trials", "1", "--nodes", "4", "--device", "cpu"]
+    for name, options, count in (("with", ["--base", str(base)], 1), ("without", [], 0)):
+        used.clear()
+        assert main([*argv, *options, "--out", str(tmp_path / name)]) == 0
+        assert set(used) == {count}
+        found = json.loads((tmp_path / name / "result.json").read_text())
+        assert [each["name"] for each in found["settings"].get("bases", [])] == ["b.speculant"] * count
+        assert all(row["identical"] == row["compared"] for row in found["methods"])
+        assert ("b.speculant" in (tmp_path / name / "report.html").read_text()) == bool(count)
+
+
+def _counted(open_session: Any, used: list[int]) -> Any:
+    """Return `MixDrafter.open`, which notes how many bases its drafter has."""
+
+    def opened(self: MixDrafter, start: Any) -> Any:
+        used.append(len(self.bases))
+        return open_session(self, start)
+
+    return opened
+
+
 def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
     """The model is padded, and every report says so."""
     trace = write(tmp_path / "t.jsonl", {"prompt_ids": [1, 5], "output_ids": [4, 5, 6]})
@@ -159,6 +198,8 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--forced", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--forced", "a/t.jsonl", "b/t.jsonl"], "called differently"),
         (["--seed", "1"], "--seed would be ignored"),
+        (["--base", "b"], "random weights from --config have none"),
+        (["--methods", "aded", "--base", "b"], "--base would be ignored: none of none, aded takes one"),
     ],
 )
 def test_faults_come_before_the_work(

@@ -70,7 +70,7 @@ def test_the_command_measures_every_scene(
 ) -> None:
     """Guards the whole, on scenes cut short."""
     short = [
-        Scene(name=scene.name, method=scene.method, requests=scene.requests[:1], most=6, memory=scene.memory)
+        Scene(name=scene.name, method=scene.method, requests=scene.requests[:1], most=6, base=scene.base)
         for scene in bench.scenes()
     ]
     monkeypatch.setattr(bench, "scenes", lambda: short)
@@ -80,5 +80,5 @@ def test_the_command_measures_every_scene(
     printed = capsys.readouterr().out
     assert printed.rstrip().splitlines()[-2].split("│")[-2].strip() == "yes"
     found = json.loads(path.read_text())
-    assert [scene["scene"] for scene in found["scenes"]] == ["session", "edit", "corpus"]
+    assert [scene["scene"] for scene in found["scenes"]] == ["session", "edit", "base"]
     assert found["environment"]["threads"] == 1

@@ -150,7 +150,7 @@ def test_a_full_disk_under_standard_output(command: str, tmp_path: Path) -> None
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     (tmp_path / "t.jsonl").write_text(json.dumps({"prompt_ids": [1], "output_ids": [4, 5, 6]}) + "\n")
-    corpus = Path(__file__).parents[2] / "src/speculant/models/stories/trigrams.speculant"
+    corpus = Path(__file__).parents[2] / "src/speculant/models/stories/base.speculant"
     argv = {
         "methods": ["methods"],
         "replay": ["replay", str(tmp_path / "t.jsonl"), "--method", "none", "--jobs", "1"],

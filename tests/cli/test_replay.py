@@ -114,7 +114,12 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
     assert "--tokenizer" in capsys.readouterr().err
     argv = [path, "--method", "none,aded", "--tokenizer", str(bundled_model())]
     alone = figures(capsys, *argv)
-    argv += ["--corpus", str(bundled_model() / "trigrams.speculant")]
+    (tmp_path / "texts.txt").write_text("Once upon a time there was a cat. " * 40)
+    corpus = str(tmp_path / "trigrams.speculant")
+    build = ["corpus", "build", "--kind", "trigram", "--tokenizer", str(bundled_model()), "-o", corpus]
+    assert main([*build, str(tmp_path / "texts.txt")]) == 0
+    capsys.readouterr()
+    argv += ["--corpus", corpus]
     assert main(["replay", *argv, "--jobs", "1", "--json", str(tmp_path / "o"), "--html", str(tmp_path / "p")]) == 0
     out, err = capsys.readouterr()
     assert "since they take none of this kind: none." in err

@@ -7,8 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bases import saved_base
 from speculant.core.errors import FileError, SpeculantError, UnknownMethodError, UnsupportedError, UsageError
 from speculant.integrations.settings import IntegrationSettings, read_settings
 
@@ -48,6 +50,22 @@ def test_the_environment() -> None:
         allow_untested=True,
     )
     assert read_settings({"SPECULANT_METHOD": ""}) == IntegrationSettings()
+
+
+@pytest.mark.parametrize("method", ["mix", "lookup"])
+def test_bases_of_the_folder_are_used_when_asked_for(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With "auto" those of the tokenizer, by methods that take any; else none, whatever the folder holds."""
+    monkeypatch.setenv("SPECULANT_BASES", str(tmp_path))
+    texts = [np.arange(200, dtype=np.int32) % 10]
+    saved_base(tmp_path / "fitting.speculant", texts, vocabulary=10, tokenizer="t")
+    saved_base(tmp_path / "other.speculant", texts, vocabulary=10, tokenizer="other")
+    asked = {"SPECULANT_METHOD": method, "SPECULANT_BASE": "auto"}
+    drafter = read_settings(asked).build(vocabulary=10, tokenizer="t")
+    assert [base.path.stem for base in getattr(drafter, "bases", ())] == ["fitting"] * (method == "mix")
+    drafter = read_settings({"SPECULANT_METHOD": method}).build(vocabulary=10, tokenizer="t")
+    assert not getattr(drafter, "bases", ())
 
 
 @pytest.mark.parametrize("suffix", [".json", ".toml"])

@@ -13,17 +13,20 @@ from speculant.registry import METHODS, Method
 
 AUTOMATIC = "auto"
 
+Base = str | Path | MixBase
+
 _logger = logging.getLogger(__name__)
 
 
 def open_bases(
-    method: Method, base: str | Path | Sequence[str | Path] | None, *, vocabulary: int, tokenizer: str
+    method: Method, base: Base | Sequence[Base] | None, *, vocabulary: int, tokenizer: str
 ) -> tuple[MixBase, ...]:
     """Return the bases of a drafter.
 
     Args:
         method: the drafter's.
-        base: files; "auto" for those of the user's folder that fit, where the method takes any; None for none.
+        base: files, or bases that are open already, whose tokenizer is not checked again; "auto" for those of the
+            user's folder that fit, where the method takes any; None for none.
         vocabulary: V, the number of token ids.
         tokenizer: its fingerprint.
 
@@ -33,11 +36,14 @@ def open_bases(
     """
     if base == AUTOMATIC:
         return _automatic(vocabulary, tokenizer) if method.takes_bases else ()
-    paths = [] if base is None else [base] if isinstance(base, str | Path) else list(base)
-    if paths and not method.takes_bases:
+    given = [] if base is None else [base] if isinstance(base, Base) else list(base)
+    if given and not method.takes_bases:
         usable = ", ".join(name for name, each in METHODS.items() if each.takes_bases)
         raise UnsupportedError(f"the method '{method.name}' takes no base. Leave it out, or use one of {usable}.")
-    return tuple(read_base(Path(path), vocabulary=vocabulary, tokenizer=tokenizer) for path in paths)
+    return tuple(
+        each if isinstance(each, MixBase) else read_base(Path(each), vocabulary=vocabulary, tokenizer=tokenizer)
+        for each in given
+    )
 
 
 def _automatic(vocabulary: int, tokenizer: str) -> tuple[MixBase, ...]:

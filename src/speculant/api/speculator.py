@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from speculant.api.bases import AUTOMATIC, open_bases
+from speculant.api.bases import AUTOMATIC, Base, open_bases
 from speculant.api.decoder import Decoder
 from speculant.api.draft_caches import check_merged, drafts_of
 from speculant.api.engines import check_engine_can
@@ -40,7 +40,7 @@ class Speculator(Decoder):
         nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int | float | str = MEMORY_LIMIT,
-        base: str | Path | Sequence[str | Path] | None = AUTOMATIC,
+        base: Base | Sequence[Base] | None = AUTOMATIC,
         settings: Any = None,
         draft_model: Any = None,
         draft_tokenizer: Any = None,
@@ -155,7 +155,7 @@ class Speculator(Decoder):
         nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int | float | str = MEMORY_LIMIT,
-        base: str | Path | Sequence[str | Path] | None = AUTOMATIC,
+        base: Base | Sequence[Base] | None = AUTOMATIC,
         settings: Any = None,
         draft_model: Any = None,
         draft_tokenizer: Any = None,
@@ -212,7 +212,7 @@ class Speculator(Decoder):
         nodes: int | str | None = None,
         memory: str | Path | None = None,
         memory_limit: int | float | str = MEMORY_LIMIT,
-        base: str | Path | Sequence[str | Path] | None = AUTOMATIC,
+        base: Base | Sequence[Base] | None = AUTOMATIC,
         settings: Any = None,
         draft_model: Any = None,
         draft_tokenizer: Any = None,

@@ -1,9 +1,9 @@
 """A demonstration on the bundled model: three kinds of use, each measured against plain decoding.
 
 A session whose memory fills from request to request; rewriting a text, where most of the answer stands in the
-prompt; and stories continued with a memory made from a corpus. Plain and drafted decoding alternate request by
-request in one process, everything is repeated and medians are taken, so that other work on the machine slows both
-alike. Before each repetition the memory is put back to what it was at first.
+prompt; and stories continued with a base that knows the language beforehand. Plain and drafted decoding alternate
+request by request in one process, everything is repeated and medians are taken, so that other work on the machine slows
+both alike. Before each repetition the memory is put back to what it was at first.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class Scene:
         method: drafts.
         requests: answered one after the other, with one memory.
         most: new tokens of an answer at most.
-        memory: a file the memory begins with; None for an empty one.
+        base: a frozen base under the memory; None for none.
     """
 
     name: str
     method: str
     requests: Sequence[Request]
     most: int
-    memory: Path | None = None
+    base: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,11 +185,11 @@ def scenes() -> tuple[Scene, ...]:
         Scene(name="session", method="mix", requests=[Request(text, text) for text in SESSION], most=64),
         Scene(name="edit", method="mix", requests=list(rewrites), most=200),
         Scene(
-            name="corpus",
-            method="aded",
+            name="base",
+            method="mix",
             requests=[Request(text, text) for text in STORIES],
             most=80,
-            memory=bundled_model() / "trigrams.speculant",
+            base=bundled_model() / "base.speculant",
         ),
     )
 
@@ -216,9 +216,7 @@ def measure(
         advance: called after each request.
     """
     plain = Speculator.from_transformers(model, tokenizer, method="none")
-    drafted = Speculator.from_transformers(
-        model, tokenizer, method=scene.method, memory=scene.memory, base=None, fast=plain.fast
-    )
+    drafted = Speculator.from_transformers(model, tokenizer, method=scene.method, base=scene.base, fast=plain.fast)
     trials: list[list[_Trial]] = [[] for _ in scene.requests]
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / "memory"

@@ -175,6 +175,15 @@ def bench(
             rich_help_panel="How",
         ),
     ] = 256,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--base",
+            metavar="FILE",
+            help="a frozen base for the methods that take any, up to three; none is found by itself",
+            rich_help_panel="How",
+        ),
+    ] = None,
     temperature: Annotated[
         str,
         typer.Option("--temperature", metavar="T,...", help="one or more; default: 0, greedy", rich_help_panel="How"),
@@ -233,6 +242,7 @@ def bench(
         settings=tuple(settings or ()),
         nodes=nodes,
         memory_limit=memory_limit,
+        bases=tuple(base or ()),
         temperature=temperature,
         seed=seed or 0,
         batch=batch,

@@ -20,6 +20,7 @@ from speculant.core.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from speculant.bench.suite.tasks import Task
+    from speculant.drafters.mix.base import MixBase
 
 
 def run(asked: Bench) -> int:
@@ -41,6 +42,7 @@ def run(asked: Bench) -> int:
     from speculant.bench.suite.rows import RowFile
     from speculant.bench.suite.runner import Runner
     from speculant.bench.suite.tasks import Sampling
+    from speculant.bench.systems.bases import check_bases, open_target_bases
     from speculant.bench.systems.llamacpp import LLAMACPP
     from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model, takes_head
     from speculant.bench.systems.system import PLAIN
@@ -59,6 +61,8 @@ def run(asked: Bench) -> int:
         raise UsageError("--draft-model would be ignored: none of --methods drafts with a model.")
     if asked.head is not None and not any(map(takes_head, methods)):
         raise UsageError("--head would be ignored: none of --methods drafts with a head.")
+    if asked.bases:
+        check_bases(methods, tokenizer=asked.config is None)  # before a model is loaded
     chosen = build_settings_by_method(methods, asked.settings)
     model, tokenizer = target(asked)
     lengths = lengths_of(positions_of(model)) if asked.growth else []
@@ -71,6 +75,7 @@ def run(asked: Bench) -> int:
         tasks, mapped = [], False
     else:
         tasks, mapped = asked_tasks(asked, model, tokenizer), False
+    bases = open_target_bases([Path(path) for path in asked.bases], methods, model, tokenizer, mapped=mapped)
     options: dict[str, Any] = {
         "nodes": asked.nodes,
         "memory_limit": asked.memory_limit << 20,
@@ -79,6 +84,7 @@ def run(asked: Bench) -> int:
         "tokenizer": tokenizer,
         "draft_tokenizer": draft_tokenizer,
         "head": None if head_file is None else head_file.open(model),
+        "bases": bases,
     }
     runner = Runner(
         tasks=tasks,
@@ -90,7 +96,7 @@ def run(asked: Bench) -> int:
     )
     drafter = Path(asked.draft_model or BUNDLED).name if drafting else None
     settings = conditions(
-        asked, runner, draft_model=drafter, head=asked.head and head_title(asked.head), settings=chosen
+        asked, runner, draft_model=drafter, head=asked.head and head_title(asked.head), settings=chosen, bases=bases
     )
     file = RowFile(Path(asked.out), settings, restart=asked.restart)
     if file.rows:
@@ -100,7 +106,7 @@ def run(asked: Bench) -> int:
             runner.warm_up()
     with shown(runner.total_items, found=runner.total_items - left, expected=runner.estimate_seconds(file)) as advance:
         runner.run(file, advance)
-    scaling = measured_scaling(asked, model, methods, chosen, len(lengths)) if asked.growth else None
+    scaling = measured_scaling(asked, model, methods, chosen, bases, len(lengths)) if asked.growth else None
     rows = summary(file.rows)
     notes = sentences(settings, mapped)
     notes += [note for task in tasks for note in task.notes]
@@ -126,11 +132,17 @@ def run(asked: Bench) -> int:
 
 
 def measured_scaling(
-    asked: Bench, model: Any, methods: Sequence[str], chosen: Mapping[str, Any], lengths: int
+    asked: Bench,
+    model: Any,
+    methods: Sequence[str],
+    chosen: Mapping[str, Any],
+    bases: Sequence[MixBase],
+    lengths: int,
 ) -> dict[str, Any]:
     """Measure how cost scales, with the first of our own methods that drafts without a model or head, or `mix`."""
     from speculant.api.speculator import Speculator
     from speculant.bench.scaling.measure import measure_scaling
+    from speculant.bench.systems.bases import takes_bases
     from speculant.bench.systems.selection import takes_draft_model, takes_head
     from speculant.registry import METHODS
 
@@ -139,7 +151,7 @@ def measured_scaling(
     options: dict[str, Any] = {
         "method": drafting,
         "memory_limit": asked.memory_limit << 20,
-        "base": None,
+        "base": bases if takes_bases(drafting) else None,
         "fast": asked.loading.fast,
         "settings": chosen.get(drafting),
     }

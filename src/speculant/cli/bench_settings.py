@@ -29,6 +29,7 @@ class Bench:
     settings: Sequence[str]
     nodes: int | str | None
     memory_limit: int
+    bases: Sequence[str]
     temperature: str
     seed: int
     batch: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from speculant.cli.settings import settings_json, settings_sentences
 if TYPE_CHECKING:
     from speculant.bench.suite.runner import Runner
     from speculant.cli.bench_settings import Bench
+    from speculant.drafters.mix.base import MixBase
 
 LABELS = ("forced", "random weights", "inflated")
 
@@ -29,7 +30,13 @@ def model_name(asked: Bench) -> str:
 
 
 def conditions(
-    asked: Bench, runner: Runner, *, draft_model: str | None, head: str | None, settings: Mapping[str, Any]
+    asked: Bench,
+    runner: Runner,
+    *,
+    draft_model: str | None,
+    head: str | None,
+    settings: Mapping[str, Any],
+    bases: Sequence[MixBase] = (),
 ) -> dict[str, Any]:
     """Return how it is run: what must be the same for a run to go on.
 
@@ -39,6 +46,7 @@ def conditions(
         draft_model: the name of the draft model, without a path; None if there is none.
         head: the name of the head that was given, without a path, or None.
         settings: of drafters, by method.
+        bases: under the memories of the methods that take any.
     """
     import torch
 
@@ -55,6 +63,7 @@ def conditions(
         "methods": [system.name for system in runner.systems],
         "draft_model": draft_model,
         **({} if head is None else {"head": head}),
+        **({"bases": [_base_facts(base) for base in bases]} if bases else {}),
         "method_settings": settings_json(settings),
         "nodes": asked.nodes,
         "memory_limit_mb": asked.memory_limit,
@@ -118,10 +127,20 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
         found.append(f"Draft model: {settings['draft_model']}.")
     if "head" in settings:
         found.append(f"Head: {settings['head']}.")
+    found += [
+        f"Frozen base of the methods that take any: {base['name']}, {base['entries']:,} entries from "
+        f"{base['tokens']:,} tokens."
+        for base in settings.get("bases", ())
+    ]
     found += settings_sentences(settings["method_settings"])
     if settings["limit"] is not None:
         found.append(f"The first items of each task, at most {settings['limit']}.")
     return found
+
+
+def _base_facts(base: MixBase) -> dict[str, Any]:
+    """Return what names a base in the results, without the path to it."""
+    return {"name": base.path.name, "entries": base.facts.get("entries", 0), "tokens": base.facts.get("tokens", 0)}
 
 
 def _times(trials: int) -> str:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 HELP = """\
 Show in about a minute what drafting does, on the bundled model.
 
-A session whose memory fills, an edit, and stories that begin with a memory made from a corpus, each decoded with drafts
-and without."""
+A session whose memory fills, an edit, and stories with a base that knows the language beforehand, each decoded with
+drafts and without."""
 EXAMPLES = """
 speculant demo
 speculant demo --json demo.json   # everything measured
@@ -37,12 +37,12 @@ INTRODUCTION = (
 TITLES = {
     "session": "1. A session of ten stories: the memory starts empty and fills as it goes",
     "edit": "2. An edit: most of the answer stands in the prompt",
-    "corpus": "3. New stories, with a memory made from a corpus beforehand",
+    "base": "3. New stories, with a base that knows the language beforehand",
 }
 ROWS = {
     "session": "session of ten stories",
     "edit": "editing a story",
-    "corpus": "stories, memory from a corpus",
+    "base": "stories, with a base",
 }
 
 

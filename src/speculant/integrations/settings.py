@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from speculant.api.bases import open_bases
+from speculant.api.bases import AUTOMATIC, open_bases
 from speculant.api.options import check_bytes, check_number
 from speculant.core.drafter import MEMORY_LIMIT, Drafter
 from speculant.core.errors import FileError, UnsupportedError, UsageError
@@ -39,7 +39,9 @@ class IntegrationSettings:
         method: a drafting method that learns from text alone.
         memory: a memory file to begin with, if it exists, and to save to; None to forget everything at the end.
         corpus: a memory file to begin with where there is no `memory` file yet; never written.
-        base: frozen bases under the memory, several separated as in PATH.
+        base: frozen bases under the memory, several separated as in PATH; "auto" for those of the user's folder that
+            fit. They are not found unasked: ranks on several machines must draft the same tokens, and their folders
+            may differ.
         memory_limit: bytes that the drafter's memory may take.
         save_every: seconds between saves in the background; it is also saved at exit.
         drafted_per_step: the most tokens drafted in a step, for all its requests together.
@@ -57,7 +59,7 @@ class IntegrationSettings:
     method: str = "mix"
     memory: Path | None = None
     corpus: Path | None = None
-    base: tuple[Path, ...] = ()
+    base: tuple[Path, ...] | str = ()
     memory_limit: int = MEMORY_LIMIT
     save_every: float = 300.0
     drafted_per_step: int = DRAFTED_PER_STEP
@@ -140,10 +142,12 @@ def read_settings(environment: Mapping[str, str]) -> IntegrationSettings:
 
 def _parse(name: str, value: Any) -> Any:
     """Return a setting's value, given as text or as a value of the file's format."""
+    if name == "base" and value == AUTOMATIC:
+        return AUTOMATIC
     if name == "base":
         given = value.split(os.pathsep) if isinstance(value, str) else value
         if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
-            raise UsageError(f"base must be a path, or a list of paths, not {value!r}.")
+            raise UsageError(f"base must be a path, a list of paths, or auto, not {value!r}.")
         return tuple(Path(path).expanduser() for path in given if path)
     if name in ("memory", "corpus"):
         if not isinstance(value, str):

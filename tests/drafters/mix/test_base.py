@@ -40,6 +40,18 @@ def test_an_own_memory_wins_over_a_base(tmp_path: Path) -> None:
     assert play(drafter(bases=[base]), other).mat > 0.9 * play(drafter(), other).mat
 
 
+def test_the_first_request_moves_weights_little(tmp_path: Path) -> None:
+    """No further than without a base: more inputs move with every token, and steps as large would diverge at first."""
+    base = opened(tmp_path / "b", CORPUS, vocabulary=VOCABULARY)
+    moved = []
+    for bases in ([base], []):
+        held = drafter(bases=bases)
+        before = held._tables.mixer.weights.copy()
+        play(held, language(52, 300), nodes=4)
+        moved.append(np.abs(held._tables.mixer.weights - before).max())
+    assert 0.01 < moved[0] < 0.8 * moved[1]
+
+
 def test_several_bases(tmp_path: Path) -> None:
     """Each is known beside the others; more than three are refused."""
     parts = [language(seed, 3000) for seed in (0, 20, 40)]

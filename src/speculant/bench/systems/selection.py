@@ -9,11 +9,13 @@ from typing import Any
 
 from speculant.api.draft_caches import open_draft_caches
 from speculant.api.speculator import Speculator
+from speculant.bench.systems.bases import takes_bases
 from speculant.bench.systems.forced import check_forced
 from speculant.bench.systems.hf import ASSISTED, PREFIX, HuggingFace, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.bench.systems.system import PLAIN, SpeculantSystem, System
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.drafters.mix.base import MixBase
 from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import METHODS, find_method
@@ -83,6 +85,7 @@ def build_systems(
     memory_limit: int,
     fast: bool | Acceleration | None,
     settings: Mapping[str, Any] = MappingProxyType({}),
+    bases: Sequence[MixBase] = (),
 ) -> list[System]:
     """Return a system for each method. The model and the draft model are prepared once, for all of them.
 
@@ -97,10 +100,10 @@ def build_systems(
         memory_limit: bytes that the memory of each may take.
         fast: see `Speculator.from_transformers`.
         settings: of the drafters, by method; the defaults for methods that are not in it.
+        bases: for the methods that take any, see `bases.open_target_bases`.
     """
     prepared = Speculator.from_transformers(model, method=PLAIN, fast=fast).fast
-    # What is measured must not depend on the bases that a user keeps.
-    options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "base": None, "fast": prepared}
+    options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "fast": prepared}
     drafting = [name for name in methods if takes_draft_model(name) and name != ASSISTED]
     caches = None
     if drafting:
@@ -123,6 +126,7 @@ def build_systems(
             "settings": settings.get(name),
             "draft_model": caches if name in drafting else None,
             "head": head if takes_head(name) else None,
+            "base": bases if takes_bases(name) else None,
             "lossy": find_method(name).exactness != "lossless",  # naming it is consent: what is timed serves nobody
         }
         return SpeculantSystem(name, partial(Speculator.from_transformers, model, method=name, **own))

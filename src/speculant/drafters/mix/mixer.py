@@ -72,6 +72,9 @@ _INITIAL_WEIGHTS = (
 _LAST_USE = (0.001, 0.01, 0.03, 0.06, 0.06, 0.06, 0.03, 0.02, 0.015, 0.015, 0.01, 0.005)  # rates by distance
 _PRIOR_SAMPLES, _SLOWEST = 1.5, 0.003
 _STEP, _STEP_TOKENS, _SMALLEST_STEP = 0.01, 1000.0, 0.0005
+# With a base a token moves three sets of weights and more inputs: weights that begin at the largest step diverge for the
+# first thousand tokens, so they begin as if they had learned from this many.
+_STEPS_WITH_BASE = 4000
 _BIAS_STEP = 0.3
 _IMPROBABLE, _SUBSAMPLING = -3.5, 8  # of candidates below this logit one in eight is trained on, with its weight
 _CACHE_MEMORY = 200
@@ -198,9 +201,12 @@ def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
     Of the improbable candidates one in eight is trained on, in turn, with a weight of eight; the right one always is,
     with a weight of one. The state shared by all candidates that an input does not name is updated once.
     """
-    step = np.float32(max(_SMALLEST_STEP, _STEP / (1 + mixer.steps[0] / _STEP_TOKENS)))
+    inputs, before = len(features.absent), mixer.steps[0]
+    if inputs > INPUTS:
+        before += _STEPS_WITH_BASE
+    step = np.float32(max(_SMALLEST_STEP, _STEP / (1 + before / _STEP_TOKENS)))
     mixer.steps[0] += 1
-    inputs, turn = len(features.absent), np.int64(mixer.steps[0])
+    turn = np.int64(mixer.steps[0])
     weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]
     errors, counts = features.errors, features.counts
     all_errors, shared = np.zeros(FREQUENCIES, np.float32), np.empty(FREQUENCIES, np.float32)

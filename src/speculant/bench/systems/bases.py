@@ -1,0 +1,66 @@
+"""The frozen bases of a benchmark: only those that are named, so that figures do not depend on a user's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from speculant.api.bases import open_bases
+from speculant.core.errors import UsageError
+from speculant.drafters.mix.base import MixBase
+from speculant.memory.fingerprint import tokenizer_fingerprint
+from speculant.registry import METHODS, find_method
+
+
+def check_bases(methods: Sequence[str], *, tokenizer: bool) -> None:
+    """Refuse bases that nothing would use, or whose fit is not known.
+
+    Args:
+        methods: of `parse_methods`.
+        tokenizer: whether the target has one: a shape with random weights has none.
+
+    Raises:
+        UsageError: no method takes a base, or the target has no tokenizer.
+    """
+    if not any(takes_bases(name) for name in methods):
+        raise UsageError(f"--base would be ignored: none of {', '.join(methods)} takes one. Add the method mix.")
+    if not tokenizer:
+        raise UsageError(
+            "a base fits one tokenizer, and random weights from --config have none. Name the model itself in place of "
+            "--config, or leave --base out."
+        )
+
+
+def takes_bases(name: str) -> bool:
+    """Return whether a system has a memory that may stand on bases."""
+    return name in METHODS and find_method(name).takes_bases
+
+
+def open_target_bases(
+    paths: Sequence[Path], methods: Sequence[str], model: Any, tokenizer: Any, *, mapped: bool = False
+) -> tuple[MixBase, ...]:
+    """Return the bases of all systems that take any, opened once.
+
+    Args:
+        paths: of the files.
+        methods: of `parse_methods`.
+        model, tokenizer: the target's.
+        mapped: whether the token ids of recordings were numbered anew.
+
+    Raises:
+        UsageError: no method takes a base, or it cannot fit the ids.
+        UnsupportedError, MemoryFileError: a base cannot be used, or is of another tokenizer.
+    """
+    if not paths:
+        return ()
+    check_bases(methods, tokenizer=tokenizer is not None)
+    if mapped:
+        raise UsageError(
+            "the recordings were made with another tokenizer: their token ids were numbered anew, and no base has such "
+            "ids. Name the model that they were made with, or leave --base out."
+        )
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    taking = next(find_method(name) for name in methods if takes_bases(name))
+    fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
+    return open_bases(taking, paths, vocabulary=vocabulary, tokenizer=fingerprint)
