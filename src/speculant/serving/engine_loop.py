@@ -41,7 +41,7 @@ class Observer(Protocol):
     def cancelled(self, ticket: Ticket) -> None:
         """A text was cancelled."""
 
-    def stepped(self, sequences: int) -> None:
+    def decoded(self, sequences: int) -> None:
         """A round took so many texts further."""
 
 
@@ -228,8 +228,10 @@ class EngineLoop:
     def _step(self, batch: Batch) -> None:
         if not self._active:
             return
-        self._observer.stepped(len(self._active))
+        rounds, sequences = batch.stats.rounds, batch.stats.sequences
         pieces = batch.step()
+        if batch.stats.rounds > rounds:  # some steps read prompts alone
+            self._observer.decoded(batch.stats.sequences - sequences)
         last = {generation: place for place, (generation, _) in enumerate(pieces)}  # an earlier step may have failed
         for place, (generation, piece) in enumerate(pieces):
             ticket = self._active.get(generation)

@@ -99,7 +99,7 @@ class Metrics:
     def cancelled(self, ticket: Ticket) -> None:
         self._cancelled.inc()
 
-    def stepped(self, sequences: int) -> None:
+    def decoded(self, sequences: int) -> None:
         self._batch.set(sequences)
         self._rounds.inc()
 
