@@ -156,6 +156,8 @@ async def test_metrics(connect: Connect) -> None:
     positions = [float(v) for name, v in values.items() if "num_accepted_tokens_per_pos_total" in name]
     assert sum(positions) == own["num_accepted_draft_tokens"]
     assert float(values[f"speculant_generation_tokens_total{label}"]) == 40
+    assert float(values[f"speculant_rounds_total{label}"]) == own["num_spec_steps"]  # the prompt's step is none of them
+    assert float(values[f"speculant_batch_size{label}"]) == 1
     assert float(values[f"speculant_prompt_tokens_total{label}"]) == answer["usage"]["prompt_tokens"]
     assert float(values[f"speculant_time_to_first_token_seconds_count{label}"]) == 1
     assert float(values[f"speculant_memory_bytes{label}"]) > 0
