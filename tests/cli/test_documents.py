@@ -21,12 +21,16 @@ def read(path: Path) -> tuple[list[Document], int, list[str]]:
     return found, sum(sizes), rejected
 
 
-def test_text_is_cut_at_separators(tmp_path: Path) -> None:
-    """A line of its own divides, the same letters within a line do not; every byte counts as progress."""
-    path = tmp_path / "t.txt"
-    path.write_bytes(b"a\nb <|endoftext|>\n<|endoftext|>\r\n\xff\n<|endoftext|>")
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("t.md", ["a\nb <|endoftext|>c\n"]), ("t.txt", ["a\nb ", "c\n"]), ("t.txt.gz", ["a\nb ", "c\n"])],
+)
+def test_text_is_cut_at_separators(name: str, first: list[str], tmp_path: Path) -> None:
+    """A line of its own divides, the same letters within a line only in .txt; every byte counts as progress."""
+    path, content = tmp_path / name, b"a\nb <|endoftext|>c\n<|endoftext|>\r\n\xff\n<|endoftext|>"
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     found, size, rejected = read(path)
-    assert found == ["a\nb <|endoftext|>\n", "\N{REPLACEMENT CHARACTER}\n", ""]
+    assert found == [*first, "\N{REPLACEMENT CHARACTER}\n", ""]
     assert (size, rejected) == (path.stat().st_size, [])
 
 

@@ -80,13 +80,13 @@ def test_text_files_are_tokenised(tmp_path: Path) -> None:
     """Guards .txt, cut at separators, and .jsonl of texts and of messages in the chat template."""
     tokenizer = load_tokenizer()
     target = TargetIdentity("tiny", "tiny", "weights", "x", 4096)
-    (tmp_path / "a.txt").write_text("Once upon a time.\n<|endoftext|>\nTom had a dog.\n")
+    (tmp_path / "a.txt").write_text("Once upon a time.\n<|endoftext|>\nTom had a dog.<|endoftext|>One day")
     rows = [{"text": "The cat sat."}, {"messages": [{"role": "user", "content": "Hi."}]}]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     found = read_data([tmp_path / "a.txt", tmp_path / "b.jsonl"], tokenizer, target)
-    texts = ["Once upon a time.", "Tom had a dog.\n", "The cat sat."]
-    assert [found.texts[i].tolist() for i in range(3)] == tokenizer(texts)["input_ids"]
-    assert "Hi." in tokenizer.decode(found.texts[3])
+    texts = ["Once upon a time.", "Tom had a dog.", "One day", "The cat sat."]
+    assert [found.texts[i].tolist() for i in range(4)] == tokenizer(texts)["input_ids"]
+    assert "Hi." in tokenizer.decode(found.texts[4])
     assert len(found.notes) == 2
     assert "train data" in found.notes[0]
 

@@ -76,8 +76,8 @@ def read_values(path: Path, *, advance: Advance, reject: Reject, skip: int = 0) 
 
     Args:
         path: .jsonl holds a row per line, .json a list of rows or one row. Every other file, and other JSON, is text,
-            cut into rows {"text"} by lines that hold only <|endoftext|>, and after 4 MB in any case, so that it need
-            not fit into memory. Each may be compressed, as .jsonl.gz is.
+            cut into rows {"text"} by lines that hold only <|endoftext|>, a .txt file by every <|endoftext|>, and after
+            4 MB in any case, so that it need not fit into memory. Each may be compressed, as .jsonl.gz is.
         advance: is given how many bytes of the file were read.
         reject: is given file, place and reason of what is no JSON, and of a damaged end.
         skip: rows up to this place are left out.
@@ -104,7 +104,8 @@ def read_values(path: Path, *, advance: Advance, reject: Reject, skip: int = 0) 
                         if place > skip:
                             yield place, value
                 else:
-                    for place, text in _texts(file, advanced):
+                    # In code and markup the separator within a line is a quotation.
+                    for place, text in _texts(file, advanced, within_lines=inner_suffix(path) == ".txt"):
                         if place > skip:
                             yield place, {"text": text}
             except DAMAGED:
@@ -167,20 +168,22 @@ def _lines(
             yield number, value
 
 
-def _texts(file: BinaryIO, advanced: Callable[[], None]) -> Iterator[tuple[int, str]]:
+def _texts(file: BinaryIO, advanced: Callable[[], None], *, within_lines: bool) -> Iterator[tuple[int, str]]:
+    """Yield documents with their places, which count lines, and separators within lines."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a long line may be cut within a character
     lines: list[bytes] = []
     size = number = 0
     while line := file.readline(LONGEST):
-        number += 1
         advanced()
-        ends = line.strip() == SEPARATOR
-        if not ends:
-            lines.append(line)
-            size += len(line)
-        if ends or size > LONGEST:
-            yield number, decoder.decode(b"".join(lines), final=ends)
-            lines, size = [], 0
+        pieces = [b"", b""] if line.strip() == SEPARATOR else line.split(SEPARATOR) if within_lines else [line]
+        for place, piece in enumerate(pieces):
+            number += 1
+            ends = place < len(pieces) - 1
+            lines.append(piece)
+            size += len(piece)
+            if ends or size > LONGEST:
+                yield number, decoder.decode(b"".join(lines), final=ends)
+                lines, size = [], 0
     yield number + 1, decoder.decode(b"".join(lines), final=True)
 
 

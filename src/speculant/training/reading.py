@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,8 @@ def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentit
     """Return the texts of files and folders, as token ids of the target.
 
     Args:
-        paths: folders of `train data`; .txt files, cut into texts by lines that hold only <|endoftext|>; .jsonl files
-            with rows {"text"} or {"messages"}.
+        paths: folders of `train data`; .txt files, cut into texts by <|endoftext|>; .jsonl files with rows {"text"} or
+            {"messages"}.
         tokenizer: the target's; None reads folders only.
         target: what the texts should have been written by.
 
@@ -109,7 +110,7 @@ def _texts(path: Path, tokenizer: Any) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text: byte {error.start} does not belong there.") from error
     if path.suffix == ".txt":
-        yield from text.replace("\r\n", "\n").split("\n<|endoftext|>\n")
+        yield from re.split(r"\n?<\|endoftext\|>\n?", text.replace("\r\n", "\n"))
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
