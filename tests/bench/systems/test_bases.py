@@ -29,9 +29,7 @@ def test_bases_go_to_the_methods_that_take_any(tmp_path: Path) -> None:
     model = tiny_model("llama")
     size = model.config.vocab_size
     texts = [np.random.default_rng(0).integers(0, size, 2000).astype(np.int32)]
-    path = saved_base(
-        tmp_path / "b", texts, vocabulary=size, tokenizer=tokenizer_fingerprint(Tokenizer(), size)
-    )
+    path = saved_base(tmp_path / "b", texts, vocabulary=size, tokenizer=tokenizer_fingerprint(Tokenizer(), size))
     methods = ["none", "lookup", "mix", "hf:generate"]
     bases = open_target_bases([path], methods, model, Tokenizer())
     systems = build_systems(methods, model, nodes=4, memory_limit=1 << 20, fast=False, bases=bases)
