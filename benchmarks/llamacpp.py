@@ -45,7 +45,7 @@ from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.quantize import quantize
 from speculant.engines.llamacpp.request_model import LlamaCppModel, load_gguf
 from speculant.engines.llamacpp.texts import Text
-from speculant.sizing.policy import MAX_NODES
+from speculant.sizing.contract import MAX_NODES
 
 FORMATS = ("bf16", "q8_0", "q4_k")
 ROWS, REPEATS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32), 7

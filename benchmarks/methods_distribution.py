@@ -32,7 +32,7 @@ from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.hf.sampler import SamplingPlan, make_sampler
 from speculant.registry import METHODS, build_verifier
-from speculant.sizing.policy import FixedSizing
+from speculant.sizing.fixed import FixedSizing
 from targets import load_pair
 
 PROMPT = "Once upon a time, there was a"

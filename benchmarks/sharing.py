@@ -41,7 +41,7 @@ from speculant.sharing.address import parse_address
 from speculant.sharing.channel import Piece
 from speculant.sharing.opening import open_sharing
 from speculant.sharing.redis_streams import RedisChannel
-from speculant.sizing.policy import FixedSizing
+from speculant.sizing.fixed import FixedSizing
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 REPLICAS = 3

@@ -26,8 +26,10 @@ from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedEngine
 from speculant.registry import find_method
 from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.contract import MAX_NODES, Sizing
+from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.latency import LatencyModel
-from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing
+from speculant.sizing.policy import AdaptiveSizing
 from speculant.sizing.step_cost import StepCost, read_step_cost
 from speculant.sizing.throughput import Throughput
 from speculant.verifiers.sample_then_follow import SampleThenFollow

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from hypothesis import strategies as st
 
-from speculant.core.tree import ROOT, DraftTree
+from speculant.core.tree import ROOT, DraftTree, Queries
 
 
 @st.composite
@@ -66,3 +66,14 @@ def paths_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         names.append((*(() if parent == ROOT else names[parent]), token))
     return dict(zip(names, tree.weights.tolist(), strict=True))
+
+
+def beside(tree: DraftTree, queries: DraftTree) -> DraftTree:
+    """Return a draft with the nodes of another as its queries."""
+    return DraftTree(tree.tokens, tree.parents, tree.weights, queries=Queries(queries.tokens, queries.parents))
+
+
+def as_nodes(tree: DraftTree) -> DraftTree:
+    """Return the draft whose nodes are all rows but the root."""
+    tokens, parents = tree.rows(0)
+    return make_tree(tokens[1:], parents[1:] - 1)

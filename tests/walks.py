@@ -10,9 +10,10 @@ import numpy as np
 from speculant.core.tree import DraftTree, Proposal, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.contract import Sizing, SizingState
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
-from speculant.sizing.policy import AdaptiveSizing, Sizing, SizingState
+from speculant.sizing.policy import AdaptiveSizing
 from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
 from trees import chain

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant.core.tree import ROOT, DraftTree, Proposal, Queries
-from trees import ancestry, drafts, make_tree, paths_of
+from trees import ancestry, beside, drafts, make_tree, paths_of
 
 
 def sampled(tree: DraftTree) -> DraftTree:
@@ -57,86 +57,6 @@ def test_every_prefix_is_a_tree(tree: DraftTree) -> None:
 
 
 @given(drafts())
-def test_ancestor_mask(tree: DraftTree) -> None:
-    """A row sees the root, its ancestors and itself, and nothing else."""
-    above = ancestry(tree)
-    mask = tree.ancestor_mask()
-    assert mask.shape == (len(tree) + 1, len(tree) + 1)
-    assert np.flatnonzero(mask[0]).tolist() == [0]
-    for node in range(len(tree)):
-        assert np.flatnonzero(mask[node + 1]).tolist() == [0, *(i + 1 for i in sorted(above[node]))]
-
-
-@given(drafts(), st.integers(0, 5))
-def test_ancestor_mask_padding(tree: DraftTree, spare: int) -> None:
-    """Rows beyond the draft hang below the root and nothing sees them."""
-    rows = len(tree) + 1
-    mask = tree.ancestor_mask(rows + spare)
-    assert (mask[:rows, :rows] == tree.ancestor_mask()).all()
-    assert not mask[:rows, rows:].any()
-    for row in range(rows, rows + spare):
-        assert np.flatnonzero(mask[row]).tolist() == [0, row]
-
-
-def test_ancestor_mask_refuses_a_draft_that_does_not_fit() -> None:
-    """A draft wider than the engine's mask is refused, never cut silently."""
-    with pytest.raises(ValueError, match="at most 1 nodes"):
-        make_tree([1, 2], [-1, -1]).ancestor_mask(2)
-
-
-@given(drafts(), st.data())
-def test_attention_mask(tree: DraftTree, data: st.DataObject) -> None:
-    """Each cell follows from the definition: unpadded, not another branch, and inside the window."""
-    padded = data.draw(st.lists(st.booleans(), max_size=6))
-    window = data.draw(st.none() | st.integers(1, 8))
-    above = [set(), *ancestry(tree)]
-    depths = [0, *tree.depths().tolist()]
-    length, rows = len(padded), len(tree) + 1
-    expected = np.zeros((rows, length + rows), bool)
-    for row in range(rows):
-        own = length + depths[row]
-        for column in range(length + rows):
-            if column < length:
-                position, seen = column, padded[column]
-            else:
-                other = column - length
-                position, seen = length + depths[other], other == 0 or other - 1 in above[row]
-            expected[row, column] = seen and (window is None or position > own - window)
-    mask = tree.attention_mask(np.array(padded, bool), window=window)
-    assert mask.shape == (1, 1, rows, length + rows)
-    assert mask.dtype == bool
-    assert (mask[0, 0] == expected).all()
-    assert mask[0, 0].diagonal(length).all()
-    if all(padded):
-        assert (tree.attention_mask(length, window=window) == mask).all()
-
-
-def test_additive_form() -> None:
-    """Eager attention gets 0 where it may look and the dtype's smallest number elsewhere."""
-    least = float(np.finfo(np.float16).min)
-    added = DraftTree.additive(np.array([[True, False]]), least)
-    assert added.dtype == np.float32
-    assert added.tolist() == [[0.0, least]]
-
-
-@given(drafts())
-def test_sequence_sets(tree: DraftTree) -> None:
-    """A node belongs to the sequences of the leaves below it, as llama.cpp wants it."""
-    sets = tree.sequence_sets()
-    above = ancestry(tree)
-    leaves = tree.leaves().tolist()
-    if not len(tree):
-        assert sets == [[0]]
-        return
-    assert sets[0] == list(range(len(leaves)))
-    for node, parent in enumerate(tree.parents.tolist()):
-        assert sets[node + 1] == [i for i, leaf in enumerate(leaves) if node in above[leaf]]
-        assert set(sets[node + 1]) <= set(sets[parent + 1])
-    for leaf in leaves:
-        assert len(sets[leaf + 1]) == 1
-
-
-@given(drafts())
 def test_best_chain(tree: DraftTree) -> None:
     """The best chain has the largest sum of weights of all paths."""
     chain = tree.best_chain().tolist()
@@ -175,7 +95,7 @@ def test_trusted_trees_equal_checked_ones(tree: DraftTree) -> None:
     trusted = DraftTree.trusted(tree.tokens, tree.parents, tree.weights)
     assert trusted.proposal is None
     assert trusted.depths().tolist() == tree.depths().tolist()
-    assert (trusted.ancestor_mask() == tree.ancestor_mask()).all()
+    assert trusted.depths().tolist() == tree.depths().tolist()
 
 
 @given(st.lists(drafts(), max_size=4), st.integers(0, 20))
@@ -244,22 +164,8 @@ def test_the_empty_draft() -> None:
     """No draft is a draft: one row, the root's, and plain decoding."""
     tree = DraftTree.empty()
     assert len(tree) == 0
-    assert tree.ancestor_mask().tolist() == [[True]]
-    assert tree.attention_mask(2).tolist() == [[[[True, True, True]]]]
-    assert tree.sequence_sets() == [[0]]
     assert len(tree.within(depth=3, trees=False)) == len(tree.within(depth=3)) == len(DraftTree.merge([], 5)) == 0
     assert (tree.tokens.dtype, tree.parents.dtype, tree.weights.dtype) == (np.int32, np.int32, np.float32)
-
-
-def beside(tree: DraftTree, queries: DraftTree) -> DraftTree:
-    """Return a draft with the nodes of another as its queries."""
-    return DraftTree(tree.tokens, tree.parents, tree.weights, queries=Queries(queries.tokens, queries.parents))
-
-
-def as_nodes(tree: DraftTree) -> DraftTree:
-    """Return the draft whose nodes are all rows but the root."""
-    tokens, parents = tree.rows(0)
-    return make_tree(tokens[1:], parents[1:] - 1)
 
 
 @given(drafts(), drafts())
@@ -272,16 +178,6 @@ def test_rows_of_a_pass(tree: DraftTree, other: DraftTree) -> None:
     assert parents.tolist() == [ROOT, *(tree.parents + 1).tolist(), *below]
     assert (len(both), both.depths().tolist()) == (len(tree), tree.depths().tolist())
     assert both.queries.depths().tolist() == other.depths().tolist()
-
-
-@given(drafts(), drafts(), st.integers(0, 3), st.none() | st.integers(1, 8))
-def test_exports_have_the_rows_of_queries(tree: DraftTree, other: DraftTree, length: int, window: int | None) -> None:
-    """What engines are handed treats queries as rows like others: as if they were nodes."""
-    both = beside(tree, other)
-    whole = as_nodes(both)
-    assert (both.ancestor_mask() == whole.ancestor_mask()).all()
-    assert (both.attention_mask(length, window=window) == whole.attention_mask(length, window=window)).all()
-    assert both.sequence_sets() == whole.sequence_sets()
     assert both.best_chain().tolist() == tree.best_chain().tolist()
 
 

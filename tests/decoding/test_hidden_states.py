@@ -16,7 +16,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
-from speculant.sizing.policy import FixedSizing
+from speculant.sizing.fixed import FixedSizing
 
 LAYERS = (0, 2)
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0}

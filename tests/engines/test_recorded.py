@@ -14,7 +14,7 @@ from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
 from speculant.registry import build_verifier, find_method
-from speculant.sizing.policy import FixedSizing
+from speculant.sizing.fixed import FixedSizing
 
 PROMPT, OUTPUT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1], [4, 1, 5, 9, 2, 7, 3, 1, 4]
 

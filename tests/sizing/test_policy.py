@@ -14,8 +14,10 @@ from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.sizing import acceptance, exploration, isotonic
+from speculant.sizing.contract import Sizing, SizingState
 from speculant.sizing.exploration import ExplorationBonus
-from speculant.sizing.policy import FixedSizing, Sizing, SizingState, warm_up
+from speculant.sizing.fixed import FixedSizing
+from speculant.sizing.policy import warm_up
 from speculant.sizing.step_cost import StepCost
 from speculant.verifiers.forest import Forest
 from speculant.verifiers.speculative_sampling import recursive_rejection

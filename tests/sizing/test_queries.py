@@ -9,7 +9,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.tree import DraftTree
 from speculant.sizing.exploration import ExplorationBonus
-from speculant.sizing.policy import FixedSizing
+from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.step_cost import StepCost
 from trees import chain
 from walks import adaptive, asking, curve, observe

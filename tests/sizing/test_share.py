@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from speculant.core.tree import DraftTree
-from speculant.sizing.policy import FixedSizing, Sizing, SizingState, share
+from speculant.sizing.contract import Sizing, SizingState
+from speculant.sizing.division import share
+from speculant.sizing.fixed import FixedSizing
 from trees import chain, random_draft
 from walks import adaptive, curve, observe, sampled
 

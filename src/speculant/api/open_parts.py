@@ -63,11 +63,8 @@ def _terminals(bodies: Mapping[str, str]) -> dict[str, int]:
 
 def _longest(items: Iterable[Item]) -> int:
     """Return the open parts of the longest way through a pattern."""
-    best, here, several = (
-        [0],
-        [0],
-        [False],
-    )  # of each open group: its longest branch, this branch, whether there are two
+    # Of each open group: its longest branch, this branch, whether there are several.
+    best, here, several = [0], [0], [False]
     last = 0  # of the part before this place, which a repetition may multiply
     for kind, count in items:
         if kind == "?":

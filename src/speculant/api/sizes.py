@@ -5,10 +5,12 @@ from __future__ import annotations
 from speculant.api.options import AUTO
 from speculant.core.engine import Needs
 from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.contract import MAX_NODES, Sizing
 from speculant.sizing.exploration import ExplorationBonus
+from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.pausing import Pausing
-from speculant.sizing.policy import MAX_NODES, AdaptiveSizing, FixedSizing, Sizing, warm_up
+from speculant.sizing.policy import AdaptiveSizing, warm_up
 from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
 

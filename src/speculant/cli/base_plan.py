@@ -73,7 +73,7 @@ def open_work(
 
     Raises:
         UsageError: the folder holds the work of another command, or on files that have changed since, or another
-            process is at it.
+            process is building the base.
         FileError: it cannot be written, or an excluded file cannot be read.
     """
     plan = make_plan(settings, sources)

@@ -131,7 +131,7 @@ def _message(message: Any) -> tuple[str | None, str | None]:
 
 
 def _pair(row: dict[str, Any]) -> tuple[str, str] | None:
-    """Return prompt and output of a row of a data set; None if it has not both."""
+    """Return prompt and output of a row of a data set; None if it lacks one of them."""
     prompt = next((row[name] for name in PROMPTS if isinstance(row.get(name), str)), None)
     output = next((row[name] for name in OUTPUTS if isinstance(row.get(name), str)), None)
     if prompt is None or output is None:

@@ -19,7 +19,7 @@ MOST_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file and what tells whether it has changed: its size in bytes, and when it was modified, in nanoseconds."""
+    """A file, with its size in bytes and time of modification in nanoseconds, by which changes are detected."""
 
     path: Path
     size: int
@@ -32,7 +32,7 @@ class Source:
 
     Attributes:
         given: as the user named it, without the weight.
-        name: without the folders that lead to it, which are nobody's business but the user's.
+        name: without the folders that lead to it, which are not to be stored in the base.
         weight: how often its texts count.
         files: in the order in which they are read; none for a dataset.
         dataset: on the hub; None for files.

@@ -1,6 +1,6 @@
-"""The folder of unfinished work beside an output: what is being built, how far it is, and who is at it.
+"""The folder of unfinished work beside an output: what is being built, and how far it is; one process at a time builds.
 
-A command that is interrupted and given again goes on from its last state. The plan, which never changes, says whether
+A command that is interrupted and given again goes on from its last state. The plan, which never changes, shows whether
 it is the same command on the same files.
 """
 
@@ -84,7 +84,7 @@ class WorkFolder:
         self._write(STATE, state)
 
     def close(self) -> None:
-        """Let other processes at it."""
+        """Unlock the folder, for other processes."""
         os.close(self._lock)
 
     def remove(self) -> None:

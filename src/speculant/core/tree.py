@@ -1,11 +1,10 @@
-"""DraftTree: the drafted tokens below the root, and the forms in which engines take them.
+"""DraftTree: the drafted tokens below the root.
 
 A draft of N nodes hangs below the root, the last committed token, which is not a node. Arrays list parents before
 children and the best nodes first, so every prefix of them is itself a valid tree. Row 0 of a target pass is the root,
 row i + 1 is node i. Behind them a pass may have query rows, which are asked for their logits only (`Queries`).
 
-Tree attention, in which a row attends to its ancestors only, is from SpecInfer (Miao et al., ASPLOS 2024, arXiv
-2305.09781).
+The forms in which engines take trees are in exports.py.
 """
 
 from __future__ import annotations
@@ -339,68 +338,6 @@ class DraftTree:
         for parent, weight in zip(self.parents.tolist(), self.weights.tolist(), strict=True):
             sums.append(weight + (0.0 if parent == ROOT else sums[parent]))
         return self.path(int(np.argmax(sums)))
-
-    def ancestor_mask(self, width: int | None = None) -> Bool:
-        """Return Bool[width, width]: row i may attend to column j; row 0 is the root, queries come last.
-
-        `width` defaults to N + 1 + Q. Rows beyond are padding: they hang directly below the root (SGLang's form).
-
-        Raises:
-            ValueError: the draft does not fit the width.
-        """
-        parents = self.rows(0)[1].tolist()
-        rows = len(parents)
-        width = rows if width is None else width
-        if rows > width:
-            raise ValueError(f"{rows} rows do not fit a mask of width {width}; draft at most {width - 1} nodes")
-        mask = np.eye(width, dtype=bool)
-        mask[:, 0] = True
-        for row in range(1, rows):
-            mask[row] |= mask[parents[row]]
-        return mask
-
-    def sequence_sets(self) -> list[list[int]]:
-        """Return, for each row of a pass, the ids of the leaves at or below it (llama.cpp's form).
-
-        One sequence id per leaf, counted from 0 in the order of rows; a root alone has the single sequence 0.
-        """
-        parents = self.rows(0)[1].tolist()
-        inner = set(parents)
-        sets: list[list[int]] = [[] for _ in parents]
-        for sequence, leaf in enumerate(row for row in range(len(parents)) if row not in inner):
-            row = leaf
-            while row != ROOT:
-                sets[row].append(sequence)
-                row = parents[row]
-        return sets
-
-    def attention_mask(self, prefix: int | Bool, *, window: int | None = None) -> Bool:
-        """Return Bool[1, 1, R, L + R] of the R = N + 1 + Q rows, True where one may attend (transformers' sdpa form).
-
-        Args:
-            prefix: the length L of what is cached, or Bool[L] with False at padding.
-            window: for sliding layers, how many positions back a row sees, itself included.
-        """
-        seen = np.ones(prefix, bool) if isinstance(prefix, int) else prefix
-        length, below = len(seen), self.ancestor_mask()
-        rows = len(below)
-        mask = np.empty((1, 1, rows, length + rows), bool)
-        mask[..., :length] = seen
-        mask[..., length:] = below
-        if window is not None:
-            depths = np.concatenate([self.depths(), self.queries.depths()])
-            positions = np.concatenate([np.arange(length + 1), length + depths])
-            mask &= positions > positions[length:, None] - window
-        return mask
-
-    @staticmethod
-    def additive(mask: Bool, minimum: float) -> Float32:
-        """Return the mask as a float to be added to attention scores: 0 where True, else `minimum`.
-
-        Eager attention adds whatever it is given, so a bool mask is silently wrong there. `minimum` is the
-        smallest number of the model's dtype.
-        """
-        return np.where(mask, np.float32(0), np.float32(minimum))
 
 
 def _depths(parents: Int32) -> Int32:

@@ -14,7 +14,7 @@ from speculant.core.sampler import Sampler
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Walk
-from speculant.sizing.policy import SizingState
+from speculant.sizing.contract import SizingState
 
 
 class Source(Enum):

@@ -31,7 +31,7 @@ from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
 from speculant.decoding.sequence import Sequence
 from speculant.drafters.none import EmptySession
-from speculant.sizing.policy import Sizing, SizingState
+from speculant.sizing.contract import Sizing, SizingState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

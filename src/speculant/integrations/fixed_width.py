@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from speculant.core.exports import ancestor_mask
 from speculant.core.tree import ROOT, DraftTree
 
 Int64 = npt.NDArray[np.int64]
@@ -36,7 +37,7 @@ def fixed_width(roots: Sequence[int], drafts: Sequence[DraftTree], width: int) -
     tokens = np.empty((len(drafts), width), np.int64)
     masks = np.empty((len(drafts), width, width), np.int64)
     for i, (root, draft) in enumerate(zip(roots, drafts, strict=True)):
-        masks[i] = draft.ancestor_mask(width)
+        masks[i] = ancestor_mask(draft, width)
         used = 1 + len(draft)
         tokens[i, 0], tokens[i, 1:used] = root, draft.tokens
         tokens[i, used:] = _unused(draft, width - used)

@@ -44,7 +44,7 @@ from speculant.serving.schemas import ChatRequest, CompletionRequest, Detokenize
 from speculant.serving.settings import ServingSettings
 from speculant.serving.streams import EventStream, event
 from speculant.serving.watch import Watch, add_watch_routes
-from speculant.sizing.policy import MAX_NODES
+from speculant.sizing.contract import MAX_NODES
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator

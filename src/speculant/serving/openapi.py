@@ -1,6 +1,6 @@
-"""What `/openapi.json` says beside the types of requests: errors, streams and keys.
+"""What `/openapi.json` contains beside the types of requests: errors, streams and keys.
 
-FastAPI's own schema names a 422 that is never answered here, and none of the errors that are.
+FastAPI's own schema lists a status 422 that is never returned here, and none of the errors that are.
 """
 
 from __future__ import annotations

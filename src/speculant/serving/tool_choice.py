@@ -162,6 +162,6 @@ def _schema(function: FunctionDefinition) -> str:
         ApiError: it is no schema of an object, or repeats too much.
     """
     schema = NO_PARAMETERS if function.parameters is None else function.parameters
-    _checked(lambda: Constraint.json_schema(schema))  # its patterns, which cannot be told apart within a grammar
+    _checked(lambda: Constraint.json_schema(schema))  # its patterns, which cannot be distinguished within a grammar
     options = LAYOUT if function.strict else LAYOUT | {"lenient": True}
     return json.dumps({"type": "object"} | schema | {"x-guidance": options})

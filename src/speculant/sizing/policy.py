@@ -25,134 +25,23 @@ drawn, from the acceptance of each depth in earlier rounds; so is that of nodes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.contract import MAX_NODES, Forecast, SizingState
+from speculant.sizing.division import gains_of, heads, share
 from speculant.sizing.exploration import ExplorationBonus
-from speculant.sizing.isotonic import falling_fit
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.pausing import Pausing
 from speculant.sizing.throughput import Throughput
 
-Forecast = Callable[[int], Float64 | None]
-
-MAX_NODES = 64  # of a draft whose size is chosen round by round
 _LEAST_ASKED = 4
 _EXPENSIVE = 0.01  # of a plain pass, per node: drafting that should not produce nodes to be dropped
 _SHRINK = 0.9  # of the largest size of late, per round
-
-
-@dataclass(slots=True, eq=False)
-class SizingState:
-    """What a policy keeps of one sequence.
-
-    Attributes:
-        acceptance: of this sequence.
-        wanted: the largest size of late, slowly falling.
-        sampled: whether its last draft was sampled.
-        forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
-        asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
-        by_level: whether drafting is to be paid by the level in this round, else by the node.
-        levels: of this round's draft before it was trimmed.
-        level_price, node_price: what a further level, or node, of this round's draft has to gain.
-        pausing: rounds without a draft.
-        text: the token before the root, and the root.
-        rounds, spent, queried: counts of rounds, nodes, query rows.
-        skipped, paused: counts of rounds without nodes, rounds without asking.
-        plain: whether no draft is ever asked for; what such a text does says nothing of drafts.
-    """
-
-    acceptance: AcceptanceModel
-    wanted: float = MAX_NODES
-    sampled: bool = False
-    forecast: Forecast | None = None
-    asked: int = 0
-    depth: int = UNLIMITED
-    by_level: bool = False
-    levels: int = 0
-    gain: float = 0.0
-    level_price: float = 0.0
-    node_price: float = 0.0
-    pausing: Pausing = field(default_factory=Pausing)
-    text: list[int] = field(default_factory=lambda: [-1, -1])
-    rounds: int = 0
-    spent: int = 0
-    queried: int = 0
-    skipped: int = 0
-    paused: int = 0
-    plain: bool = False
-
-
-class Sizing(Protocol):
-    """Decides how many nodes the rounds of one or many sequences draft."""
-
-    def open(self, forecast: Forecast | None = None) -> SizingState:
-        """Return the state of a new sequence, whose drafting session may forecast what drafts gain."""
-
-    def nodes(self, states: Sequence[SizingState]) -> list[int]:
-        """Return the most nodes to ask the drafter for, for each sequence; 0 where it need not draft.
-
-        How deep drafts may be is then in `SizingState.depth`.
-        """
-
-    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
-        """Return the parts of the drafts that one pass verifies; only chosen nodes are dropped, from the end."""
-
-    def observe(
-        self,
-        states: Sequence[SizingState],
-        drafts: Sequence[DraftTree],
-        walks: Sequence[Walk],
-        *,
-        target_seconds: float,
-        draft_seconds: float,
-    ) -> None:
-        """Learn from a round: its drafts, what was committed, and the seconds of the pass and of drafting."""
-
-    def reason(self, state: SizingState) -> str:
-        """Return one sentence on why a sequence's drafts had the sizes they had; empty if there is nothing to say."""
-
-
-class FixedSizing:
-    """The same most nodes in every pass, shared by its sequences."""
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-
-    def open(self, forecast: Forecast | None = None) -> SizingState:
-        return SizingState(AcceptanceModel())
-
-    def nodes(self, states: Sequence[SizingState]) -> list[int]:
-        return [self._nodes for _ in states]
-
-    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
-        if len(drafts) < 2:
-            return list(drafts)
-        gains = [_gains(state, draft, None) for state, draft in zip(states, drafts, strict=True)]
-        return _heads(drafts, share(gains, self._nodes))
-
-    def observe(
-        self,
-        states: Sequence[SizingState],
-        drafts: Sequence[DraftTree],
-        walks: Sequence[Walk],
-        *,
-        target_seconds: float,
-        draft_seconds: float,
-    ) -> None:
-        if len(drafts) > 1:
-            for state, draft, walk in zip(states, drafts, walks, strict=True):
-                if len(draft):
-                    state.acceptance.observe(draft, walk.path)
-
-    def reason(self, state: SizingState) -> str:
-        return ""
 
 
 class AdaptiveSizing:
@@ -249,7 +138,7 @@ class AdaptiveSizing:
                 state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
         if not any(len(draft) or len(draft.queries) for draft in drafts):
             return list(drafts)
-        gains = [_gains(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
+        gains = [gains_of(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
         held = sum(len(draft) for draft in drafts if draft.proposal is not None)
         queried = sum(len(draft.queries) for draft in drafts)
         base = len(drafts) - 1 + held + queried
@@ -268,7 +157,7 @@ class AdaptiveSizing:
             if queried:
                 cost = price * self._query_cost(base, queried) * len(draft.queries) / queried
                 state.gain += self._learning(state, draft.queries) - cost
-        return _heads(drafts, kept)
+        return heads(drafts, kept)
 
     def _learning(self, state: SizingState, queries: Queries) -> float:
         """Return what query rows gain: as much as rejected nodes."""
@@ -362,38 +251,6 @@ class AdaptiveSizing:
         if self._exploration is not None and state.text[1] >= 0:
             text += "; some nodes are spent because the drafter learns from rejected ones too"
         return text + "."
-
-
-def _gains(state: SizingState, draft: DraftTree, exploration: ExplorationBonus | None) -> Float64:
-    """Return Float64[N], what each node of a draft gains, made to fall: only heads of a draft are kept.
-
-    Sampled drafts, which are kept whole, have no gains to compare.
-    """
-    if draft.proposal is not None or not len(draft):
-        return np.empty(0)
-    values = state.acceptance.probabilities(draft)
-    if exploration is not None:
-        values += exploration.bonus(draft, state.text[1])
-    return np.asarray(falling_fit(values), np.float64)
-
-
-def share(gains: Sequence[Float64], nodes: int) -> list[int]:
-    """Return how many of each draft's first nodes are among the `nodes` that gain most over all drafts.
-
-    Args:
-        gains: Float64[N] of each draft, falling.
-        nodes: how many to keep; all if there are fewer.
-    """
-    if len(gains) == 1:
-        return [min(nodes, len(gains[0]))]
-    owners = np.repeat(np.arange(len(gains)), [len(each) for each in gains])
-    best = np.argsort(-np.concatenate([*gains, np.empty(0)]), kind="stable")[:nodes]
-    kept: list[int] = np.bincount(owners[best], minlength=len(gains)).tolist()
-    return kept
-
-
-def _heads(drafts: Sequence[DraftTree], kept: Sequence[int]) -> list[DraftTree]:
-    return [draft if draft.proposal is not None else draft.head(n) for draft, n in zip(drafts, kept, strict=True)]
 
 
 def warm_up() -> None:

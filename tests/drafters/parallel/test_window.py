@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from oracles import argmaxes, hashed
+from speculant.core.exports import ancestor_mask
 from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.parallel.window import Window, most_queries
 
@@ -49,7 +50,7 @@ def test_the_mask_of_the_papers_figure() -> None:
     """Guards who attends to whom, and where, in the published example."""
     tree = DraftTree.empty(queries=filled(5, 4)[0].queries())
     expected = [[cell == "1" for cell in line.replace(" ", "")] for line in FIGURE.split("\n") if line]
-    assert tree.ancestor_mask().tolist() == expected
+    assert ancestor_mask(tree).tolist() == expected
     assert [0, *tree.queries.depths().tolist()] == POSITIONS
 
 
@@ -66,7 +67,7 @@ def test_mask_and_positions_of_any_window(width: int, ngram: int) -> None:
             for level, column in cells
         ]
         tree = DraftTree.empty(queries=window.queries())
-        assert tree.ancestor_mask().tolist() == expected
+        assert ancestor_mask(tree).tolist() == expected
         assert tree.queries.depths().tolist() == [level + column for level, column in cells][1:]
         assert window.depth == max(tree.queries.depths())
         assert len(tree.queries) <= most_queries(width, ngram)

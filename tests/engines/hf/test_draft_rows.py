@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from passes import rows_of
+from speculant.core.exports import ancestor_mask, attention_mask
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.draft_rows import DraftRows
 from trees import drafts
@@ -23,7 +24,7 @@ def test_growth_in_pieces_is_growth_at_once(tree: DraftTree, size: int) -> None:
     assert grown.parents.tolist() == whole.parents.tolist()
     assert grown.depths.tolist() == whole.depths.tolist() == [1, *(tree.depths() + 1)]
     assert (grown.ancestors == whole.ancestors).all()
-    assert (whole.ancestors == tree.ancestor_mask()).all()
+    assert (whole.ancestors == ancestor_mask(tree)).all()
 
 
 @given(drafts(), st.integers(0, 9), st.integers(0, 12), st.sampled_from([None, 1, 3, 30]))
@@ -32,7 +33,7 @@ def test_masks_are_those_of_the_draft(tree: DraftTree, length: int, start: int, 
     seen = np.arange(length) % 3 > 0
     _, parents = rows_of(0, tree)
     rows, start = DraftRows().grown(parents), min(start, len(tree))
-    expected = tree.attention_mask(seen, window=window)[:, :, start:]
+    expected = attention_mask(tree, seen, window=window)[:, :, start:]
     assert (rows.mask(start, length, seen=seen, window=window) == expected).all()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from speculant.core.exports import sequence_sets
 from speculant.core.tree import DraftTree
 from speculant.engines.llamacpp.branches import Branches, Share
 
@@ -23,7 +24,7 @@ def test_a_tree_in_one_pass_is_one_sequence_per_leaf() -> None:
     tree = DraftTree.from_paths([[5, 6, 7], [5, 8], [9]])
     _, parents = tree.rows(3)
     grown = Branches(0, 10).grown(parents, taking())
-    expected = tree.sequence_sets()
+    expected = sequence_sets(tree)
     found = [len(ids) for ids in grown.sequences]
     assert found == [len(ids) for ids in expected]
     assert grown.positions.tolist() == [10, *(10 + tree.depths()).tolist()]

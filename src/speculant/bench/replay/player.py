@@ -20,7 +20,7 @@ from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
-from speculant.sizing.policy import FixedSizing
+from speculant.sizing.fixed import FixedSizing
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 Float64 = npt.NDArray[np.float64]

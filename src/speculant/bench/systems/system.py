@@ -17,7 +17,7 @@ from speculant.bench.suite.batched import Answers, BatchOutcome, run_batch
 from speculant.bench.suite.tasks import Item, Request, Sampling
 from speculant.bench.systems.forced import force
 from speculant.registry import find_method
-from speculant.sizing.policy import MAX_NODES
+from speculant.sizing.contract import MAX_NODES
 
 PLAIN = "none"
 WARM_UP_TEXT = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # repeats itself, so that drafts are made and accepted

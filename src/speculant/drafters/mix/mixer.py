@@ -72,8 +72,8 @@ _INITIAL_WEIGHTS = (
 _LAST_USE = (0.001, 0.01, 0.03, 0.06, 0.06, 0.06, 0.03, 0.02, 0.015, 0.015, 0.01, 0.005)  # rates by distance
 _PRIOR_SAMPLES, _SLOWEST = 1.5, 0.003
 _STEP, _STEP_TOKENS, _SMALLEST_STEP = 0.01, 1000.0, 0.0005
-# With a base a token moves three sets of weights and more inputs: weights that begin at the largest step diverge for
-# the first thousand tokens, so they begin as if they had learned from this many.
+# With a base a token moves three sets of weights and more inputs: at the largest step weights diverge for the first
+# thousand tokens, so they begin as if they had learned from this many.
 _STEPS_WITH_BASE = 4000
 _BIAS_STEP = 0.3
 _IMPROBABLE, _SUBSAMPLING = -3.5, 8  # of candidates below this logit one in eight is trained on, with its weight

@@ -11,6 +11,7 @@ import torch
 
 from models import tiny_model
 from passes import rows_of
+from speculant.core.exports import attention_mask
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.capabilities import check_model
 from speculant.engines.hf.cuda.static_cache import StaticBuffers, draft_input, masks
@@ -32,7 +33,7 @@ def test_masks_are_those_of_the_draft(window: int | None) -> None:
         if window is not None:
             capabilities = replace(capabilities, window=window)
         found = masks(inputs, torch.from_numpy(seen), torch.arange(length), capabilities, torch.float32)
-        expected = tree.attention_mask(seen[:start], window=window)
+        expected = attention_mask(tree, seen[:start], window=window)
         rows, columns = expected.shape[2:]
         assert torch.equal(found[0, 0, :rows, :columns] == 0, torch.from_numpy(expected[0, 0]))
         assert not (found[0, 0, :rows, columns:] == 0).any()

@@ -1,0 +1,87 @@
+"""What a round asks of a policy of sizes, and what such a policy keeps of each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from speculant.core.tree import UNLIMITED, DraftTree, Float64
+from speculant.core.verifier import Walk
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.pausing import Pausing
+
+Forecast = Callable[[int], Float64 | None]
+
+MAX_NODES = 64  # of a draft whose size is chosen round by round
+
+
+@dataclass(slots=True, eq=False)
+class SizingState:
+    """What a policy keeps of one sequence.
+
+    Attributes:
+        acceptance: of this sequence.
+        wanted: the largest size of late, slowly falling.
+        sampled: whether its last draft was sampled.
+        forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
+        asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
+        by_level: whether drafting is to be paid by the level in this round, else by the node.
+        levels: of this round's draft before it was trimmed.
+        level_price, node_price: what a further level, or node, of this round's draft has to gain.
+        pausing: rounds without a draft.
+        text: the token before the root, and the root.
+        rounds, spent, queried: counts of rounds, nodes, query rows.
+        skipped, paused: counts of rounds without nodes, rounds without asking.
+        plain: whether no draft is ever asked for; what such a text does says nothing of drafts.
+    """
+
+    acceptance: AcceptanceModel
+    wanted: float = MAX_NODES
+    sampled: bool = False
+    forecast: Forecast | None = None
+    asked: int = 0
+    depth: int = UNLIMITED
+    by_level: bool = False
+    levels: int = 0
+    gain: float = 0.0
+    level_price: float = 0.0
+    node_price: float = 0.0
+    pausing: Pausing = field(default_factory=Pausing)
+    text: list[int] = field(default_factory=lambda: [-1, -1])
+    rounds: int = 0
+    spent: int = 0
+    queried: int = 0
+    skipped: int = 0
+    paused: int = 0
+    plain: bool = False
+
+
+class Sizing(Protocol):
+    """Decides how many nodes the rounds of one or many sequences draft."""
+
+    def open(self, forecast: Forecast | None = None) -> SizingState:
+        """Return the state of a new sequence, whose drafting session may forecast what drafts gain."""
+
+    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+        """Return the most nodes to ask the drafter for, for each sequence; 0 where it need not draft.
+
+        How deep drafts may be is then in `SizingState.depth`.
+        """
+
+    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+        """Return the parts of the drafts that one pass verifies; only chosen nodes are dropped, from the end."""
+
+    def observe(
+        self,
+        states: Sequence[SizingState],
+        drafts: Sequence[DraftTree],
+        walks: Sequence[Walk],
+        *,
+        target_seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        """Learn from a round: its drafts, what was committed, and the seconds of the pass and of drafting."""
+
+    def reason(self, state: SizingState) -> str:
+        """Return one sentence on why a sequence's drafts had the sizes they had; empty if there is nothing to say."""

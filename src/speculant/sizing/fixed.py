@@ -1,0 +1,47 @@
+"""Fixed sizes: the same number of nodes in every pass, divided among its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speculant.core.tree import DraftTree
+from speculant.core.verifier import Walk
+from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.contract import Forecast, SizingState
+from speculant.sizing.division import gains_of, heads, share
+
+
+class FixedSizing:
+    """The same most nodes in every pass, shared by its sequences."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+
+    def open(self, forecast: Forecast | None = None) -> SizingState:
+        return SizingState(AcceptanceModel())
+
+    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+        return [self._nodes for _ in states]
+
+    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+        if len(drafts) < 2:
+            return list(drafts)
+        gains = [gains_of(state, draft, None) for state, draft in zip(states, drafts, strict=True)]
+        return heads(drafts, share(gains, self._nodes))
+
+    def observe(
+        self,
+        states: Sequence[SizingState],
+        drafts: Sequence[DraftTree],
+        walks: Sequence[Walk],
+        *,
+        target_seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        if len(drafts) > 1:
+            for state, draft, walk in zip(states, drafts, walks, strict=True):
+                if len(draft):
+                    state.acceptance.observe(draft, walk.path)
+
+    def reason(self, state: SizingState) -> str:
+        return ""
