@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from soak_client import Answer, Client
 from speculant import Speculator
 from speculant.api.loading import load_model
@@ -42,6 +44,8 @@ CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
 OPTIONS = ["--prefix-cache", "8", "--memory-limit", "16", "--max-queue", "512", "--save-seconds", "5"]
 LIMITS = {"SPECULANT_STALL_SECONDS": "1", "SPECULANT_BODY_SECONDS": "5"}
 WAIT, UNREAD = 300, 60  # seconds for an answer, and that one is left unread
+PARTS = 5  # of the requests after the warm-up; the process is looked at after each
+COURSE = ("rss_bytes", "speculant_memory_bytes", "speculant_prefix_cache_bytes", "file_descriptors")
 NODES = 64  # the most of a draft, all of which a memory learns though a stop string may cut them off
 SCHEMA = {
     "type": "object",
@@ -283,10 +287,13 @@ async def soak(args: argparse.Namespace, process: subprocess.Popen[str], address
     run = Soak(client, prompts_of(Path(data) if data else None), seed=args.seed)
     began = time.monotonic()
     await run.run(args.warm_up, args.concurrency)
-    warm = await settled(client, process.pid)
-    await run.run(args.requests - args.warm_up, args.concurrency)
-    end = await settled(client, process.pid)
-    return {"found": run.found, "warm": warm, "end": end, "seconds": time.monotonic() - began}
+    warm = end = await settled(client, process.pid)
+    course = [{"requests": args.warm_up} | {name: warm[name] for name in COURSE}]
+    for part in np.array_split(np.arange(args.warm_up, args.requests), PARTS):
+        await run.run(len(part), args.concurrency)
+        end = await settled(client, process.pid)
+        course.append({"requests": int(part[-1]) + 1} | {name: end[name] for name in COURSE})
+    return {"found": run.found, "warm": warm, "end": end, "course": course, "seconds": time.monotonic() - began}
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
@@ -368,6 +375,7 @@ def main() -> None:
         "tokens_learned": learned,
         "exit_code": code,
         "errors_logged": errors,
+        "course": seen["course"],
         "warm": warm,
         "end": end,
     }
