@@ -85,7 +85,7 @@ def test_curves_have_room_for_them() -> None:
     model = tiny_model("llama")
     for size in (1, 8):
         most = [
-            int(Speculator.from_transformers(model, method=method)._sizing(size)._latency.sizes[-1])  # type: ignore[attr-defined]
+            int(Speculator.from_transformers(model, method=method)._sizes.of(size)._latency.sizes[-1])  # type: ignore[attr-defined]
             for method in ("recycling", "lookahead")
         ]
         assert most[1] == most[0] + size * 27
