@@ -1,4 +1,4 @@
-"""The way of a text request, the same for both endpoints: places in the queue, jobs, the response whole or streamed."""
+"""How a text request is answered, by both endpoints: places in the queue, jobs, the response whole or streamed."""
 
 from __future__ import annotations
 
