@@ -1,8 +1,7 @@
 """Frozen bases under `mix`: what they gain on recorded outputs, what they cost, and REST and ADED with the same corpus.
 
-Chat is the answers of other models to unrelated instructions; code is that of SPECULANT_DATA and Python's standard
-library; maths is worked answers of GSM8K; prose is books. Documents that share a 13-gram of tokens with a recording are
-left out. Every system plays the development recordings in file order with 64 nodes and an empty memory at the start.
+The corpora are those of mix_corpora.py. Every system plays the development recordings in file order with 64 nodes and
+an empty memory at the start.
 
     python benchmarks/mix_base.py --llama3 FILE -o benchmarks/results/mix-base.json
 
@@ -13,21 +12,17 @@ FILE is Llama 3's tokenizer.model, as the package `llama-models` has it; reading
 from __future__ import annotations
 
 import argparse
-import base64
-import gzip
 import json
 import os
-import re
-import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from mix_corpora import LLAMA2, LLAMA3, VOCABULARIES, WEIGHTS, Tokens, encoded, excluded, llama2_encoder, llama3_encoder
 
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.recorded import recorded_names, replay_recorded
@@ -37,25 +32,15 @@ from speculant.core.drafter import Drafter
 from speculant.drafters.aded.corpus import TrigramCounter
 from speculant.drafters.aded.drafter import AdedDrafter, save_table
 from speculant.drafters.mix.base import MixBase, read_base, write_base
-from speculant.drafters.mix.base_builder import BaseBuilder, BuiltBase
+from speculant.drafters.mix.base_builder import BaseBuilder
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.suffix.array import SuffixArrayBuilder
 from speculant.drafters.suffix.rest import RestDrafter, save_corpus
-from speculant.memory.ngrams import NgramSet
 
 NODES = 64
 BUDGET = 64 << 20
 LARGE = 1 << 30
-LLAMA3 = tuple(f"llama31-8b-{name}" for name in ("cnn", "gsm8k", "instructcoder", "sharegpt"))
-LLAMA2 = ("vicuna-7b-mtbench",)
-VOCABULARIES = {"llama3": 128_256, "llama2": 32_000}
-WEIGHTS = {"chat": 1.0, "code": 0.5, "prose": 0.3, "maths": 1.0}
-PIECE = 8000  # characters of code and prose that are left out together
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-Tokens = NDArray[np.int32]
+NETWORK_SHARE = 4  # of the bytes, at most, as `speculant corpus build` has it
 
 
 def main() -> None:
@@ -83,70 +68,6 @@ def report(builds: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]
     return {"environment": environment(), "nodes": NODES, "weights": WEIGHTS, "builds": builds, "rows": rows}
 
 
-def llama3_encoder(path: Path) -> Callable[[str], list[int]]:
-    """Return the encoder of a file of Llama 3's tokenizer."""
-    import tiktoken
-
-    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, path.read_bytes().splitlines())}
-    encoding = tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    return lambda text: [*encoding.encode_ordinary(text), 128_009]
-
-
-def llama2_encoder(path: Path) -> Callable[[str], list[int]]:
-    """Return the encoder of a file of Llama 2's tokenizer."""
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    return lambda text: [*processor.encode(text), 2]
-
-
-def documents(data: Path) -> Iterator[tuple[str, str]]:
-    """Yield the documents of every domain."""
-    for part in ("a", "b"):
-        with gzip.open(data / "corpora" / f"answers-{part}.jsonl.gz", "rt", encoding="utf-8") as file:
-            yield from (("chat", json.loads(line)["output"]) for line in file)
-    library = Path(sysconfig.get_path("stdlib"))
-    modules = [path for path in sorted(library.rglob("*.py")) if not {"test", "tests", "site-packages"} & {*path.parts}]
-    code, prose = sorted((data / "text/code").glob("*.txt")), sorted((data / "text/prose").glob("*.txt"))
-    for path in (*modules, *code, *prose):
-        text = path.read_text(encoding="utf-8", errors="replace").replace("<|endoftext|>", "")
-        domain = "prose" if path in prose else "code"
-        yield from ((domain, text[at : at + PIECE]) for at in range(0, len(text), PIECE))
-    prompts = data / "prompts"
-    for row in rows_of(prompts / "humaneval.jsonl"):
-        yield "code", row["prompt"] + row["canonical_solution"]
-    for row in rows_of(prompts / "mbpp.jsonl"):
-        yield "code", row["text"] + "\n" + row["code"].replace("\r\n", "\n")
-    for row in rows_of(prompts / "gsm8k-test.jsonl"):
-        yield "maths", row["question"] + "\n" + re.sub(r"<<.*?>>", "", row["answer"])
-
-
-def rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of JSON lines."""
-    with path.open(encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-def excluded(recordings: dict[str, list[Recording]]) -> NgramSet:
-    """Return the 13-grams of recordings, without those of the chat template, which most recordings share."""
-    found, shared = NgramSet(), 40
-    for recorded in recordings.values():
-        for recording in recorded:
-            found.add(recording.prompt[shared:])
-            found.add(recording.output)
-    return found
-
-
-def encoded(data: Path, encode: Callable[[str], list[int]], banned: NgramSet) -> dict[str, list[Tokens]]:
-    """Return the documents of each domain as ids."""
-    found: dict[str, list[Tokens]] = {name: [] for name in WEIGHTS}
-    for domain, text in documents(data):
-        ids = np.array(encode(text), np.int32)
-        if not banned.shares(ids):
-            found[domain].append(ids)
-    return found
-
-
 class Systems:
     """Drafters by name, and what their files cost."""
 
@@ -161,13 +82,15 @@ def systems(folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int) -> 
     found.figures["tokens"] = {name: sum(map(len, parts)) for name, parts in corpora.items()}
     chat = {"chat": corpora["chat"]}
     found.drafters["mix"] = partial(MixDrafter, vocabulary=vocabulary)
-    for name, domains, budget in (
-        ("mix, chat 64 MB", chat, BUDGET),
-        ("mix, mixed 64 MB", corpora, BUDGET),
-        ("mix, mixed 24 MB", corpora, 24 << 20),
-        ("mix, mixed unpruned", corpora, LARGE),
+    for name, domains, budget, network in (
+        ("mix, chat 64 MB", chat, BUDGET, True),
+        ("mix, mixed 64 MB", corpora, BUDGET, True),
+        ("mix, mixed 24 MB", corpora, 24 << 20, True),
+        ("mix, mixed unpruned", corpora, LARGE, True),
+        ("mix, mixed 64 MB, no network", corpora, BUDGET, False),
     ):
-        base, figures = built_base(folder / f"{len(found.figures)}", domains, vocabulary, budget)
+        path = folder / f"{len(found.figures)}"
+        base, figures = built_base(path, domains, vocabulary, budget, network=network)
         found.figures[name] = figures
         found.drafters[name] = partial(MixDrafter, vocabulary=vocabulary, bases=[base])
     rest = folder / "rest"
@@ -191,28 +114,30 @@ def loaded(drafter: Any, path: Path) -> Drafter:
 
 
 def built_base(
-    path: Path, corpora: dict[str, list[Tokens]], vocabulary: int, budget: int
+    path: Path, corpora: dict[str, list[Tokens]], vocabulary: int, budget: int, *, network: bool = True
 ) -> tuple[MixBase, dict[str, Any]]:
     """Build, write and open a base; return it and its figures."""
-    began, tokens = time.perf_counter(), 0
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         builder = BaseBuilder(Path(folder), vocabulary=vocabulary)
         for domain, parts in corpora.items():
             for ids in parts:
                 builder.add(ids, weight=WEIGHTS[domain])
-        tokens = builder.tokens
-        built: BuiltBase = builder.build(budget, lambda _tokens: None)
-    write_base(path, built.lines, vocabulary=vocabulary, tokenizer="", facts={"tokens": tokens})
-    seconds = time.perf_counter() - began
-    began = time.perf_counter()
+        scorer = builder.train_scorer(budget // NETWORK_SHARE, lambda _tokens: None) if network else None
+        trained, network_bytes = time.perf_counter(), sum(array.nbytes for array in scorer or ())
+        built = builder.build(budget - network_bytes, lambda _tokens: None)
+    write_base(path, built.lines, scorer, vocabulary=vocabulary, tokenizer="", facts={"tokens": builder.tokens})
+    ended = time.perf_counter()
     base = read_base(path, vocabulary=vocabulary, tokenizer="")
     return base, {
-        "tokens": tokens,
+        "tokens": builder.tokens,
         "bytes": path.stat().st_size,
+        "network_bytes": network_bytes,
         "entries": built.entries,
         "dropped": built.dropped,
-        "build_seconds_per_million_tokens": seconds / tokens * 1e6,
-        "open_seconds": time.perf_counter() - began,
+        "build_seconds_per_million_tokens": (ended - began) / builder.tokens * 1e6,
+        "of_these_reading_and_training": (trained - began) / builder.tokens * 1e6,
+        "open_seconds": time.perf_counter() - ended,
     }
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from speculant.drafters.mix.base_builder import BaseBuilder
 
 INTERVAL = 10.0  # seconds between two stored states
+SCORES_SHARE = 4  # a network takes at most this part of the file
 HEADER = 4096  # bytes of the file around its lines, without what is noted of the sources
 
 
@@ -73,6 +74,7 @@ def build_base(
     """
     from speculant.drafters.mix.base import write_base
     from speculant.drafters.mix.base_builder import BaseBuilder
+    from speculant.drafters.mix.score_training import training_tokens
 
     work, sources, state = open_work(path, settings, sources, restart=restart)
     try:
@@ -91,10 +93,15 @@ def build_base(
         if not builder.tokens:
             raise UsageError(without_tokens(position))
         facts = described(settings, sources, position)
+        room = settings.budget - HEADER - len(json.dumps(facts))
+        with progress("training", training_tokens(builder.tokens), "tokens") as advance:
+            scorer = builder.train_scorer(room // SCORES_SHARE, advance)
+        room -= sum(array.nbytes for array in scorer or ())
         with progress("counting", builder.tokens, "tokens") as advance:
-            built = builder.build(settings.budget - HEADER - len(json.dumps(facts)), advance)
+            built = builder.build(room, advance)
         facts |= {"tokens": builder.tokens, "entries": built.entries}
-        write_base(path, built.lines, vocabulary=settings.vocabulary, tokenizer=settings.tokenizer, facts=facts)
+        vocabulary, fingerprint = settings.vocabulary, settings.tokenizer
+        write_base(path, built.lines, scorer, vocabulary=vocabulary, tokenizer=fingerprint, facts=facts)
         work.remove()
     except KeyboardInterrupt:
         say(
@@ -119,6 +126,9 @@ def build_base(
         f"entries     {built.entries:,}; {built.dropped:,} others that would have added something did not fit",
         f"bytes       {size:,}: {size / builder.tokens:.2f} per token",
     ]
+    if scorer is not None:
+        share = f"{sum(array.nbytes for array in scorer):,} of these bytes"
+        lines.append(f"network     {scorer.tables.shape[1]:,} tokens have vectors; {share}")
     if encoder.refused:
         lines.append(f"chats       {encoder.refused:,} were not taken by the chat template; learned message by message")
     return lines

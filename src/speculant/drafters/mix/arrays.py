@@ -1,7 +1,8 @@
 """The arrays of the mixture, and the constants that give their sizes.
 
 An input of the mixture is a context's row, or one of three further sources: recent tokens overall, the request's own
-repetition, and the last use of the candidate. Each frozen base (base.py) adds an input for every context that it holds.
+repetition, and the last use of the candidate. Each frozen base (base.py) adds an input for every context that it holds,
+and a base with a network (scores.py) its score.
 What an input knows about a candidate is binned into one of STATES states; what was learned about each state is in the
 Mixer.
 """
@@ -20,7 +21,7 @@ Array = npt.NDArray[Any]
 
 # Inputs that are not a context's row: recent tokens overall, the request's own repetition, a token's last use.
 CACHE, COPY, RECENCY = CONTEXTS, CONTEXTS + 1, CONTEXTS + 2
-INPUTS = CONTEXTS + 3  # without a base
+INPUTS = CONTEXTS + 3  # without a base; those of bases come next, and the score of a network last
 MOST_CANDIDATES = 128
 LONGEST_ROW = 24
 CACHE_UNIT = 1 << 20
@@ -96,6 +97,7 @@ class Features(NamedTuple):
         logits, errors: Float32[C], of the mixture.
         counts: Int64[C], how many candidates each stands for in training.
         lines: Int64[BASE_CONTEXTS], where a base keeps each context; -1 for none.
+        scores: Int64[C], the state of each candidate for the score of a network.
     """
 
     candidates: Array
@@ -114,6 +116,13 @@ class Features(NamedTuple):
     errors: Array
     counts: Array
     lines: Array
+    scores: Array
+
+
+@njit(cache=True, nogil=True, inline="always")
+def has_scores(inputs: int) -> bool:
+    """Return whether the last of that many inputs is the score of a network."""
+    return (inputs - INPUTS) % BASE_CONTEXTS == 1
 
 
 @njit(cache=True, nogil=True)
@@ -136,4 +145,5 @@ def new_features(inputs: int) -> Features:
         np.empty(MOST_CANDIDATES, np.float32),
         np.empty(MOST_CANDIDATES, np.int64),
         np.empty(BASE_CONTEXTS, np.int64),
+        np.empty(MOST_CANDIDATES, np.int64),
     )

@@ -31,6 +31,9 @@ from speculant.core.errors import FileError
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, LEVEL_BITS, LINE
 from speculant.drafters.mix.base import levels, token_bits
 from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
+from speculant.drafters.mix.documents import DocumentFiles
+from speculant.drafters.mix.score_training import ROW_BYTES, token_rows, train_scorer
+from speculant.drafters.mix.scores import Scorer
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +47,8 @@ _LEAST = (0.002, 0.005, 0.01, 0.02)  # probabilities that are never worth a draf
 _LEAST_GAIN = 0.05
 _LEAST_CHANGE = 0.02  # of a probability's logarithm against the shorter context's
 _RANKS = 8.0  # steps of the logarithm of a gain, to the base 2
+_TRAINABLE = 100_000  # tokens: from fewer a network learns nothing that counts do not show
+_FEWEST_ROWS = 256  # of a network that is worth its time
 _FILLED = 0.87  # of the slots: fuller lines push out entries at random
 
 
@@ -69,7 +74,7 @@ class BaseBuilder:
         """Start, or go on.
 
         Args:
-            folder: an existing one for temporary files: 24 bytes a token, and up to 60 more while building.
+            folder: an existing one for temporary files: 28 bytes a token, and up to 60 more while building.
             vocabulary: V, the number of token ids.
             state: of an earlier `checkpoint`, to go on from; what was added later is dropped.
 
@@ -89,8 +94,11 @@ class BaseBuilder:
             for bucket, size in enumerate(sizes):
                 with self._bucket(bucket).open("ab") as file:
                     if file.tell() < size:
-                        raise FileError(f"{folder} lacks records that were written before. Begin again.")
+                        raise EOFError
                     file.truncate(size)
+            self._documents = DocumentFiles(folder, (0, 0) if state is None else state["documents"])
+        except EOFError as error:
+            raise FileError(f"{folder} lacks records that were written before. Begin again.") from error
         except OSError as error:
             raise _unusable(folder, error) from error
 
@@ -117,12 +125,17 @@ class BaseBuilder:
         records["token"], records["weight"] = text[1:], weight
         np.add.at(self._counts, text, weight)
         self.tokens += len(text)
+        self._documents.add(text, weight)
         self._waiting.append(records)
         self._waiting_records += len(records)
         if self._waiting_records >= _BUFFER:
             self._flush()
 
     def _flush(self) -> None:
+        try:
+            self._documents.flush()
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
         if not self._waiting:
             return
         records = np.concatenate(self._waiting)
@@ -154,10 +167,11 @@ class BaseBuilder:
                     old.unlink()
             np.save(self._folder / counts, self._counts)
             sizes = [self._bucket(bucket).stat().st_size for bucket in range(BUCKETS)]
+            documents = self._documents.sizes()
         except OSError as error:
             raise _unusable(self._folder, error) from error
         self._checkpointed = counts
-        return {"tokens": self.tokens, "sizes": sizes, "counts": counts}
+        return {"tokens": self.tokens, "sizes": sizes, "documents": documents, "counts": counts}
 
     def build(self, budget: int, advance: Callable[[int], object]) -> BuiltBase:
         """Return the base of all documents.
@@ -194,6 +208,26 @@ class BaseBuilder:
         table.flags.writeable = False
         kept = int(np.count_nonzero(table))
         return BuiltBase(lines=table, entries=kept, dropped=count - kept)
+
+    def train_scorer(self, budget: int, advance: Callable[[int], object]) -> Scorer | None:
+        """Return a network trained on all documents; None where they are too few, or no useful one fits.
+
+        Args:
+            budget: bytes that it may take.
+            advance: is given how many tokens were trained on; see `training_tokens`.
+
+        Raises:
+            FileError: the disk is full.
+        """
+        self._flush()
+        most = (budget - self._vocabulary * 2) // ROW_BYTES
+        rows = token_rows(self._counts, most) if most > 0 else np.zeros(1, np.uint16)
+        if self.tokens < _TRAINABLE or rows.max() < _FEWEST_ROWS:
+            return None
+        try:
+            return train_scorer(self._documents.read(), rows, self._counts, advance=advance)
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
 
     def _groups(self) -> Iterator[Array]:
         """Yield records, whole buckets together."""

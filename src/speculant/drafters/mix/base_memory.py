@@ -11,8 +11,11 @@ from speculant.memory.kind import Contents, MemoryKind
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many entries there are, and how many tokens they were counted in."""
-    return {"entries": int(memory.facts["entries"]), "tokens counted": int(memory.facts["tokens"])}
+    """Return how many entries there are, how many tokens they were counted in, and how many have vectors."""
+    found = {"entries": int(memory.facts["entries"]), "tokens counted": int(memory.facts["tokens"])}
+    if "scores.tables" in memory.arrays:
+        found["tokens with vectors"] = memory.arrays["scores.tables"].shape[1]
+    return found
 
 
 def empty(_memory: Memory) -> Contents:

@@ -18,7 +18,6 @@ BY_SUFFIX = (  # no known suffix, one for each length, two for repetitions
     (0.3, 0.36, 0.06, 0, -0.01, 0.01, 0.06, 0.1, 0, -0.29, 0.51, 0.19, -0.17, -0.06, 0.02, 0.04, 0.32),
     (0.32, 0.12, 0.03, -0.01, 0.02, 0.13, 0.08, 0.1, 0, -0.34, 0.69, 0.05, -0.17, -0.04, 0.02, 0.02, 0.09),
 )
-TOP_K = 0.15  # the weight of the target's top-k after two tokens, where it is known, beside the same weights
 BY_FREQUENCY = (  # of the candidate, as a binary logarithm
     (-0.07, 0, -0.07, -0.02, -0.05, -0.03, -0.05, 0, 0, -0.29, 0.05, 0.25, -0.04, 0.09, 0.06, 0.02, 0),
     (-0.01, 0.01, -0.03, -0.07, -0.1, -0.05, -0.05, 0, 0, -0.17, 0.07, 0.19, -0.08, 0.01, 0.03, 0.02, 0),

@@ -17,6 +17,7 @@ from speculant.drafters.mix.contexts import CONTEXTS, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.kernels import Arrays, named
 from speculant.drafters.mix.mixer import combine, squash
+from speculant.drafters.mix.scores import score
 from speculant.drafters.mix.repetition import NOWHERE, seek
 
 Array = npt.NDArray[Any]
@@ -34,8 +35,8 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
         length: of the text.
         limit: the most tokens.
     """
-    narrow, wide, mixer, bases = named(tables)
-    last_use, heads, copy = request
+    narrow, wide, mixer, bases, scorer = named(tables)
+    last_use, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     known = min(length, WINDOW)
     window = np.empty(known + limit, np.int32)  # the end of the text, then the chain
@@ -52,6 +53,7 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
             place, agreed = NOWHERE, 0
         copied = text[place] if place != NOWHERE else NOWHERE
         found = gather(narrow, wide, mixer, bases, hashes, copied, agreed, last_use, length + n, EXAMINED, features)
+        score(scorer, recent, topic, features, found)
         if not found:
             return window[known:end], joints[:n]
         combine(mixer, features, found)

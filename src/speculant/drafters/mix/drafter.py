@@ -33,10 +33,10 @@ from speculant.core.engine import Needs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import ROOT, DraftTree, Float32, Int32
 from speculant.drafters.mix.arrays import LONGEST_ROW, Array, Mixer
-from speculant.drafters.mix.base import MixBase, in_use
+from speculant.drafters.mix.base import MixBase, in_use, scorer_in_use
 from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
 from speculant.drafters.mix.chain import most_probable_chain
-from speculant.drafters.mix.fitting import base_count, fitted
+from speculant.drafters.mix.fitting import Inputs, fitted, trained_with
 from speculant.drafters.mix.inspection import top_contexts
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
@@ -49,6 +49,7 @@ from speculant.drafters.mix.kernels import (
     new_request,
 )
 from speculant.drafters.mix.mixer import new_mixer
+from speculant.drafters.mix.scores import no_scorer
 from speculant.drafters.mix.stored import is_valid, restored, stored, stored_name
 from speculant.memory.file import read_memory, write_memory
 
@@ -111,12 +112,14 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self.bases = tuple(bases)
+        scorer = scorer_in_use(bases)
         self._take(
             Tables(
                 new_cells(NARROW_ROW, memory_limit - memory_limit // WIDE_SHARE, first_bits=_NARROW_BITS),
                 new_cells(LONGEST_ROW, memory_limit // WIDE_SHARE, first_bits=_WIDE_BITS),
-                new_mixer(vocabulary, len(bases)),
+                new_mixer(vocabulary, len(bases), scored=len(scorer.rows) > 0),
                 in_use(bases),
+                scorer,
             )
         )
         _warm_up()
@@ -219,7 +222,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
                 f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
         tables = restored({name: np.array(array) for name, array in arrays.items()}) if self._has_form(arrays) else None
-        if tables is None or base_count(tables.mixer.weights, tables.mixer.states) < 0:
+        if tables is None or not trained_with(tables.mixer.weights, tables.mixer.states):
             raise ForeignMemoryError(
                 f"{path} was written by a version of `mix` with other contexts. "
                 "Use the version of Speculant that wrote it, or start a new file."
@@ -228,9 +231,10 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             raise CorruptMemoryError(
                 f"the checksums of {path} match, but it holds values that `mix` never writes. Start a new file."
             )
-        mixer = fitted(tables.mixer, len(self.bases))
+        scorer = self._tables.scorer
+        mixer = fitted(tables.mixer, Inputs(len(self.bases), len(scorer.rows) > 0))
         with self._lock:
-            self._take(tables._replace(mixer=mixer, bases=self._tables.bases))
+            self._take(tables._replace(mixer=mixer, bases=self._tables.bases, scorer=scorer))
 
     def _has_form(self, arrays: Mapping[str, Array]) -> bool:
         """Return whether a file has the arrays of a memory, and right shapes where they do not depend on bases."""
@@ -242,7 +246,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 def _warm_up() -> None:
     """Load the compiled kernels, so that the first request does not wait for them."""
     narrow, wide = new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0)
-    empty = Tables(narrow, wide, new_mixer(1), in_use(())).flat()
+    empty = Tables(narrow, wide, new_mixer(1), in_use(()), no_scorer()).flat()
     request = new_request(1, 0)
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
@@ -279,8 +283,8 @@ class MixSession(Session):
         length = self._length + len(tokens)
         self._reserve(length)
         self._text[self._length : length] = tokens
-        last_use, heads, _ = self._request
-        request = last_use, heads, follow(self._request, self._text, self._length, length)
+        last_use, heads, _, topic = self._request
+        request = last_use, heads, follow(self._request, self._text, self._length, length), topic
         return self._drafter.search(self._text, length, request, budget)
 
     def observe(self, verified: Verified) -> None:

@@ -36,6 +36,7 @@ from speculant.drafters.mix.arrays import (
     Bases,
     Features,
     Mixer,
+    has_scores,
 )
 from speculant.drafters.mix.cells import UNIT, Cells, look_up
 from speculant.drafters.mix.contexts import ORDERS, TARGET_TWO, WIDE
@@ -202,6 +203,8 @@ def gather(
         lines = bases.first if b == 0 else (bases.second if b == 1 else bases.third)
         first, vocabulary = INPUTS + b * BASE_CONTEXTS, len(mixer.bands)
         count, at = _gather_base(lines, bases.bits[b], first, hashes, vocabulary, most, count, at, features)
+    if has_scores(len(features.absent)):
+        features.absent[-1], features.ends[-1] = UNKNOWN, at
     for c in range(count):
         token = features.candidates[c]
         use = np.int64(last_use[token])

@@ -1,8 +1,8 @@
-"""Fitting a saved mixture to another number of bases: each base has inputs of its own, which come last."""
+"""Fitting a saved mixture to other bases: each base has inputs of its own, and a network one more; they come last."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -13,28 +13,44 @@ from speculant.drafters.mix.mixer import new_mixer
 Array = npt.NDArray[Any]
 
 
-def base_count(weights: Array, states: Array) -> int:
-    """Return how many bases a mixture with these arrays was trained with, or -1 if no mixture has such shapes."""
-    for bases in range(MOST_BASES + 1):
-        inputs, sets = INPUTS + bases * BASE_CONTEXTS, SETS + FREQUENCIES + (BASE_SETS if bases else 0)
-        if weights.shape == (sets, inputs + 1) and states.shape == (3, inputs, STATES):
-            return bases
-    return -1
+class Inputs(NamedTuple):
+    """What a mixture has inputs for beside its own tables.
 
-
-def fitted(mixer: Mixer, bases: int) -> Mixer:
-    """Return a mixture with inputs for that many bases: those that it has stay, further ones begin anew.
-
-    Weights that were learned without any base fit no mixture with one, nor the reverse; then all of them begin anew.
+    Attributes:
+        bases: how many.
+        scored: whether one of them has a network that scores candidates.
     """
-    held = base_count(mixer.weights, mixer.states)
-    if held == bases:
+
+    bases: int
+    scored: bool
+
+
+def trained_with(weights: Array, states: Array) -> Inputs | None:
+    """Return what a mixture with these arrays was trained with, or None if no mixture has such shapes."""
+    for bases in range(MOST_BASES + 1):
+        for scored in (False, True)[: 1 + (bases > 0)]:
+            inputs, sets = INPUTS + bases * BASE_CONTEXTS + scored, SETS + FREQUENCIES + (BASE_SETS if bases else 0)
+            if weights.shape == (sets, inputs + 1) and states.shape == (3, inputs, STATES):
+                return Inputs(bases, scored)
+    return None
+
+
+def fitted(mixer: Mixer, wanted: Inputs) -> Mixer:
+    """Return a mixture with these inputs: rates of those that it has stay, further ones begin anew.
+
+    Weights stay with another number of bases. Those that were learned without any base or network fit no mixture with
+    one, nor the reverse; then all of them begin anew.
+    """
+    held = trained_with(mixer.weights, mixer.states)
+    if held is None or held == wanted:
         return mixer
-    fresh = new_mixer(len(mixer.bands), bases)
+    fresh = new_mixer(len(mixer.bands), wanted.bases, scored=wanted.scored)
     weights, states = fresh.weights.copy(), fresh.states.copy()
-    inputs = INPUTS + min(held, bases) * BASE_CONTEXTS
-    sets = min(len(weights), len(mixer.weights))
-    if held and bases:
-        weights[:sets, :inputs], weights[:sets, -1] = mixer.weights[:sets, :inputs], mixer.weights[:sets, -1]
+    inputs = INPUTS + min(held.bases, wanted.bases) * BASE_CONTEXTS
     states[:, :inputs] = mixer.states[:, :inputs]
+    if held.scored and wanted.scored:
+        states[:, -1] = mixer.states[:, -1]
+    if held.bases and wanted.bases and held.scored == wanted.scored:
+        weights[:, :inputs] = mixer.weights[:, :inputs]
+        weights[:, -1 - wanted.scored :] = mixer.weights[:, -1 - held.scored :]
     return mixer._replace(weights=weights, states=states)

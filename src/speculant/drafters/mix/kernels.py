@@ -28,6 +28,7 @@ from speculant.drafters.mix.contexts import (
 )
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.mixer import combine, count_token, squash, train
+from speculant.drafters.mix.scores import Scorer, add_to_topic, score
 from speculant.drafters.mix.repetition import NOWHERE, index, seek
 
 Array = npt.NDArray[Any]
@@ -44,10 +45,11 @@ class Tables(NamedTuple):
     wide: Cells
     mixer: Mixer
     bases: Bases
+    scorer: Scorer
 
     def flat(self) -> Arrays:
         """Return all arrays in one plain tuple, as the kernels take them."""
-        return (*self.narrow, *self.wide, *self.mixer, *self.bases)
+        return (*self.narrow, *self.wide, *self.mixer, *self.bases, *self.scorer)
 
 
 def new_request(vocabulary: int, length: int) -> Arrays:
@@ -57,7 +59,7 @@ def new_request(vocabulary: int, length: int) -> Arrays:
     where the current repetition continues in the text, or NOWHERE, and its length.
     """
     heads = np.zeros(1 << max(12, (2 * length).bit_length()), np.int32)
-    return np.full(vocabulary, -1, np.int32), heads, np.array([NOWHERE, 0])
+    return np.full(vocabulary, -1, np.int32), heads, np.array([NOWHERE, 0]), np.zeros(64, np.float32)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -68,6 +70,7 @@ def named(flat: Arrays) -> Tables:
         Cells(flat[2], flat[3]),
         Mixer(flat[4], flat[5], flat[6], flat[7], flat[8], flat[9], flat[10]),
         Bases(flat[11], flat[12], flat[13], flat[14]),
+        Scorer(flat[15], flat[16], flat[17]),
     )
 
 
@@ -81,8 +84,8 @@ def learn_text(
     Return where it stopped: `stop`, or earlier if a table has more cells in use than its room; -1 if an id lies
     outside the vocabulary, and then nothing was learned.
     """
-    narrow, wide, mixer, bases = named(tables)
-    last_use, heads, copy = request
+    narrow, wide, mixer, bases, scorer = named(tables)
+    last_use, heads, copy, topic = request
     for i in range(start, stop):
         if not 0 <= text[i] < len(mixer.bands):
             return -1
@@ -95,6 +98,7 @@ def learn_text(
         if training:
             copied = text[copy[0]] if copy[0] != NOWHERE else NOWHERE
             count = gather(narrow, wide, mixer, bases, hashes, copied, copy[1], last_use, i, LONGEST_ROW, features)
+            score(scorer, text[max(0, i - WINDOW) : i], topic, features, count)
             combine(mixer, features, count)
             train(mixer, features, count, token)
         for c in range(LEARNED - 1, -1, -1):
@@ -104,6 +108,7 @@ def learn_text(
                 continue
             observe(wide if WIDE[c] else narrow, hashes[c], token, memory)
         count_token(mixer, token)
+        add_to_topic(scorer, topic, token)
         last_use[token] = i
         index(heads, text, i)
         if copy[0] != NOWHERE and text[copy[0]] == token:
@@ -141,7 +146,7 @@ def learn_top_k(
         ids, logits: the target's top tokens at each row, Int32[N + 1, k] and Float32[N + 1, k], the best first.
         strength, memory: observations that a row's distribution counts as, and that a row of the table holds.
     """
-    narrow, wide, mixer, _ = named(tables)
+    narrow, wide, mixer, _, _ = named(tables)
     hashes, window = np.empty(CONTEXTS, np.uint64), np.empty(2, np.int32)
     tokens, weights = np.empty(LONGEST_ROW + ids.shape[1], np.int64), np.empty(LONGEST_ROW + ids.shape[1], np.int64)
     shares, gains = np.empty(ids.shape[1], np.float32), np.empty(ids.shape[1], np.int64)
@@ -182,8 +187,8 @@ def most_probable(
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
     places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of its repetition
     window = np.empty(WINDOW, np.int32)
-    narrow, wide, mixer, bases = named(tables)
-    last_use, heads, copy = request
+    narrow, wide, mixer, bases, scorer = named(tables)
+    last_use, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     count = 0
     for rank in range(-1, limit - 1):
@@ -217,6 +222,7 @@ def most_probable(
         needed = joints[limit - 1] / joint if count == limit else np.float32(0)
         most = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
         found = gather(narrow, wide, mixer, bases, hashes, copied, agreed, last_use, length + depth, most, features)
+        score(scorer, window[at:], topic, features, found)
         combine(mixer, features, found)
         least = _logit(needed) if needed > 0 else np.float32(-math.inf)
         for c in range(found):

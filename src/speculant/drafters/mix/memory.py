@@ -53,6 +53,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
         merge_cells([tables.wide for tables in held], limit // WIDE_SHARE),
         merge_mixers([tables.mixer for tables in held]),
         held[0].bases,
+        held[0].scorer,
     )
     return stored(merged), {"vocabulary": vocabularies[0]}
 

@@ -36,7 +36,7 @@ from speculant.drafters.mix.cells import (
     read,
 )
 from speculant.drafters.mix.drafter import MixSettings
-from speculant.drafters.mix.fitting import base_count, fitted
+from speculant.drafters.mix.fitting import Inputs, fitted, trained_with
 from speculant.drafters.mix.mixer import frequency_bands
 
 Array = npt.NDArray[Any]
@@ -73,8 +73,8 @@ def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
 def merge_mixers(mixers: Sequence[Mixer]) -> Mixer:
     """Return one mixture, the latest of `mixers` last."""
     steps = np.array([mixer.steps[0] for mixer in mixers])
-    bases = max(base_count(mixer.weights, mixer.states) for mixer in mixers)
-    mixers = [fitted(mixer, bases) for mixer in mixers]
+    inputs = max(trained_with(mixer.weights, mixer.states) or Inputs(0, False) for mixer in mixers)
+    mixers = [fitted(mixer, inputs) for mixer in mixers]
     weights = np.stack([mixer.weights for mixer in mixers])
     states = np.stack([mixer.states for mixer in mixers])
     rates = np.einsum("fis,fis->is", states[:, RATE], _shares(states[:, SAMPLES]))

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from speculant.drafters.mix import base_weights, score_weights
 from speculant.drafters.mix.arrays import (
     ABSENT,
     BASE_CONTEXTS,
@@ -39,12 +40,13 @@ from speculant.drafters.mix.arrays import (
     UNKNOWN,
     Features,
     Mixer,
+    has_scores,
 )
 from speculant.drafters.mix.base import level_probabilities
-from speculant.drafters.mix.base_weights import BY_BASE_SUFFIX, BY_FREQUENCY, BY_SUFFIX, TOP_K
 from speculant.drafters.mix.contexts import TARGET_ONE, TARGET_TWO
 from speculant.drafters.mix.features import log_band
 from speculant.drafters.mix.repetition import LENGTHS
+from speculant.drafters.mix.scores import BINS, score_rates
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +71,9 @@ _INITIAL_WEIGHTS = (
     (0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.2, 0.2, 0.3, -0.1, 0.2, 0.0, 0.0),
     (0.1, 0.1, 0.1, 0.0, 0.1, 0.0, 0.1, 0.2, 0.3, -0.1, 0.3, 0.0, 0.0),
 )
+# With a base, the weight of the target's top-k after two tokens, beside the same weights as without top-k; chosen on 14
+# stories of the bundled model.
+_TOP_K = 0.15
 _LAST_USE = (0.001, 0.01, 0.03, 0.06, 0.06, 0.06, 0.03, 0.02, 0.015, 0.015, 0.01, 0.005)  # rates by distance
 _PRIOR_SAMPLES, _SLOWEST = 1.5, 0.003
 _STEP, _STEP_TOKENS, _SMALLEST_STEP = 0.01, 1000.0, 0.0005
@@ -83,14 +88,15 @@ _SQUASH_STEPS = 128
 _TABLE = 2 * 12 * _SQUASH_STEPS + 2
 
 
-def new_mixer(vocabulary: int, bases: int = 0) -> Mixer:
+def new_mixer(vocabulary: int, bases: int = 0, *, scored: bool = False) -> Mixer:
     """Return a mixer with initial rates and weights close to those learned on development requests.
 
     Args:
         vocabulary: V, the number of token ids.
         bases: how many bases there are below the tables; each has an input for every context that it holds.
+        scored: whether one of them has a network that scores candidates, which is one more input.
     """
-    inputs = INPUTS + bases * BASE_CONTEXTS
+    inputs = INPUTS + bases * BASE_CONTEXTS + scored
     totals = np.array([1.0, 2, 3, 4, 6, 8, 14])
     share = np.arange(SHARES)
     shares = np.where(share < 4, (share + 0.5) / 16, 0.25 + (share - 3.5) / 12)
@@ -104,12 +110,14 @@ def new_mixer(vocabulary: int, bases: int = 0) -> Mixer:
     rates[COPY, LENGTHS : 2 * LENGTHS] = 0.01
     rates[RECENCY, : DISTANCES * FREQUENCIES] = np.repeat(_LAST_USE, FREQUENCIES)
     rates[INPUTS:, : 2 * LEVELS] = np.repeat(level_probabilities(), 2)
+    if scored:
+        rates[-1, :BINS] = np.clip(score_rates(), 1e-4, 0.95)
     rates[:, UNKNOWN] = 0.5
     steps = np.arange(_TABLE)
     squash = 1 / (1 + np.exp(_CLAMP - steps / _SQUASH_STEPS))
     learning_rates = np.maximum(1 / (np.maximum(steps, 1) + _PRIOR_SAMPLES), _SLOWEST)
     return Mixer(
-        weights=_initial_weights(bases).astype(np.float32),
+        weights=_initial_weights(bases, scored).astype(np.float32),
         states=np.stack([rates, np.log(rates / (1 - rates)), np.zeros_like(rates)]).astype(np.float32),
         frequency=np.zeros(vocabulary + 1, np.int64),
         bands=np.zeros(vocabulary, np.uint8),
@@ -119,15 +127,16 @@ def new_mixer(vocabulary: int, bases: int = 0) -> Mixer:
     )
 
 
-def _initial_weights(bases: int) -> Array:
+def _initial_weights(bases: int, scored: bool) -> Array:
     """Return Float64[S, I + 1]; several bases share the weights of one."""
     if not bases:
         return np.concatenate([_INITIAL_WEIGHTS, np.zeros((FREQUENCIES, INPUTS + 1))])
-    top_k = np.array(BY_SUFFIX)
-    top_k[:, TARGET_TWO] += TOP_K
-    learned = np.concatenate([BY_SUFFIX, top_k, BY_FREQUENCY, BY_BASE_SUFFIX])
-    own, of_base, bias = np.split(learned, [INPUTS, INPUTS + BASE_CONTEXTS], axis=1)
-    return np.concatenate([own, np.tile(of_base / bases, bases), bias], axis=1)
+    learned = score_weights if scored else base_weights
+    top_k = np.array(learned.BY_SUFFIX)
+    top_k[:, TARGET_TWO] += _TOP_K
+    rows = np.concatenate([learned.BY_SUFFIX, top_k, learned.BY_FREQUENCY, learned.BY_BASE_SUFFIX])
+    own, of_base, others = np.split(rows, [INPUTS, INPUTS + BASE_CONTEXTS], axis=1)
+    return np.concatenate([own, np.tile(of_base / bases, bases), others], axis=1)
 
 
 def frequency_bands(frequency: Array) -> Array:
@@ -139,6 +148,7 @@ def frequency_bands(frequency: Array) -> Array:
 def combine(mixer: Mixer, features: Features, count: int) -> None:
     """Write the mixture's logits of `count` candidates."""
     sums, inputs = features.sums, len(features.absent)
+    scored = has_scores(inputs)
     weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]
     for band in range(FREQUENCIES):
         unnamed_by_all = np.float32(0)
@@ -157,6 +167,8 @@ def combine(mixer: Mixer, features: Features, count: int) -> None:
         features.logits[c] = (
             sums[band, inputs] + sums[band, RECENCY] * mixer.states[LOGIT, RECENCY, features.recency[c]]
         )
+        if scored:
+            features.logits[c] += sums[band, inputs - 1] * mixer.states[LOGIT, inputs - 1, features.scores[c]]
     at = 0
     for i in range(inputs):
         unnamed = mixer.states[LOGIT, i, features.absent[i]]
@@ -206,7 +218,7 @@ def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
         before += _STEPS_WITH_BASE
     step = np.float32(max(_SMALLEST_STEP, _STEP / (1 + before / _STEP_TOKENS)))
     mixer.steps[0] += 1
-    turn = np.int64(mixer.steps[0])
+    turn, scored = np.int64(mixer.steps[0]), has_scores(inputs)
     weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]
     errors, counts = features.errors, features.counts
     all_errors, shared = np.zeros(FREQUENCIES, np.float32), np.empty(FREQUENCIES, np.float32)
@@ -246,14 +258,22 @@ def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
         mixer.weights[weight_set, i] += moved
         if inputs > INPUTS:
             mixer.weights[base_set, i] += moved
+    _train_input(mixer, features, RECENCY, features.recency, count, hit)
+    if scored:
+        _train_input(mixer, features, inputs - 1, features.scores, count, hit)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _train_input(mixer: Mixer, features: Features, i: int, states: Array, count: int, hit: int) -> None:
+    """Update weights and rates of an input that knows a state of every candidate."""
     moved = np.float32(0)
     for c in range(count):
-        if counts[c] > 0:
-            moved += _nudge(mixer, RECENCY, features.recency[c], errors[c], features.bands[c])
-            _move_rate(mixer, RECENCY, features.recency[c], counts[c], 1 if c == hit else 0)
-    mixer.weights[weight_set, RECENCY] += moved
-    if inputs > INPUTS:
-        mixer.weights[base_set, RECENCY] += moved
+        if features.counts[c] > 0:
+            moved += _nudge(mixer, i, states[c], features.errors[c], features.bands[c])
+            _move_rate(mixer, i, states[c], features.counts[c], 1 if c == hit else 0)
+    mixer.weights[features.chosen[0], i] += moved
+    if len(features.absent) > INPUTS:
+        mixer.weights[SETS + FREQUENCIES + features.chosen[1], i] += moved
 
 
 @njit(cache=True, nogil=True, inline="always")

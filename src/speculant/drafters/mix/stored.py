@@ -11,6 +11,7 @@ from speculant.drafters.mix.base import in_use
 from speculant.drafters.mix.cells import CHECK_BITS, MAX_TOKENS, Cells
 from speculant.drafters.mix.kernels import Array, Tables
 from speculant.drafters.mix.mixer import frequency_bands
+from speculant.drafters.mix.scores import no_scorer
 
 _STORED_NAMES = {"mixer.states": "mixer.evidence"}  # the name in files, which must stay
 
@@ -41,6 +42,7 @@ def restored(arrays: Mapping[str, Array]) -> Tables:
         Cells(*fields("wide", Cells._fields)),
         Mixer(*fields("mixer", Mixer._fields)),
         in_use(()),
+        no_scorer(),
     )
 
 

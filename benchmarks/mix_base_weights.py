@@ -1,0 +1,134 @@
+"""Learns the initial mixing weights where there is a base: the tables of mix/base_weights.py and mix/score_weights.py.
+
+One set of weights and rates is shared by drafters of the four Llama recordings and of Vicuna's Alpaca answers, each with
+tables and a mixed 64 MB base of its own. They play the odd requests of all files in turns, so that no file is learned
+last; twice, the second time with empty tables and the weights of the first. Evaluations on whole files (mix_base.py)
+therefore see weights that half of their requests have taught, as those of a mixture without a base always were.
+
+    python benchmarks/mix_base_weights.py --llama3 FILE -o src/speculant/drafters/mix/base_weights.py
+    python benchmarks/mix_base_weights.py --llama3 FILE --network -o src/speculant/drafters/mix/score_weights.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from mix_base import BUDGET, NODES, built_base
+from mix_corpora import LLAMA3, VOCABULARIES, encoded, excluded, llama2_encoder, llama3_encoder
+from numpy.typing import NDArray
+
+from speculant.bench.replay.player import replay
+from speculant.bench.replay.traces import Recording, read_recordings
+from speculant.drafters.mix.arrays import BASE_CONTEXTS, FREQUENCIES, INPUTS, SETS, Mixer
+from speculant.drafters.mix.base import MixBase
+from speculant.drafters.mix.drafter import MixDrafter
+from speculant.drafters.mix.mixer import new_mixer
+
+ALPACA = "vicuna-7b-alpaca"
+MOST_REQUESTS = 150  # of a file
+PASSES = 2
+LATER_STEPS = 3000  # tokens that a mixture is taken to have learned from when a later pass begins
+FIRST_OF_BASE, FIRST_OF_NETWORK = 0.15, 0.2  # weights that learning begins with
+Weights = NDArray[np.float32]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the module to write")
+    parser.add_argument("--llama3", type=Path, required=True, help="Llama 3's tokenizer.model")
+    parser.add_argument("--network", action="store_true", help="bases with a network")
+    args = parser.parse_args()
+    data = Path(os.environ["SPECULANT_DATA"])
+    encoders = {"llama3": llama3_encoder(args.llama3), "llama2": llama2_encoder(data / "tokenizers/llama2-32k.model")}
+    bases: list[MixBase] = []
+    played: list[list[Recording]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for tokenizer, names in (("llama3", LLAMA3), ("llama2", (ALPACA,))):
+            recordings = {name: list(read_recordings(data / "traces" / f"{name}.jsonl")) for name in names}
+            corpora = encoded(data, encoders[tokenizer], excluded(recordings))
+            path = Path(folder) / tokenizer
+            base, _ = built_base(path, corpora, VOCABULARIES[tokenizer], BUDGET, network=args.network)
+            bases += [base] * len(names)
+            played += [recorded[1::2][:MOST_REQUESTS] for recorded in recordings.values()]
+        weights = learned(bases, played)
+    args.out.write_text(module(weights, network=args.network))
+
+
+def first_weights(scored: bool) -> Weights:
+    """Return weights to begin with: those of a mixture without a base, and a little of everything that a base adds."""
+    weights = new_mixer(1, 1, scored=scored).weights
+    weights[:] = 0
+    alone = new_mixer(1).weights
+    weights[: SETS + FREQUENCIES, :INPUTS] = alone[:, :INPUTS]
+    weights[: SETS + FREQUENCIES, -1] = alone[:, -1]
+    known = weights[SETS + FREQUENCIES + 1 :]
+    known[:, INPUTS : INPUTS + BASE_CONTEXTS] = FIRST_OF_BASE
+    if scored:
+        weights[SETS + FREQUENCIES :, -2] = FIRST_OF_NETWORK
+    return weights
+
+
+def learned(bases: list[MixBase], played: list[list[Recording]]) -> Weights:
+    """Return the weights after all passes."""
+    mixer: Mixer | None = None
+    for number in range(PASSES):
+        drafters = [MixDrafter(vocabulary=base.facts["vocabulary"], bases=[base]) for base in bases]
+        if mixer is None:
+            mixer = drafters[0]._tables.mixer
+            mixer.weights[:] = first_weights(bases[0].scorer is not None)
+        else:
+            mixer.steps[:] = LATER_STEPS
+        for drafter in drafters:
+            own = drafter._tables.mixer
+            shared = own._replace(weights=mixer.weights, states=mixer.states, steps=mixer.steps)
+            drafter._take(drafter._tables._replace(mixer=shared))
+        tokens = rounds = 0
+        for drafter, recording in in_turns(drafters, played):
+            result = replay(drafter, [recording], nodes=NODES)
+            tokens, rounds = tokens + result.tokens, rounds + result.rounds
+        print(f"pass {number + 1}: MAT {tokens / rounds:.3f}", flush=True)
+    assert mixer is not None
+    return mixer.weights
+
+
+def in_turns(drafters: list[MixDrafter], played: list[list[Recording]]) -> Iterable[tuple[MixDrafter, Recording]]:
+    """Return requests with their drafters, evenly from all files."""
+    places = [(i / len(file), k, i) for k, file in enumerate(played) for i in range(len(file))]
+    return [(drafters[k], played[k][i]) for _, k, i in sorted(places)]
+
+
+def module(weights: Weights, *, network: bool) -> str:
+    """Return the source of a module with these weights."""
+    what = "a base with a network" if network else "a base"
+    last = "the score of the network and a bias" if network else "and a bias"
+    tables = {
+        "BY_SUFFIX": ("no known suffix, one for each length, two for repetitions", weights[: SETS // 2]),
+        "BY_FREQUENCY": ("of the candidate, as a binary logarithm", weights[SETS : SETS + FREQUENCIES]),
+        "BY_BASE_SUFFIX": ("none, or the length of the longest suffix that a base knows", weights[SETS + FREQUENCIES :]),
+    }
+    lines = [
+        f'"""Initial mixing weights where there is {what}, learned on half of the development requests.',
+        "",
+        "Written by benchmarks/mix_base_weights.py. Recordings have no top-k of the target; its weight is in mixer.py.",
+        "",
+        "Columns: the twelve inputs of a mixture without a base (mixer.py), the base's rows for suffixes of one to four",
+        f"tokens, {last}.",
+        '"""',
+        "",
+        "from __future__ import annotations",
+        "",
+    ]
+    for name, (rows, table) in tables.items():
+        lines.append(f"{name} = (  # {rows}")
+        lines += [f"    ({', '.join(f'{value:g}' for value in row)})," for row in np.round(table, 2) + 0.0]
+        lines.append(")")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The documents of a base in two files: the ids one after the other, and a record of each document.
+
+Contexts are counted apart from each other (base_builder.py), but a network is trained on texts (score_training.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_DOCUMENT = np.dtype([("length", np.int64), ("weight", np.float32)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Documents:
+    """D documents, T tokens in all.
+
+    Attributes:
+        ids: Int32[T], possibly mapped.
+        lengths: Int64[D].
+        weights: Float32[D], how many times each counts.
+    """
+
+    ids: Array
+    lengths: Array
+    weights: Array
+
+
+class DocumentFiles:
+    """Documents that are being written; every method may raise OSError."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int] = (0, 0)) -> None:
+        """Go on from files of these sizes; what is beyond them is dropped.
+
+        Raises:
+            EOFError: a file is shorter.
+        """
+        self._paths = folder / "ids", folder / "documents"
+        self._ids: list[Array] = []
+        self._documents: list[tuple[int, float]] = []
+        for path, size in zip(self._paths, sizes, strict=True):
+            with path.open("ab") as file:
+                if file.tell() < size:
+                    raise EOFError
+                file.truncate(size)
+
+    def add(self, ids: Array, weight: float) -> None:
+        """Take a document, Int32[T], which waits for `flush`."""
+        self._ids.append(ids)
+        self._documents.append((len(ids), weight))
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if not self._ids:
+            return
+        for path, array in zip(
+            self._paths, (np.concatenate(self._ids), np.array(self._documents, _DOCUMENT)), strict=True
+        ):
+            with path.open("ab") as file:
+                file.write(array.tobytes())
+        self._ids, self._documents = [], []
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of both files."""
+        return [path.stat().st_size for path in self._paths]
+
+    def read(self) -> Documents:
+        """Return what was written, at least one document; its ids are mapped."""
+        ids, documents = self._paths
+        records = np.fromfile(documents, _DOCUMENT)
+        return Documents(
+            ids=np.memmap(ids, np.int32, "r"),
+            lengths=np.ascontiguousarray(records["length"]),
+            weights=np.ascontiguousarray(records["weight"]),
+        )

@@ -1,0 +1,127 @@
+"""Scores of candidates by a small neural network, which a base may hold beside its entries.
+
+Counts of contexts know nothing of a context that the corpus lacks. A network does: tokens that are used alike have
+similar vectors, so what follows one is expected after the other (Bengio et al. 2003, A neural probabilistic language
+model). The vectors of the last tokens, each scaled by its distance (Mnih and Hinton 2007, the log-bilinear model), and
+a decaying mean of all tokens of the request, its topic, are summed to x; then
+
+    q = x + outer relu(inner x + bias),    score(w) = q . output_w,
+
+which estimates log p(w | text), because training by noise-contrastive estimation leaves it nearly normalised
+(score_training.py). A node of the draft costs one evaluation of q, a candidate one product of 64 bytes. The mixture
+takes the score as one more input and learns how far it can be trusted (mixer.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from speculant.drafters.mix.arrays import Features
+
+Array = npt.NDArray[Any]
+
+DIMENSIONS = 64
+PLACES = 5  # latest tokens that have a vector each
+LATEST, EARLIER, OUTPUT = range(3)  # tables: of the last token, of the ones before it, of candidates
+# Rows of the weights: one per place, then these, then the layers.
+TOPIC, BIAS, SCALE = PLACES, PLACES + 1, PLACES + 2
+INNER = PLACES + 3
+OUTER = INNER + DIMENSIONS
+WEIGHTS = OUTER + DIMENSIONS
+CONSTANT = DIMENSIONS - 1  # the dimension of q that is constant, so that its weight is a candidate's bias
+DECAY = 0.96  # of the topic, a token
+BINS = 96  # states of a score
+_PER_NAT = 8  # bins for a factor of e
+
+
+class Scorer(NamedTuple):
+    """A network of N rows for a vocabulary of V tokens; all arrays are empty where there is none.
+
+    Attributes:
+        rows: UInt16[V], the row of each token; rare ones share row 0.
+        tables: Int8[3, N, 64], vectors of tokens.
+        weights: Float32[WEIGHTS, 64], everything else.
+    """
+
+    rows: Array
+    tables: Array
+    weights: Array
+
+
+def no_scorer() -> Scorer:
+    """Return the scorer of a mixture without one."""
+    arrays = (np.empty(0, np.uint16), np.empty((3, 0, DIMENSIONS), np.int8), np.empty((0, DIMENSIONS), np.float32))
+    for array in arrays:
+        array.flags.writeable = False  # like mapped ones, so that the kernels are compiled once
+    return Scorer(*arrays)
+
+
+def is_valid(scorer: Scorer, vocabulary: int) -> bool:
+    """Return whether the kernels, which check nothing, may run on arrays of a file."""
+    rows, tables, weights = scorer
+    return bool(
+        rows.dtype == np.uint16
+        and rows.shape == (vocabulary,)
+        and tables.dtype == np.int8
+        and tables.ndim == 3
+        and tables.shape[::2] == (3, DIMENSIONS)
+        and weights.dtype == np.float32
+        and weights.shape == (WEIGHTS, DIMENSIONS)
+        and rows.max() < tables.shape[1]
+    )
+
+
+@njit(cache=True, nogil=True)
+def add_to_topic(scorer: Scorer, topic: Array, token: int) -> None:
+    """Let a token of the text move the topic, Float32[64]."""
+    if len(scorer.rows) > token:
+        vector = scorer.tables[EARLIER, scorer.rows[token]]
+        for j in range(DIMENSIONS):
+            topic[j] += np.float32(1 - DECAY) * (np.float32(vector[j]) - topic[j])
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def score(scorer: Scorer, window: Array, topic: Array, features: Features, count: int) -> None:
+    """Write the states of `count` candidates by their scores after window, Int32[W], latest token last."""
+    if len(scorer.rows) == 0:
+        return
+    rows, weights = scorer.rows, scorer.weights
+    x, q = np.empty(DIMENSIONS, np.float32), np.empty(DIMENSIONS, np.float32)
+    hidden = np.empty(DIMENSIONS, np.float32)
+    for j in range(DIMENSIONS):
+        x[j] = weights[TOPIC, j] * topic[j]
+    for place in range(min(PLACES, len(window))):
+        token = window[len(window) - 1 - place]
+        row = rows[token] if token < len(rows) else 0
+        vector = scorer.tables[LATEST if place == 0 else EARLIER, row]
+        for j in range(DIMENSIONS):
+            x[j] += weights[place, j] * np.float32(vector[j])
+    for k in range(DIMENSIONS):
+        total = weights[BIAS, k]
+        for j in range(DIMENSIONS):
+            total += weights[INNER + k, j] * x[j]
+        hidden[k] = max(total, np.float32(0))
+    for k in range(DIMENSIONS):
+        total = x[k]
+        for j in range(DIMENSIONS):
+            total += weights[OUTER + k, j] * hidden[j]
+        q[k] = total * weights[SCALE, k]
+    q[CONSTANT] = weights[SCALE, CONSTANT]
+    for c in range(count):
+        token = features.candidates[c]
+        vector = scorer.tables[OUTPUT, rows[token] if token < len(rows) else 0]
+        total = np.float32(0)
+        for j in range(DIMENSIONS):
+            total += q[j] * np.float32(vector[j])
+        # A file is not verified when it is opened: no value may lead out of the states.
+        at = min(max(total * np.float32(_PER_NAT) + np.float32(BINS), np.float32(0)), np.float32(BINS - 1))
+        features.scores[c] = np.int64(at) if at == at else 0
+
+
+def score_rates() -> Array:
+    """Return Float64[BINS], the probability that each state stands for."""
+    return np.asarray(np.exp((np.arange(BINS) + 0.5 - BINS) / _PER_NAT))

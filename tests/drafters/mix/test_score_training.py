@@ -1,0 +1,71 @@
+"""Training the network of a base."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from networks import GENDERS, VERBS, VOCABULARY, sentences, trained
+from speculant.drafters.mix.arrays import INPUTS, new_features
+from speculant.drafters.mix.documents import Documents
+from speculant.drafters.mix.score_training import _batches, token_rows, train_scorer, training_tokens
+from speculant.drafters.mix.scores import DIMENSIONS, add_to_topic, score
+from tables import ids
+
+
+def test_the_network_knows_what_counts_do_not() -> None:
+    """After a verb and a noun that were never together, the ending has the highest score and the most of the mass."""
+    text = sentences(0, 20_000)
+    network, right = trained(text), 0
+    new = sentences(5, 200)
+    features, endings = new_features(INPUTS), VERBS * GENDERS
+    features.candidates[:endings] = np.arange(400, 400 + endings)
+    topic = np.zeros(DIMENSIONS, np.float32)
+    for at in range(2, len(new), 3):
+        for token in new[at - 2 : at].tolist():
+            add_to_topic(network, topic, token)
+        score(network, ids(new[max(0, at - 6) : at]), topic, features, endings)
+        right += 400 + int(features.scores[:endings].argmax()) == new[at]
+        add_to_topic(network, topic, new[at])
+    assert right > 150
+
+
+def test_the_same_seed_gives_the_same_network() -> None:
+    """Training is repeatable, and another seed gives another network."""
+    text = sentences(0, 2000)
+    first, again, other = trained(text), trained(text), trained(text, seed=1)
+    for one, two in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert (first.tables != other.tables).any()
+
+
+def test_rows_belong_to_frequent_tokens() -> None:
+    """Tokens are numbered by frequency as far as there is room; rare ones share row 0."""
+    counts = np.array([5.0, 0, 9, 1, 7, 7])
+    assert token_rows(counts, 100).tolist() == [4, 0, 1, 0, 2, 3]
+    assert token_rows(counts, 3).tolist() == [0, 0, 1, 0, 2, 0]
+
+
+def test_streams_read_every_document_once() -> None:
+    """Streams together read the text in the given order, and know where documents begin."""
+    parts = [np.arange(10, 14), np.arange(20, 21), np.arange(30, 37)]
+    documents = Documents(
+        ids=np.concatenate(parts).astype(np.int32), lengths=np.array([4, 1, 7]), weights=np.array([1, 2, 3], np.float32)
+    )
+    batches = list(_batches(documents, np.arange(100, dtype=np.uint16), np.array([2, 0, 1]), 3, 4))
+    tokens, begins, weights = (np.stack(each) for each in zip(*batches, strict=True))
+    assert tokens.T.tolist() == [[30, 31, 32, 33], [34, 35, 36, 10], [11, 12, 13, 20]]
+    assert begins.T.astype(int).tolist() == [[1, 0, 0, 0], [1, 0, 0, 1], [1, 0, 0, 1]]
+    assert weights.T.tolist() == [[3, 3, 3, 3], [3, 3, 3, 1], [1, 1, 1, 2]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 700])
+def test_small_corpora(count: int) -> None:
+    """A corpus of any size can be trained on, and what `advance` is given stays within what was announced."""
+    text = sentences(0, count)[: max(2, 3 * count - 1)]
+    advanced: list[int] = []
+    documents = Documents(ids=text, lengths=np.array([len(text)]), weights=np.ones(1, np.float32))
+    counts = np.bincount(text, minlength=VOCABULARY).astype(float)
+    network = train_scorer(documents, token_rows(counts, 50), counts, advance=advanced.append)
+    assert np.isfinite(network.weights).all()
+    assert sum(advanced) <= training_tokens(len(text))

@@ -1,0 +1,169 @@
+"""The network that scores candidates: its kernels, and bases that hold one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixes import check, drafter, play, trees
+from networks import VOCABULARY, base_of, sentences, trained
+from rounds import budget, start
+from speculant.core.errors import CorruptMemoryError, ForeignMemoryError
+from speculant.drafters.mix.arrays import INPUTS, new_features
+from speculant.drafters.mix.base import MixBase, read_base
+from speculant.drafters.mix.memory import MIX
+from speculant.drafters.mix.scores import (
+    BIAS,
+    BINS,
+    CONSTANT,
+    DECAY,
+    DIMENSIONS,
+    EARLIER,
+    INNER,
+    LATEST,
+    OUTER,
+    OUTPUT,
+    PLACES,
+    SCALE,
+    TOPIC,
+    WEIGHTS,
+    Scorer,
+    add_to_topic,
+    no_scorer,
+    score,
+    score_rates,
+)
+from speculant.memory.file import read_any_memory, write_memory
+from tables import ids
+
+TEXT = sentences(0, 20_000)
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    """Return a trained network."""
+    return trained(TEXT)
+
+
+@pytest.fixture(scope="module")
+def bases(scorer: Scorer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MixBase, MixBase]:
+    """Return a base of a part of the text without a network, and one with it."""
+    folder = tmp_path_factory.mktemp("bases")
+    return base_of(folder / "without", TEXT, None), base_of(folder / "with", TEXT, scorer)
+
+
+def noise() -> Scorer:
+    """Return a network with random values of a usual size."""
+    random = np.random.default_rng(0)
+    return Scorer(
+        random.integers(0, 40, VOCABULARY).astype(np.uint16),
+        random.integers(-127, 128, (3, 40, DIMENSIONS)).astype(np.int8),
+        (random.standard_normal((WEIGHTS, DIMENSIONS)) * 0.02).astype(np.float32),
+    )
+
+
+def test_scores_are_those_of_the_formula() -> None:
+    """States of candidates are binned products of their vectors with what layers and topic make of the last tokens."""
+    rows, tables, weights = noise()
+    text, candidates = [7, 3, 900, 12, 5, 77, 800], [1, 500, 999, 7]
+    topic = np.zeros(DIMENSIONS, np.float32)
+    mean = np.zeros(DIMENSIONS)
+    for token in text:
+        add_to_topic(noise(), topic, token)
+        mean = DECAY * mean + (1 - DECAY) * tables[EARLIER, rows[token]]
+    np.testing.assert_allclose(topic, mean, rtol=1e-4, atol=1e-5)
+    x = weights[TOPIC] * mean
+    for place in range(PLACES):
+        x = x + weights[place] * tables[LATEST if place == 0 else EARLIER, rows[text[-1 - place]]]
+    hidden = np.maximum(weights[INNER:OUTER] @ x + weights[BIAS], 0)
+    q = (x + weights[OUTER:] @ hidden) * weights[SCALE]
+    q[CONSTANT] = weights[SCALE, CONSTANT]
+    expected = np.clip(np.floor(tables[OUTPUT, rows[candidates]] @ q * 8 + BINS), 0, BINS - 1)
+    features = new_features(INPUTS)
+    features.candidates[: len(candidates)] = candidates
+    score(noise(), ids(text), topic, features, len(candidates))
+    assert np.abs(features.scores[: len(candidates)] - expected).max() <= 1  # of a value at the border of a bin
+    np.testing.assert_allclose(score_rates()[[-1, -9]], np.exp([-1 / 16, -17 / 16]))
+
+
+def test_short_texts_and_tokens_beyond_the_vocabulary() -> None:
+    """A text shorter than the network's places has a score, and so have ids that only the model knows."""
+    features = new_features(INPUTS)
+    features.candidates[:2] = 5, VOCABULARY + 7
+    for text in ([], [3], [VOCABULARY + 1, 2]):
+        features.scores[:2] = -1
+        score(noise(), ids(text), np.zeros(DIMENSIONS, np.float32), features, 2)
+        assert 0 <= features.scores[:2].min() <= features.scores[:2].max() < BINS
+    score(no_scorer(), ids([1]), np.zeros(DIMENSIONS, np.float32), features, 0)  # without a network nothing happens
+
+
+def test_a_network_adds_to_a_base(bases: tuple[MixBase, MixBase]) -> None:
+    """Pairs that the corpus lacks are continued better than by counts alone, as trees and as chains."""
+    new = sentences(1, 150)
+    without, held = drafter(bases=bases[:1]), drafter(bases=bases[1:])
+    assert play(held, new, nodes=6).mat > 1.05 * play(without, new, nodes=6).mat
+    tree = held.open(start(new[:50])).propose(budget(16))
+    check(tree, 16)
+    chain = held.open(start(new[:50])).propose(budget(6, trees=False))
+    assert chain.parents.tolist() == list(range(-1, len(chain) - 1))
+    after = held.open(start(new[:50])).propose_after(new[50:52].tolist(), budget(6))
+    check(after, 6)
+
+
+def test_memories_are_exchanged(bases: tuple[MixBase, MixBase], tmp_path: Path) -> None:
+    """A memory learned with a network loads without one and back, and merges with one that has none."""
+    text = sentences(2, 150)
+    choices = ((), bases[:1], bases[1:], bases)
+    for number, saving in enumerate(choices):
+        learned = drafter(bases=saving)
+        play(learned, text)
+        learned.save(tmp_path / str(number))
+        for loading in choices:
+            held = drafter(bases=loading)
+            held.load(tmp_path / str(number))
+            assert play(held, text).mat > 8
+        same = drafter(bases=saving)
+        same.load(tmp_path / str(number))
+        assert trees(same, text[:40]) == trees(learned, text[:40])
+    arrays, facts = MIX.merge([read_any_memory(tmp_path / str(number)) for number in range(4)], 8 << 20)
+    write_memory(tmp_path / "merged", kind="mix", tokenizer="t", arrays=arrays, facts=facts)
+    held = drafter(bases=bases)
+    held.load(tmp_path / "merged")
+    assert play(held, text).mat > 8
+
+
+def test_files_that_cannot_be_used(bases: tuple[MixBase, MixBase], tmp_path: Path) -> None:
+    """A network that is incomplete, of other shapes, of another version or with rows that do not exist is refused."""
+    good = read_any_memory(bases[1].path)
+    tables = good.arrays["scores.tables"]
+    broken = {
+        "missing": {name: array for name, array in good.arrays.items() if name != "scores.weights"},
+        "small": {**good.arrays, "scores.tables": tables[:, : tables.shape[1] // 2]},
+        "wide": {**good.arrays, "scores.tables": np.zeros((3, 9999, 32), np.int8)},
+        "short": {**good.arrays, "scores.rows": good.arrays["scores.rows"][:-1]},
+    }
+    for name, arrays in broken.items():
+        write_memory(tmp_path / name, kind="mix-base", tokenizer="t", arrays=arrays, facts=good.facts)
+        with pytest.raises(CorruptMemoryError, match="no valid network"):
+            read_base(tmp_path / name, vocabulary=VOCABULARY, tokenizer="t")
+    later = {**good.facts, "scores": 2}
+    write_memory(tmp_path / "later", kind="mix-base", tokenizer="t", arrays=good.arrays, facts=later)
+    with pytest.raises(ForeignMemoryError, match="network of format 2"):
+        read_base(tmp_path / "later", vocabulary=VOCABULARY, tokenizer="t")
+
+
+@pytest.mark.parametrize("value", [0, 0x7F, 0xFF])
+def test_damaged_networks_cost_drafts_only(bases: tuple[MixBase, MixBase], value: int) -> None:
+    """Values are not verified when a file is mapped: any bits, NaN among them, yield trees of known tokens."""
+    base = bases[1]
+    assert base.scorer is not None
+    weights = np.full(base.scorer.weights.nbytes, value, np.uint8).view(np.float32).reshape(base.scorer.weights.shape)
+    weights.flags.writeable = False
+    damaged = dataclasses.replace(base, scorer=base.scorer._replace(weights=weights))
+    held = drafter(bases=[damaged])
+    text = sentences(3, 100)
+    assert play(held, text, text).mat > 0.9 * play(drafter(), text, text).mat
+    check(held.open(start(text[:50])).propose(budget(32)), 32)

@@ -1,0 +1,45 @@
+"""A small language that a network learns and counts do not, for tests, and bases of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from speculant.drafters.mix.base import MixBase, read_base, write_base
+from speculant.drafters.mix.base_builder import BaseBuilder
+from speculant.drafters.mix.documents import Documents
+from speculant.drafters.mix.score_training import token_rows, train_scorer
+from speculant.drafters.mix.scores import Scorer
+
+VOCABULARY = 1000
+VERBS, NOUNS, GENDERS = 30, 300, 4
+BUDGET = 1 << 20
+
+
+def sentences(seed: int, count: int) -> np.ndarray:
+    """Return a text of a verb, a noun and the ending that the verb and the noun's gender ask for, again and again.
+
+    Most pairs of a verb and a noun are new, even in a long text: what ends them follows from other pairs.
+    """
+    random = np.random.default_rng(seed)
+    verbs, nouns = random.integers(0, VERBS, count), random.integers(0, NOUNS, count)
+    endings = 400 + verbs * GENDERS + nouns % GENDERS
+    return np.stack([verbs, 50 + nouns, endings], 1).ravel().astype(np.int32)
+
+
+def trained(text: np.ndarray, *, seed: int = 0) -> Scorer:
+    """Return a network that was trained on a text."""
+    documents = Documents(ids=text, lengths=np.array([len(text)]), weights=np.ones(1, np.float32))
+    counts = np.bincount(text, minlength=VOCABULARY).astype(float)
+    return train_scorer(documents, token_rows(counts, 2000), counts, advance=lambda _tokens: None, seed=seed)
+
+
+def base_of(folder: Path, text: np.ndarray, scorer: Scorer | None) -> MixBase:
+    """Return a base of a text with a network or without, opened from a file in the folder."""
+    folder.mkdir()
+    builder = BaseBuilder(folder, vocabulary=VOCABULARY)
+    builder.add(text)
+    lines = builder.build(BUDGET, lambda _tokens: None).lines
+    write_base(folder / "base", lines, scorer, vocabulary=VOCABULARY, tokenizer="t", facts={})
+    return read_base(folder / "base", vocabulary=VOCABULARY, tokenizer="t")
