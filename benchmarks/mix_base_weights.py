@@ -1,9 +1,9 @@
 """Learns the initial mixing weights where there is a base: the tables of mix/base_weights.py and mix/score_weights.py.
 
-One set of weights and rates is shared by drafters of the four Llama recordings and of Vicuna's Alpaca answers, each with
-tables and a mixed 64 MB base of its own. They play the odd requests of all files in turns, so that no file is learned
-last; twice, the second time with empty tables and the weights of the first. Evaluations on whole files (mix_base.py)
-therefore see weights that half of their requests have taught, as those of a mixture without a base always were.
+One set of weights and rates is shared by drafters of the four Llama recordings and of Vicuna's Alpaca answers, each
+with tables of its own and a mixed 64 MB base. They play the odd requests of all files in turns, so that no file is
+learned last; twice, the second time with empty tables and the weights of the first. What is measured on whole files
+(mix_base.py) therefore begins with weights that half of the requests have taught.
 
     python benchmarks/mix_base_weights.py --llama3 FILE -o src/speculant/drafters/mix/base_weights.py
     python benchmarks/mix_base_weights.py --llama3 FILE --network -o src/speculant/drafters/mix/score_weights.py
@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from mix_base import BUDGET, NODES, built_base
-from mix_corpora import LLAMA3, VOCABULARIES, encoded, excluded, llama2_encoder, llama3_encoder
 from numpy.typing import NDArray
 
+from mix_base import BUDGET, NODES, built_base
+from mix_corpora import LLAMA3, VOCABULARIES, encoded, excluded, llama2_encoder, llama3_encoder
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, FREQUENCIES, INPUTS, SETS, Mixer
@@ -109,15 +109,18 @@ def module(weights: Weights, *, network: bool) -> str:
     tables = {
         "BY_SUFFIX": ("no known suffix, one for each length, two for repetitions", weights[: SETS // 2]),
         "BY_FREQUENCY": ("of the candidate, as a binary logarithm", weights[SETS : SETS + FREQUENCIES]),
-        "BY_BASE_SUFFIX": ("none, or the length of the longest suffix that a base knows", weights[SETS + FREQUENCIES :]),
+        "BY_BASE_SUFFIX": (
+            "none, or the length of the longest suffix of a base",
+            weights[SETS + FREQUENCIES :],
+        ),
     }
     lines = [
         f'"""Initial mixing weights where there is {what}, learned on half of the development requests.',
         "",
         "Written by benchmarks/mix_base_weights.py. Recordings have no top-k of the target; its weight is in mixer.py.",
         "",
-        "Columns: the twelve inputs of a mixture without a base (mixer.py), the base's rows for suffixes of one to four",
-        f"tokens, {last}.",
+        "Columns: the twelve inputs of a mixture without a base (mixer.py), the base's rows for suffixes of one to",
+        f"four tokens, {last}.",
         '"""',
         "",
         "from __future__ import annotations",

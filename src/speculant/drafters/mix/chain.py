@@ -17,8 +17,8 @@ from speculant.drafters.mix.contexts import CONTEXTS, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.kernels import Arrays, named
 from speculant.drafters.mix.mixer import combine, squash
-from speculant.drafters.mix.scores import score
 from speculant.drafters.mix.repetition import NOWHERE, seek
+from speculant.drafters.mix.scores import score
 
 Array = npt.NDArray[Any]
 

@@ -28,8 +28,8 @@ from speculant.drafters.mix.contexts import (
 )
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.mixer import combine, count_token, squash, train
-from speculant.drafters.mix.scores import Scorer, add_to_topic, score
 from speculant.drafters.mix.repetition import NOWHERE, index, seek
+from speculant.drafters.mix.scores import Scorer, add_to_topic, score
 
 Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]

@@ -1,10 +1,10 @@
 """Training of the network that scores candidates (scores.py), on the documents of a base.
 
-The loss is noise-contrastive estimation (Gutmann and Hyvarinen 2010; for language models Mnih and Teh 2012): the network
-learns to tell the token that followed from tokens drawn at random, which also leaves its scores nearly normalised. The
-random tokens are shared by a batch (Zoph et al. 2016), so that all but the lookups are products of small matrices.
-Vectors are moved by Adagrad with one rate per row, other weights by Adam. Documents are read in random order in as many
-streams as a batch has rows; they stay on disk.
+The loss is noise-contrastive estimation (Gutmann and Hyvarinen 2010; for language models Mnih and Teh 2012): the
+network learns to tell the token that followed from tokens drawn at random, which also leaves its scores nearly
+normalised. The random tokens are shared by a batch (Zoph et al. 2016), so that all but the lookups are products of
+small matrices. Vectors are moved by Adagrad with one rate per row, other weights by Adam. Documents are read in random
+order in as many streams as a batch has rows; they stay on disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _FEWEST_USES = 3  # of a token that has a row of its own
 _STREAMS = 512
 _NOISE = 256  # random tokens of a batch
 _NOISE_POWER = 0.75  # of a token's frequency
-_EPOCHS, _MOST_TOKENS = 3, 45_000_000  # a larger corpus is read once, or in part
+_PASSES, _FEW_TOKENS = 3, 20_000_000  # corpora are read up to three times, as long as that is at most so many tokens
+_MOST_TOKENS = 60_000_000  # of a corpus; of a larger one the rest is left out
 _ROW_STEP, _WEIGHT_STEP = 0.1, 2e-3
 _NONE = -1  # stands for the tokens before a document
 
@@ -77,13 +78,13 @@ def train_scorer(
     network = _Network(np.maximum(np.bincount(rows, counts), 0.2), random)
     total = len(documents.ids)
     streams = int(np.clip(total // 4096, 8, _STREAMS))
-    epochs = _epochs(total)
+    passes = _passes(total)
     steps = min(total, _MOST_TOKENS) // streams
     done = 0
-    for _ in range(epochs):
+    for _ in range(passes):
         order = random.permutation(len(documents.lengths))
         for tokens, begins, weights in _batches(documents, rows, order, streams, steps):
-            network.step(tokens, begins, weights, 1 - done / (epochs * steps))
+            network.step(tokens, begins, weights, 1 - done / (passes * steps))
             done += 1
             if done % 64 == 0:
                 advance(64 * streams)
@@ -92,11 +93,11 @@ def train_scorer(
 
 def training_tokens(total: int) -> int:
     """Return how many tokens a network is trained on with documents of `total` tokens, repetitions included."""
-    return _epochs(total) * min(total, _MOST_TOKENS)
+    return _passes(total) * min(total, _MOST_TOKENS)
 
 
-def _epochs(total: int) -> int:
-    return max(1, min(_EPOCHS, _MOST_TOKENS // total))
+def _passes(total: int) -> int:
+    return max(1, min(_PASSES, _FEW_TOKENS // total))
 
 
 class _Network:
