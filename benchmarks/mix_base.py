@@ -34,6 +34,7 @@ from speculant.drafters.aded.drafter import AdedDrafter, save_table
 from speculant.drafters.mix.base import MixBase, read_base, write_base
 from speculant.drafters.mix.base_builder import BaseBuilder
 from speculant.drafters.mix.drafter import MixDrafter
+from speculant.drafters.mix.scores import Scorer
 from speculant.drafters.suffix.array import SuffixArrayBuilder
 from speculant.drafters.suffix.rest import RestDrafter, save_corpus
 
@@ -41,6 +42,7 @@ NODES = 64
 BUDGET = 64 << 20
 LARGE = 1 << 30
 NETWORK_SHARE = 4  # of the bytes, at most, as `speculant corpus build` has it
+Network = Callable[[BaseBuilder, int], Scorer | None]
 
 
 def main() -> None:
@@ -82,17 +84,17 @@ def systems(folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int) -> 
     found.figures["tokens"] = {name: sum(map(len, parts)) for name, parts in corpora.items()}
     chat = {"chat": corpora["chat"]}
     found.drafters["mix"] = partial(MixDrafter, vocabulary=vocabulary)
+    bases: dict[str, MixBase] = {}
     for name, domains, budget, network in (
-        ("mix, chat 64 MB", chat, BUDGET, True),
-        ("mix, mixed 64 MB", corpora, BUDGET, True),
-        ("mix, mixed 24 MB", corpora, 24 << 20, True),
-        ("mix, mixed unpruned", corpora, LARGE, True),
-        ("mix, mixed 64 MB, no network", corpora, BUDGET, False),
+        ("mix, chat 64 MB", chat, BUDGET, trained),
+        ("mix, mixed 64 MB", corpora, BUDGET, trained),
+        ("mix, mixed 24 MB", corpora, 24 << 20, trained),
+        ("mix, mixed unpruned", corpora, LARGE, lambda _builder, _most: bases["mix, mixed 64 MB"].scorer),
+        ("mix, mixed 64 MB, no network", corpora, BUDGET, lambda _builder, _most: None),
     ):
         path = folder / f"{len(found.figures)}"
-        base, figures = built_base(path, domains, vocabulary, budget, network=network)
-        found.figures[name] = figures
-        found.drafters[name] = partial(MixDrafter, vocabulary=vocabulary, bases=[base])
+        bases[name], found.figures[name] = built_base(path, domains, vocabulary, budget, network)
+        found.drafters[name] = partial(MixDrafter, vocabulary=vocabulary, bases=[bases[name]])
     rest = folder / "rest"
     found.figures["rest, chat"] = built_rest(
         rest, corpora["chat"], vocabulary, found.figures["mix, chat 64 MB"]["bytes"]
@@ -107,6 +109,11 @@ def systems(folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int) -> 
     return found
 
 
+def trained(builder: BaseBuilder, most: int) -> Scorer | None:
+    """Return a network of at most `most` bytes."""
+    return builder.train_scorer(most, lambda _tokens: None)
+
+
 def loaded(drafter: Any, path: Path) -> Drafter:
     """Return a drafter that begins with a file."""
     drafter.load(path)
@@ -114,7 +121,7 @@ def loaded(drafter: Any, path: Path) -> Drafter:
 
 
 def built_base(
-    path: Path, corpora: dict[str, list[Tokens]], vocabulary: int, budget: int, *, network: bool = True
+    path: Path, corpora: dict[str, list[Tokens]], vocabulary: int, budget: int, network: Network
 ) -> tuple[MixBase, dict[str, Any]]:
     """Build, write and open a base; return it and its figures."""
     began = time.perf_counter()
@@ -123,8 +130,9 @@ def built_base(
         for domain, parts in corpora.items():
             for ids in parts:
                 builder.add(ids, weight=WEIGHTS[domain])
-        scorer = builder.train_scorer(budget // NETWORK_SHARE, lambda _tokens: None) if network else None
-        trained, network_bytes = time.perf_counter(), sum(array.nbytes for array in scorer or ())
+        read = time.perf_counter()
+        scorer = network(builder, budget // NETWORK_SHARE)
+        trained_at, network_bytes = time.perf_counter(), sum(array.nbytes for array in scorer or ())
         built = builder.build(budget - network_bytes, lambda _tokens: None)
     write_base(path, built.lines, scorer, vocabulary=vocabulary, tokenizer="", facts={"tokens": builder.tokens})
     ended = time.perf_counter()
@@ -136,7 +144,7 @@ def built_base(
         "entries": built.entries,
         "dropped": built.dropped,
         "build_seconds_per_million_tokens": (ended - began) / builder.tokens * 1e6,
-        "of_these_reading_and_training": (trained - began) / builder.tokens * 1e6,
+        "of_these_training": (trained_at - read) / builder.tokens * 1e6,
         "open_seconds": time.perf_counter() - ended,
     }
 

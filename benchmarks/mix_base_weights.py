@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mix_base import BUDGET, NODES, built_base
+from mix_base import BUDGET, NODES, built_base, trained
 from mix_corpora import LLAMA3, VOCABULARIES, encoded, excluded, llama2_encoder, llama3_encoder
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording, read_recordings
@@ -52,7 +52,8 @@ def main() -> None:
             recordings = {name: list(read_recordings(data / "traces" / f"{name}.jsonl")) for name in names}
             corpora = encoded(data, encoders[tokenizer], excluded(recordings))
             path = Path(folder) / tokenizer
-            base, _ = built_base(path, corpora, VOCABULARIES[tokenizer], BUDGET, network=args.network)
+            network = trained if args.network else lambda _builder, _most: None
+            base, _ = built_base(path, corpora, VOCABULARIES[tokenizer], BUDGET, network)
             bases += [base] * len(names)
             played += [recorded[1::2][:MOST_REQUESTS] for recorded in recordings.values()]
         weights = learned(bases, played)

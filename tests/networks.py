@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,13 @@ def trained(text: np.ndarray, *, seed: int = 0) -> Scorer:
     documents = Documents(ids=text, lengths=np.array([len(text)]), weights=np.ones(1, np.float32))
     counts = np.bincount(text, minlength=VOCABULARY).astype(float)
     return train_scorer(documents, token_rows(counts, 2000), counts, advance=lambda _tokens: None, seed=seed)
+
+
+@cache
+def known() -> tuple[np.ndarray, Scorer]:
+    """Return a text and a network that was trained on it."""
+    text = sentences(0, 20_000)
+    return text, trained(text)
 
 
 def base_of(folder: Path, text: np.ndarray, scorer: Scorer | None) -> MixBase:

@@ -102,6 +102,21 @@ def test_the_budget_is_kept(tmp_path: Path) -> None:
     assert main([*BUILD, "-o", str(out), str(tmp_path / "t.jsonl"), "--budget", "63KB"]) == 2
 
 
+def test_a_network_is_part_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
+    """Of enough text a network is trained, within a quarter of the budget, and described."""
+    monkeypatch.setattr("speculant.drafters.mix.base_builder._TRAINABLE", 1000)
+    generator = np.random.default_rng(1)
+    (tmp_path / "t.jsonl").write_text(json.dumps({"ids": generator.integers(0, 400, 4000).tolist()}) + "\n")
+    out = tmp_path / "base"
+    assert main([*BUILD, "-o", str(out), str(tmp_path / "t.jsonl"), "--budget", "600KB"]) == 0
+    assert "network     401 tokens have vectors; " in capsys.readouterr().out
+    arrays = read_any_memory(out).arrays
+    assert sum(array.nbytes for name, array in arrays.items() if name != "lines") <= 150_000
+    assert out.stat().st_size <= 600_000
+    assert main(["memory", "info", str(out)]) == 0
+    assert "tokens with vectors" in capsys.readouterr().out
+
+
 def test_excluded_texts(tmp_path: Path, texts: Path, capsys: CaptureFixture) -> None:
     """Documents that quote one are dropped and counted, by source; --exclude takes several files."""
     ids = load_tokenizer()(TEXTS[1], add_special_tokens=False)["input_ids"]

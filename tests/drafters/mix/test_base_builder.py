@@ -126,3 +126,29 @@ def test_what_cannot_be_built(tmp_path: Path) -> None:
     empty = built([], vocabulary=VOCABULARY)
     assert empty.entries == 0
     assert empty.lines.shape == (1, LINE)
+
+
+def test_a_network_is_trained_on_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A builder that goes on from a checkpoint trains the same network; too few tokens or too little room give none."""
+    monkeypatch.setattr("speculant.drafters.mix.base_builder._TRAINABLE", 1000)
+    monkeypatch.setattr("speculant.drafters.mix.base_builder._FEWEST_ROWS", 10)
+    parts = [language(seed, 700) for seed in range(3)]
+    (tmp_path / "whole").mkdir()
+    whole = BaseBuilder(tmp_path / "whole", vocabulary=VOCABULARY)
+    whole.add(parts[0])
+    assert whole.train_scorer(1 << 20, print) is None
+    state = BaseBuilder(tmp_path, vocabulary=VOCABULARY)
+    state.add(parts[0])
+    checkpoint = state.checkpoint()
+    state.add(parts[2])
+    state.checkpoint()
+    resumed = BaseBuilder(tmp_path, vocabulary=VOCABULARY, state=checkpoint)
+    for builder in (whole, resumed):
+        builder.add(parts[1], weight=2)
+    assert whole.train_scorer(2 * VOCABULARY, print) is None
+    networks = [builder.train_scorer(40 * 192 + 2 * VOCABULARY, lambda _tokens: None) for builder in (whole, resumed)]
+    assert networks[0] is not None
+    assert networks[1] is not None
+    assert networks[0].tables.shape[1] == 40
+    for one, two in zip(*networks, strict=True):
+        np.testing.assert_array_equal(one, two)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixes import check, drafter, play, trees
-from networks import VOCABULARY, base_of, sentences, trained
+from networks import VOCABULARY, base_of, known, sentences
 from rounds import budget, start
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError
 from speculant.drafters.mix.arrays import INPUTS, new_features
@@ -39,20 +39,12 @@ from speculant.drafters.mix.scores import (
 from speculant.memory.file import read_any_memory, write_memory
 from tables import ids
 
-TEXT = sentences(0, 20_000)
-
 
 @pytest.fixture(scope="module")
-def scorer() -> Scorer:
-    """Return a trained network."""
-    return trained(TEXT)
-
-
-@pytest.fixture(scope="module")
-def bases(scorer: Scorer, tmp_path_factory: pytest.TempPathFactory) -> tuple[MixBase, MixBase]:
-    """Return a base of a part of the text without a network, and one with it."""
-    folder = tmp_path_factory.mktemp("bases")
-    return base_of(folder / "without", TEXT, None), base_of(folder / "with", TEXT, scorer)
+def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixBase, MixBase]:
+    """Return a base without a network, and one of the same text with it."""
+    folder, (text, scorer) = tmp_path_factory.mktemp("bases"), known()
+    return base_of(folder / "without", text, None), base_of(folder / "with", text, scorer)
 
 
 def noise() -> Scorer:

@@ -77,7 +77,7 @@ def train_scorer(
     random = np.random.default_rng(seed)
     network = _Network(np.maximum(np.bincount(rows, counts), 0.2), random)
     total = len(documents.ids)
-    streams = int(np.clip(total // 4096, 8, _STREAMS))
+    streams = int(np.clip(total // 1024, 16, _STREAMS))
     passes = _passes(total)
     steps = min(total, _MOST_TOKENS) // streams
     done = 0
