@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--llama3", type=Path, required=True, help="Llama 3's tokenizer.model")
+    parser.add_argument("--systems", nargs="+", metavar="NAME", help="only these; by default all")
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
     rows: list[dict[str, Any]] = []
@@ -58,7 +59,7 @@ def main() -> None:
         recordings = {name: list(read_recordings(data / "traces" / f"{name}.jsonl")) for name in names}
         with tempfile.TemporaryDirectory() as folder:
             corpora = encoded(data, encoders[tokenizer], excluded(recordings))
-            built = systems(Path(folder), corpora, VOCABULARIES[tokenizer])
+            built = systems(Path(folder), corpora, VOCABULARIES[tokenizer], args.systems)
             builds[tokenizer] = built.figures
             for name, recorded in recordings.items():
                 rows += played(name, recorded, built.drafters)
@@ -78,8 +79,10 @@ class Systems:
         self.figures: dict[str, Any] = {}
 
 
-def systems(folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int) -> Systems:
-    """Build everything that is compared."""
+def systems(
+    folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int, names: Sequence[str] | None = None
+) -> Systems:
+    """Build what is compared: all systems, or those named."""
     found = Systems()
     found.figures["tokens"] = {name: sum(map(len, parts)) for name, parts in corpora.items()}
     chat = {"chat": corpora["chat"]}
@@ -92,9 +95,13 @@ def systems(folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int) -> 
         ("mix, mixed unpruned", corpora, LARGE, lambda _builder, _most: bases["mix, mixed 64 MB"].scorer),
         ("mix, mixed 64 MB, no network", corpora, BUDGET, lambda _builder, _most: None),
     ):
+        if names and name not in names:
+            continue
         path = folder / f"{len(found.figures)}"
         bases[name], found.figures[name] = built_base(path, domains, vocabulary, budget, network)
         found.drafters[name] = partial(MixDrafter, vocabulary=vocabulary, bases=[bases[name]])
+    if names:
+        return found
     rest = folder / "rest"
     found.figures["rest, chat"] = built_rest(
         rest, corpora["chat"], vocabulary, found.figures["mix, chat 64 MB"]["bytes"]

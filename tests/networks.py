@@ -33,7 +33,7 @@ def trained(text: np.ndarray, *, seed: int = 0) -> Scorer:
     """Return a network that was trained on a text."""
     documents = Documents(ids=text, lengths=np.array([len(text)]), weights=np.ones(1, np.float32))
     counts = np.bincount(text, minlength=VOCABULARY).astype(float)
-    return train_scorer(documents, token_rows(counts, 2000), counts, advance=lambda _tokens: None, seed=seed)
+    return train_scorer(documents, token_rows(counts, BUDGET), counts, advance=lambda _tokens: None, seed=seed)
 
 
 @cache

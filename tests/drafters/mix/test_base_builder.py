@@ -15,6 +15,7 @@ from speculant.drafters.mix.arrays import BASE_CONTEXTS, LEVEL_BITS, LINE
 from speculant.drafters.mix.base import level_probabilities, token_bits
 from speculant.drafters.mix.base_builder import BaseBuilder
 from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
+from speculant.drafters.mix.scores import DIMENSIONS, WEIGHTS
 
 BITS = token_bits(VOCABULARY)
 
@@ -146,7 +147,8 @@ def test_a_network_is_trained_on_the_documents(tmp_path: Path, monkeypatch: pyte
     for builder in (whole, resumed):
         builder.add(parts[1], weight=2)
     assert whole.train_scorer(2 * VOCABULARY, print) is None
-    networks = [builder.train_scorer(40 * 192 + 2 * VOCABULARY, lambda _tokens: None) for builder in (whole, resumed)]
+    budget = 2 * VOCABULARY + 4 * WEIGHTS * DIMENSIONS + 40 * 3 * DIMENSIONS
+    networks = [builder.train_scorer(budget, lambda _tokens: None) for builder in (whole, resumed)]
     assert networks[0] is not None
     assert networks[1] is not None
     assert networks[0].tables.shape[1] == 40

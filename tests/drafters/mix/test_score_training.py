@@ -9,7 +9,7 @@ from networks import GENDERS, VERBS, VOCABULARY, known, sentences, trained
 from speculant.drafters.mix.arrays import INPUTS, new_features
 from speculant.drafters.mix.documents import Documents
 from speculant.drafters.mix.score_training import _batches, token_rows, train_scorer, training_tokens
-from speculant.drafters.mix.scores import DIMENSIONS, add_to_topic, score
+from speculant.drafters.mix.scores import DIMENSIONS, WEIGHTS, add_to_topic, score
 from tables import ids
 
 
@@ -41,8 +41,10 @@ def test_the_same_seed_gives_the_same_network() -> None:
 def test_rows_belong_to_frequent_tokens() -> None:
     """Tokens are numbered by frequency as far as there is room; rare ones share row 0."""
     counts = np.array([5.0, 0, 9, 1, 7, 7])
-    assert token_rows(counts, 100).tolist() == [4, 0, 1, 0, 2, 3]
-    assert token_rows(counts, 3).tolist() == [0, 0, 1, 0, 2, 0]
+    fixed = counts.size * 2 + WEIGHTS * DIMENSIONS * 4
+    for room, rows in ((6, [4, 0, 1, 0, 2, 3]), (3, [0, 0, 1, 0, 2, 0]), (0, [0] * 6)):
+        assert token_rows(counts, fixed + room * 3 * DIMENSIONS).tolist() == rows
+    assert not token_rows(counts, 0).any()
 
 
 def test_streams_read_every_document_once() -> None:
@@ -65,6 +67,6 @@ def test_small_corpora(count: int) -> None:
     advanced: list[int] = []
     documents = Documents(ids=text, lengths=np.array([len(text)]), weights=np.ones(1, np.float32))
     counts = np.bincount(text, minlength=VOCABULARY).astype(float)
-    network = train_scorer(documents, token_rows(counts, 50), counts, advance=advanced.append)
+    network = train_scorer(documents, token_rows(counts, 1 << 20), counts, advance=advanced.append)
     assert np.isfinite(network.weights).all()
     assert sum(advanced) <= training_tokens(len(text))

@@ -32,7 +32,7 @@ from speculant.drafters.mix.arrays import BASE_CONTEXTS, LEVEL_BITS, LINE
 from speculant.drafters.mix.base import levels, token_bits
 from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
 from speculant.drafters.mix.documents import DocumentFiles
-from speculant.drafters.mix.score_training import ROW_BYTES, token_rows, train_scorer
+from speculant.drafters.mix.score_training import token_rows, train_scorer
 from speculant.drafters.mix.scores import Scorer
 
 Array = npt.NDArray[Any]
@@ -220,8 +220,7 @@ class BaseBuilder:
             FileError: the disk is full.
         """
         self._flush()
-        most = (budget - self._vocabulary * 2) // ROW_BYTES
-        rows = token_rows(self._counts, most) if most > 0 else np.zeros(1, np.uint16)
+        rows = token_rows(self._counts, budget)
         if self.tokens < _TRAINABLE or rows.max() < _FEWEST_ROWS:
             return None
         try:

@@ -36,7 +36,6 @@ from speculant.drafters.mix.scores import (
 
 Array = npt.NDArray[Any]
 
-ROW_BYTES = 3 * DIMENSIONS
 _MOST_ROWS = 1 << 16
 _FEWEST_USES = 3  # of a token that has a row of its own
 _STREAMS = 512
@@ -48,16 +47,17 @@ _ROW_STEP, _WEIGHT_STEP = 0.1, 2e-3
 _NONE = -1  # stands for the tokens before a document
 
 
-def token_rows(counts: Array, most: int) -> Array:
-    """Return the row of each token, UInt16[V], for at most `most` rows; tokens that occur rarely share row 0.
+def token_rows(counts: Array, budget: int) -> Array:
+    """Return the row of each token, UInt16[V]; tokens that occur rarely, or for which there is no room, share row 0.
 
     Args:
         counts: Float64[V], how often each token occurs.
-        most: rows.
+        budget: bytes that the network may take.
     """
-    frequent = np.flatnonzero(counts >= _FEWEST_USES)
-    order = frequent[np.argsort(-counts[frequent], kind="stable")][: min(most, _MOST_ROWS) - 1]
     rows = np.zeros(len(counts), np.uint16)
+    room = (budget - rows.nbytes - WEIGHTS * DIMENSIONS * 4) // (3 * DIMENSIONS)
+    frequent = np.flatnonzero(counts >= _FEWEST_USES)
+    order = frequent[np.argsort(-counts[frequent], kind="stable")][: max(0, min(room, _MOST_ROWS) - 1)]
     rows[order] = np.arange(1, len(order) + 1)
     return rows
 
