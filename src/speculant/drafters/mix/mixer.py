@@ -75,6 +75,7 @@ _INITIAL_WEIGHTS = (
 # stories of the bundled model.
 _TOP_K = 0.15
 _LAST_USE = (0.001, 0.01, 0.03, 0.06, 0.06, 0.06, 0.03, 0.02, 0.015, 0.015, 0.01, 0.005)  # rates by distance
+_SCORED = (0.007, 0.6)  # rates of low and high scores: candidates are never quite improbable
 _PRIOR_SAMPLES, _SLOWEST = 1.5, 0.003
 _STEP, _STEP_TOKENS, _SMALLEST_STEP = 0.01, 1000.0, 0.0005
 # With a base a token moves three sets of weights and more inputs: at the largest step weights diverge for the first
@@ -111,7 +112,7 @@ def new_mixer(vocabulary: int, bases: int = 0, *, scored: bool = False) -> Mixer
     rates[RECENCY, : DISTANCES * FREQUENCIES] = np.repeat(_LAST_USE, FREQUENCIES)
     rates[INPUTS:, : 2 * LEVELS] = np.repeat(level_probabilities(), 2)
     if scored:
-        rates[-1, :BINS] = np.clip(score_rates(), 1e-4, 0.95)
+        rates[-1, :BINS] = np.clip(score_rates(), *_SCORED)
     rates[:, UNKNOWN] = 0.5
     steps = np.arange(_TABLE)
     squash = 1 / (1 + np.exp(_CLAMP - steps / _SQUASH_STEPS))
