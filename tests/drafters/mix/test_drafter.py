@@ -115,7 +115,7 @@ class Exhaustive:
     def __init__(self, held: MixDrafter, session: MixSession) -> None:
         self.tables = held._tables
         self.text = session._text[: session._length]
-        self.last_use, self.heads, self.copy = session._request
+        self.last_use, self.heads, self.copy, _ = session._request
         self.features = new_features(INPUTS)
 
     def below(self, path: tuple[int, ...], place: int, agreed: int) -> list[tuple[int, float, int, int]]:
@@ -128,7 +128,7 @@ class Exhaustive:
             place, agreed = NOWHERE, 0
         copied = int(self.text[place]) if place != NOWHERE else NOWHERE
         now = len(self.text) + len(path)
-        count = gather(*self.tables, hashes, copied, agreed, self.last_use, now, LONGEST_ROW, self.features)
+        count = gather(*self.tables[:4], hashes, copied, agreed, self.last_use, now, LONGEST_ROW, self.features)
         combine(self.tables.mixer, self.features, count)
         children = []
         for token, z in zip(self.features.candidates[:count].tolist(), self.features.logits, strict=False):

@@ -29,7 +29,7 @@ from speculant.drafters.mix.contexts import (
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.mixer import combine, count_token, squash, train
 from speculant.drafters.mix.repetition import NOWHERE, index, seek
-from speculant.drafters.mix.scores import Scorer, add_to_topic, score
+from speculant.drafters.mix.scores import DIMENSIONS, Scorer, add_to_topic, score
 
 Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -39,7 +39,7 @@ _FEW = 0.03  # where a node's children need more than this to enter, only the la
 
 
 class Tables(NamedTuple):
-    """What requests share: the memory, rows of 4 entries, rows of 24 and the mixture; and the bases below it."""
+    """What requests share: rows of 4 entries, rows of 24 and the mixture; the bases below them and their network."""
 
     narrow: Cells
     wide: Cells
@@ -56,10 +56,10 @@ def new_request(vocabulary: int, length: int) -> Arrays:
     """Return the arrays of one request, with a prompt of about `length` tokens.
 
     Int32[V], the position of each token's last use, -1 if none; Int32[2 ** h], the index of repetitions; Int64[2],
-    where the current repetition continues in the text, or NOWHERE, and its length.
+    where the current repetition continues in the text, or NOWHERE, and its length; Float32[64], the topic of the text.
     """
     heads = np.zeros(1 << max(12, (2 * length).bit_length()), np.int32)
-    return np.full(vocabulary, -1, np.int32), heads, np.array([NOWHERE, 0]), np.zeros(64, np.float32)
+    return np.full(vocabulary, -1, np.int32), heads, np.array([NOWHERE, 0]), np.zeros(DIMENSIONS, np.float32)
 
 
 @njit(cache=True, nogil=True, inline="always")
