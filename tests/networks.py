@@ -14,19 +14,20 @@ from speculant.drafters.mix.score_training import token_rows, train_scorer
 from speculant.drafters.mix.scores import Scorer
 
 VOCABULARY = 1000
-VERBS, NOUNS, GENDERS = 30, 300, 4
+VERBS, CLASSES, NOUNS, GENDERS = 100, 25, 400, 4
+ENDINGS = 500  # the first of them
 BUDGET = 1 << 20
 
 
 def sentences(seed: int, count: int) -> np.ndarray:
-    """Return a text of a verb, a noun and the ending that the verb and the noun's gender ask for, again and again.
+    """Return a text of a verb, a noun and the ending that the verb's class and the noun's gender ask for, repeatedly.
 
-    Most pairs of a verb and a noun are new, even in a long text: what ends them follows from other pairs.
+    Most of the 40,000 pairs of a verb and a noun are new in any text: what ends them follows from other pairs.
     """
     random = np.random.default_rng(seed)
     verbs, nouns = random.integers(0, VERBS, count), random.integers(0, NOUNS, count)
-    endings = 400 + verbs * GENDERS + nouns % GENDERS
-    return np.stack([verbs, 50 + nouns, endings], 1).ravel().astype(np.int32)
+    endings = ENDINGS + verbs % CLASSES * GENDERS + nouns % GENDERS
+    return np.stack([verbs, VERBS + nouns, endings], 1).ravel().astype(np.int32)
 
 
 def trained(text: np.ndarray, *, seed: int = 0) -> Scorer:
