@@ -100,16 +100,12 @@ def score(scorer: Scorer, window: Array, topic: Array, features: Features, count
         vector = scorer.tables[LATEST if place == 0 else EARLIER, row]
         for j in range(DIMENSIONS):
             x[j] += weights[place, j] * np.float32(vector[j])
+    _multiply(weights, INNER, x, hidden)
     for k in range(DIMENSIONS):
-        total = weights[BIAS, k]
-        for j in range(DIMENSIONS):
-            total += weights[INNER + k, j] * x[j]
-        hidden[k] = max(total, np.float32(0))
+        hidden[k] = max(hidden[k] + weights[BIAS, k], np.float32(0))
+    _multiply(weights, OUTER, hidden, q)
     for k in range(DIMENSIONS):
-        total = x[k]
-        for j in range(DIMENSIONS):
-            total += weights[OUTER + k, j] * hidden[j]
-        q[k] = total * weights[SCALE, k]
+        q[k] = (x[k] + q[k]) * weights[SCALE, k]
     q[CONSTANT] = weights[SCALE, CONSTANT]
     for c in range(count):
         token = features.candidates[c]
@@ -120,6 +116,19 @@ def score(scorer: Scorer, window: Array, topic: Array, features: Features, count
         # A file is not verified when it is opened: no value may lead out of the states.
         at = min(max(total * np.float32(_PER_NAT) + np.float32(BINS), np.float32(0)), np.float32(BINS - 1))
         features.scores[c] = np.int64(at) if at == at else 0
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _multiply(weights: Array, first: int, x: Array, products: Array) -> None:
+    """Write the products of x, Float32[64], with a layer, whose rows begin at `first`."""
+    for k in range(0, DIMENSIONS, 4):  # four sums at a time do not wait for each other
+        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for j in range(DIMENSIONS):
+            a += weights[first + k, j] * x[j]
+            b += weights[first + k + 1, j] * x[j]
+            c += weights[first + k + 2, j] * x[j]
+            d += weights[first + k + 3, j] * x[j]
+        products[k], products[k + 1], products[k + 2], products[k + 3] = a, b, c, d
 
 
 def score_rates() -> Array:
