@@ -109,7 +109,9 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
         if not required:
             return None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TokenizerError(f"no tokenizer in {source}: {first.rstrip('.')}. Name a folder that has tokenizer.json.") from error
+        raise TokenizerError(
+            f"no tokenizer in {source}: {first.rstrip('.')}. Name a folder that has tokenizer.json."
+        ) from error
 
 
 def default_device() -> str:
