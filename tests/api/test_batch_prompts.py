@@ -148,3 +148,63 @@ def test_a_drafter_that_fails_for_one_prompt_fails_alone(monkeypatch: pytest.Mon
     assert isinstance(generations[1].error, ZeroDivisionError)
     expected = alone(texts())
     assert [generation.result.ids for generation in generations] == [expected[0], [], *expected[2:]]
+
+
+def test_an_interrupt_while_sessions_open_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards Ctrl-C in the middle of several prompts: its request fails, the others go on, and it is raised once."""
+    _, speculator, _ = opened()
+    usual = speculator.drafter.open
+
+    def open_some(start: Any) -> Any:
+        if len(start.prompt) == LENGTHS[1]:
+            raise KeyboardInterrupt
+        return usual(start)
+
+    monkeypatch.setattr(speculator.drafter, "open", open_some)
+    batch = speculator.batch(4)
+    generations = [batch.add(prompt, **OPTIONS) for prompt in texts()]
+    with pytest.raises(KeyboardInterrupt):
+        batch.step()
+    for _ in batch:
+        pass
+    expected = alone(texts())
+    assert [generation.result.ids for generation in generations] == [expected[0], [], *expected[2:]]
+
+
+def test_an_interrupted_pass_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards prompts whose shared pass was interrupted: nothing of them is lost."""
+    _, speculator, _ = opened()
+    batch = speculator.batch(4)
+    generations = [batch.add(prompt, **OPTIONS) for prompt in texts()]
+
+    def interrupted(*_args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(speculator.engine, "prefill", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batch.step()
+    for _ in batch:
+        pass
+    assert [generation.result.ids for generation in generations] == alone(texts())
+
+
+def test_a_prompt_that_fits_nowhere_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards requests that wait beside one whose prompt has no room even where nothing is decoded."""
+    model, speculator, _ = opened()
+    layer = model.model.layers[1].mlp
+    working = layer.forward
+
+    def full(states: torch.Tensor) -> Any:
+        if states.shape[1] >= LENGTHS[0]:
+            raise torch.OutOfMemoryError("no room")
+        return working(states)
+
+    monkeypatch.setattr(layer, "forward", full)
+    lengths = (LENGTHS[0], 3, 4)
+    batch = speculator.batch(4)
+    generations = [batch.add(prompt, **OPTIONS | {"max_new_tokens": 1}) for prompt in texts(lengths)]
+    for _ in batch:
+        pass
+    assert isinstance(generations[0].error, OutOfMemoryError)
+    assert [len(generation.result.ids) for generation in generations] == [0, 1, 1]

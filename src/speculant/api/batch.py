@@ -239,10 +239,12 @@ class Batch:
         try:
             self._read(chosen)
         except OutOfMemoryError as error:
-            if len(self._admitted) == 1:
-                self._fail(generations[0], error)
+            unread = [each for each in generations if not (each.left or each.sequence.sources)]
+            if not any(each.sequence.sources for each in self._admitted):  # nobody will leave and make room for it
+                self._fail(unread.pop(0), error)
+                self._wait_again(unread)
             else:
-                self._wait_again(generations)
+                self._wait_again(unread)
                 raise
         finally:
             self.stats.tokens += sum(bool(generation.sequence.sources) for generation in generations)
@@ -255,9 +257,11 @@ class Batch:
         if len(chosen) > 1:
             try:
                 prefill([each.sequence for each, _ in chosen], self._parts, most=[count for _, count in chosen])
-            except Exception as error:  # the note of a full device is for those that do not fit alone
+                return
+            except Exception as error:  # what fails alone, too, is reported then
                 logging.getLogger(__name__).info("prompts are read one after the other: %s", error)
-            else:
+            except BaseException as error:
+                self._interrupt = error  # those that have not begun are read again
                 return
         for generation, count in chosen:
             if not generation.left and not generation.sequence.sources:
@@ -272,15 +276,14 @@ class Batch:
         """Queue requests whose prompts found no room; there may be some when others have left."""
         self._reading = 0
         for generation in reversed(generations):
-            if not generation.left and not generation.sequence.sources:
-                self._admitted.remove(generation)
-                self._waiting.appendleft(generation)
+            self._admitted.remove(generation)
+            self._waiting.appendleft(generation)
 
     def _next_prompts(self) -> list[tuple[Generation, int]]:
         """Admit waiting requests; return those whose prompts the next pass reads, and how many tokens of each.
 
-        Prompts join a pass whole. One that begins like another of the pass waits for the next one and takes what they
-        share from there.
+        Prompts join a pass whole, and where nothing was read of them before, so that a failed pass costs little. One that
+        begins like another of the pass waits for the next one and takes what they share from there.
         """
         chosen, count, most = list[tuple[Generation, int]](), 0, self._reading
         unread = deque(each for each in self._admitted if not (each.sequence.sources or each.left))
@@ -293,23 +296,27 @@ class Batch:
                 unread.append(self._admitted[-1])
             generation = unread.popleft()
             left, most = generation.target.unread, min(most, generation.chunk or most)
-            if chosen and count + left > min(most, SHARED_TOKENS):
+            if chosen and (count + left > min(most, SHARED_TOKENS) or _begun(generation) or _begun(chosen[0][0])):
                 return chosen
             chosen.append((generation, min(left, most)))
             count += chosen[-1][1]
 
     def _shares(self, generation: Generation, chosen: Sequence[tuple[Generation, int]]) -> bool:
         """Return whether a prompt begins like one that is about to be read, so that their rows should be shared."""
-        if self.prefix_cache is None:
-            return False
         prompt = generation.sequence.start.prompt
-        return any(shared_prefix(prompt, each.sequence.start.prompt) >= BLOCK for each, _ in chosen)
+        return self._takes_prefixes(generation) and any(
+            shared_prefix(prompt, each.sequence.start.prompt) >= BLOCK for each, _ in chosen
+        )
+
+    def _takes_prefixes(self, generation: Generation) -> bool:
+        """Return whether a prompt may begin with what is cached of it; not where its drafter needs to see all of it."""
+        target = generation.target
+        return self.prefix_cache is not None and not self._parts.drafter.needs.prompt and target.shares_prefixes
 
     def _begin_with_prefix(self, generation: Generation) -> None:
-        """Let a prompt begin with what is cached of it already, where its drafter need not see all of it."""
-        prefixes, sequence = self.prefix_cache, generation.sequence
-        target = generation.target
-        if prefixes is None or target.length or self._parts.drafter.needs.prompt or not target.shares_prefixes:
+        """Let a prompt begin with what is cached of it already."""
+        prefixes, sequence, target = self.prefix_cache, generation.sequence, generation.target
+        if prefixes is None or target.length or not self._takes_prefixes(generation):
             return
         active = [(each.cached(), each.target.cache) for each in self._admitted if each.shareable]
         try:
@@ -385,3 +392,8 @@ class Batch:
         error, self._interrupt = self._interrupt, None
         if error is not None:
             raise error
+
+
+def _begun(generation: Generation) -> bool:
+    """Return whether a part of a prompt was read."""
+    return generation.sequence.began is not None

@@ -129,27 +129,35 @@ def prefill(sequences: Several[Sequence], parts: Parts, *, most: Several[int | N
             results = parts.engine.prefill(
                 [(each.cache, own) for each, own in zip(sequences, most, strict=True)], needs
             )
-    except BaseException:
-        if len(sequences) > 1:  # a pass of one leaves what earlier ones have read
-            _restart(sequences)
-        raise
-    seconds = clock() - began
-    for place, (sequence, result) in enumerate(zip(sequences, results, strict=True)):
-        sequence.stats.prefill_seconds += seconds
-        if result is not None:
-            try:
+        seconds = clock() - began
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.stats.prefill_seconds += seconds
+            if result is not None:
                 _begin(sequence, result, parts)
-            except OutOfMemoryError:
-                _restart([each for each, read in zip(sequences[place:], results[place:], strict=True) if read])
-                raise
-            except BaseException as error:
+    except BaseException:
+        for sequence in sequences:  # a pass of one that fails leaves what earlier ones have read
+            if not sequence.sources and sequence.error is None and (len(sequences) > 1 or not sequence.cache.unread):
                 sequence.cache.restart()
-                sequence.fail(error)
+        raise
     _raise_interrupt(sequences)
 
 
 def _begin(sequence: Sequence, result: Pass, parts: Parts) -> None:
-    """Commit the token that a prompt's pass yields, and open the session."""
+    """Commit the token that a prompt's pass yields, and open the session; a failure ends the sequence.
+
+    Raises:
+        OutOfMemoryError: the device is full; it may be tried again.
+    """
+    try:
+        _open(sequence, result, parts)
+    except OutOfMemoryError:
+        raise
+    except BaseException as error:
+        sequence.cache.restart()
+        sequence.fail(error)
+
+
+def _open(sequence: Sequence, result: Pass, parts: Parts) -> None:
     clock, nothing = parts.clock, DraftTree.empty()
     began = clock()
     prepared = parts.verifier.prepare(nothing, result, sequence.sampler)
@@ -165,11 +173,6 @@ def _begin(sequence: Sequence, result: Pass, parts: Parts) -> None:
     sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
     sequence.stats.draft_seconds += clock() - began
     sequence.stats.seconds = clock() - (sequence.began or 0.0)
-
-
-def _restart(sequences: Several[Sequence]) -> None:
-    for sequence in sequences:
-        sequence.cache.restart()
 
 
 def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], list[DraftTree]]:

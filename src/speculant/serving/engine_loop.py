@@ -229,9 +229,11 @@ class EngineLoop:
         if not self._active:
             return
         rounds, sequences = batch.stats.rounds, batch.stats.sequences
-        pieces = batch.step()
-        if batch.stats.rounds > rounds:  # some steps read prompts alone
-            self._observer.decoded(batch.stats.sequences - sequences)
+        try:
+            pieces = batch.step()
+        finally:
+            if batch.stats.rounds > rounds:  # some steps read prompts alone
+                self._observer.decoded(batch.stats.sequences - sequences)
         last = {generation: place for place, (generation, _) in enumerate(pieces)}  # an earlier step may have failed
         for place, (generation, piece) in enumerate(pieces):
             ticket = self._active.get(generation)

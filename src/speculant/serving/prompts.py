@@ -75,8 +75,9 @@ class PromptEncoder:
             ApiError: the template does not take them, or they are too long.
         """
         rows = [_row(message, place) for place, message in enumerate(messages)]
-        size = sum(MESSAGE + len(row["content"]) for row in rows)
-        ids = await self._run(lambda: self._templated(rows, tools), size=SHORT + 1 if tools else size)
+        large = tools or any("tool_calls" in row for row in rows)
+        size = SHORT + 1 if large else sum(MESSAGE + len(row["content"]) for row in rows)
+        ids = await self._run(lambda: self._templated(rows, tools), size=size)
         self.check(ids, param="messages")
         return ids
 

@@ -11,7 +11,7 @@ import torch
 from models import tiny_model
 from passes import greedy_texts, opened, plain_text
 from speculant.core.engine import NO_NEEDS, Needs
-from speculant.core.errors import OutOfMemoryError
+from speculant.core.errors import OutOfMemoryError, UsageError
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 
@@ -95,7 +95,7 @@ def test_prompts_with_padding_or_chains_only_are_read_apart() -> None:
 
 
 def test_a_model_that_refuses_reads_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards models whose layers attend in a way of their own: nothing of the shared pass stays, nor is it retried."""
+    """Guards models whose layers attend in a way of their own: nothing of the shared pass stays; it is tried twice."""
     model = tiny_model("llama")
     engine, texts = HFEngine(model), [plain_text(model, ids, 8) for ids in PROMPTS]
     tries: list[int] = []
@@ -106,12 +106,24 @@ def test_a_model_that_refuses_reads_them_apart(monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patched:
         patched.setattr("speculant.engines.hf.batch_attention.BatchCache.attend", refusing)
-        caches = [engine.open(ids) for ids in PROMPTS]
-        results = engine.prefill([(cache, None) for cache in caches])
-    assert [int(result.logits[0].argmax()) for result in results if result is not None] == [text[0] for text in texts]
-    engine.prefill([(engine.open(ids), None) for ids in PROMPTS])
-    assert tries == [1]
+        for noted in (False, True, True):
+            results = engine.prefill([(engine.open(ids), None) for ids in PROMPTS])
+            firsts = [int(result.logits[0].argmax()) for result in results if result is not None]
+            assert firsts == [text[0] for text in texts]
+            assert any("prompts are read one after the other" in note for note in engine.notes) == noted
+    assert tries == [1, 1]
     assert greedy_texts(engine, PROMPTS, texts) == texts
+
+
+def test_a_prompt_that_cannot_be_read_says_nothing_of_the_model() -> None:
+    """Guards other prompts from being read apart for ever because of one request's own fault."""
+    engine = HFEngine(tiny_model("llama"))
+    read = opened(engine, PROMPTS[0])
+    with pytest.raises(UsageError, match="was read before"):
+        engine.prefill([(read, None), (engine.open(PROMPTS[1]), None)])
+    rows = passes(engine.model)
+    engine.prefill([(engine.open(ids), None) for ids in PROMPTS])
+    assert rows == [sum(ids.shape[1] for ids in PROMPTS)]
 
 
 def test_a_full_device_leaves_prompts_that_can_be_read_again() -> None:

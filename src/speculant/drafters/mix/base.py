@@ -129,7 +129,9 @@ def _scorer_of(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]
     found = [arrays[name] for field in Scorer._fields if (name := f"scores.{field}") in arrays]
     if len(found) < len(Scorer._fields) or not is_valid(Scorer(*found), facts["vocabulary"]):
         raise CorruptMemoryError(f"{path} holds no valid network. Restore a copy, or build it again.")
-    return Scorer(*found)
+    rows = found[0].copy()  # they are indices, which must stay as they were checked
+    rows.flags.writeable = False
+    return Scorer(rows, *found[1:])
 
 
 def in_use(bases: Sequence[MixBase]) -> Bases:

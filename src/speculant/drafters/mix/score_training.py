@@ -176,7 +176,7 @@ class _Network:
         weights[0] = self._places.values[0] * scales[LATEST]
         weights[TOPIC] = self._topic.values * scales[EARLIER]
         weights[BIAS], weights[SCALE] = self._bias.values, scales[OUTPUT]
-        weights[INNER:OUTER], weights[OUTER:] = self._inner.values, self._outer.values
+        weights[INNER:OUTER], weights[OUTER:] = self._inner.values.T, self._outer.values.T
         return tables, weights
 
 

@@ -36,6 +36,7 @@ CONSTANT = DIMENSIONS - 1  # the dimension of q that is constant, so that its we
 DECAY = 0.96  # of the topic, a token
 BINS = 96  # states of a score
 _PER_NAT = 8  # bins for a factor of e
+_MOST_INTEGER = np.float32(2047)  # 64 products with 8 bits stay below 2^24
 
 
 class Scorer(NamedTuple):
@@ -84,9 +85,12 @@ def add_to_topic(scorer: Scorer, topic: Array, token: int) -> None:
             topic[j] += np.float32(1 - DECAY) * (np.float32(vector[j]) - topic[j])
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+@njit(cache=True, nogil=True)
 def score(scorer: Scorer, window: Array, topic: Array, features: Features, count: int) -> None:
-    """Write the states of `count` candidates by their scores after window, Int32[W], latest token last."""
+    """Write the states of `count` candidates by their scores after window, Int32[W], latest token last.
+
+    The same on every processor: sums of floats have one order, and those of integers are exact in any.
+    """
     if len(scorer.rows) == 0:
         return
     rows, weights = scorer.rows, scorer.weights
@@ -104,31 +108,44 @@ def score(scorer: Scorer, window: Array, topic: Array, features: Features, count
     for k in range(DIMENSIONS):
         hidden[k] = max(hidden[k] + weights[BIAS, k], np.float32(0))
     _multiply(weights, OUTER, hidden, q)
+    most = np.float32(0)
     for k in range(DIMENSIONS):
         q[k] = (x[k] + q[k]) * weights[SCALE, k]
-    q[CONSTANT] = weights[SCALE, CONSTANT]
+        if k == CONSTANT:
+            q[k] = weights[SCALE, k]
+        most = max(most, abs(q[k]))
+    unit = max(most, np.float32(1e-30)) / _MOST_INTEGER
+    for k in range(DIMENSIONS):
+        q[k] = np.rint(q[k] / unit)
     for c in range(count):
         token = features.candidates[c]
-        vector = scorer.tables[OUTPUT, rows[token] if token < len(rows) else 0]
-        total = np.float32(0)
-        for j in range(DIMENSIONS):
-            total += q[j] * np.float32(vector[j])
+        total = _product(q, scorer.tables[OUTPUT, rows[token] if token < len(rows) else 0]) * unit
         # A file is not verified when it is opened: no value may lead out of the states.
         at = min(max(total * np.float32(_PER_NAT) + np.float32(BINS), np.float32(0)), np.float32(BINS - 1))
         features.scores[c] = np.int64(at) if at == at else 0
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+@njit(cache=True, nogil=True)
 def _multiply(weights: Array, first: int, x: Array, products: Array) -> None:
-    """Write the products of x, Float32[64], with a layer, whose rows begin at `first`."""
-    for k in range(0, DIMENSIONS, 4):  # four sums at a time do not wait for each other
-        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        for j in range(DIMENSIONS):
-            a += weights[first + k, j] * x[j]
-            b += weights[first + k + 1, j] * x[j]
-            c += weights[first + k + 2, j] * x[j]
-            d += weights[first + k + 3, j] * x[j]
-        products[k], products[k + 1], products[k + 2], products[k + 3] = a, b, c, d
+    """Write the products of x, Float32[64], with a layer; the rows from `first` on are those of each input."""
+    for k in range(DIMENSIONS):
+        products[k] = np.float32(0)
+    for j in range(0, DIMENSIONS, 4):  # four at a time, since `products` is read and written for each
+        a, b, c, d = x[j], x[j + 1], x[j + 2], x[j + 3]
+        row = first + j
+        for k in range(DIMENSIONS):
+            products[k] += (weights[row, k] * a + weights[row + 1, k] * b) + (
+                weights[row + 2, k] * c + weights[row + 3, k] * d
+            )
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _product(integers: Array, vector: Array) -> float:
+    """Return the product of integers of at most `_MOST_INTEGER`, Float32[64], with Int8[64]: below 2^24, so exact."""
+    total = np.float32(0)
+    for j in range(DIMENSIONS):
+        total += integers[j] * np.float32(vector[j])
+    return total
 
 
 def score_rates() -> Array:

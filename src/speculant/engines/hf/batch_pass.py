@@ -21,6 +21,7 @@ from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
 from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
+from speculant.engines.hf.prompt import PromptPart
 from speculant.engines.hf.target_cache import HFTargetCache, NewRows
 
 Request = tuple[HFTargetCache, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
@@ -33,8 +34,9 @@ class BatchPass:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._proven, self._refused = False, False
-        self._reads_apart = False  # whether the model refuses prompts of several sequences in a pass
+        self._refused_prompts = False
         self.note = ""  # why sequences are run one after the other; empty if they are not
+        self.prompt_note = ""  # the same for prompts
         if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
         elif not runner.capabilities.batches:
@@ -54,25 +56,30 @@ class BatchPass:
         return [found[place] for place in range(len(requests))]
 
     def prefill(self, requests: Sequence[Reading], needs: Needs = NO_NEEDS) -> list[Pass | None]:
-        """Read further prompt tokens of several sequences, those that can share a pass in one; return what each gets.
+        """Read further prompt tokens of several sequences, those that can share a pass in one.
+
+        Returns:
+            The Pass of each; None for those of which more is to be read.
 
         Every cache must be given `restart` where this raises.
         """
-        joining = [] if self.note or self._reads_apart else [each for each in requests if each[0].joins]
+        joining = [] if self.note or self.prompt_note else [each for each in requests if each[0].joins]
         found: dict[HFTargetCache, Pass | None] = {}
         if len(joining) > 1:
+            parts = [(cache, cache.plan_prompt(most, needs)) for cache, most in joining]
             try:
-                found |= zip((cache for cache, _ in joining), self._read_together(joining, needs), strict=True)
+                found |= zip((cache for cache, _ in parts), self._read_together(parts, needs), strict=True)
             except OutOfMemoryError:
                 raise
-            except Exception:
-                for cache, _ in joining:
-                    cache.restart()
-                self._reads_apart = True
+            except Exception as error:
+                for cache, part in parts:
+                    cache.undo_prompt(part)
+                if self._refused_prompts:
+                    self.prompt_note = f"prompts are read one after the other, since this model refuses them: {error}"
+                self._refused_prompts = True  # the next prompts try again: it may have been a passing error
         return [found[cache] if cache in found else cache.prefill(most, needs=needs) for cache, most in requests]
 
-    def _read_together(self, requests: Sequence[Reading], needs: Needs) -> list[Pass | None]:
-        parts = [(cache, cache.plan_prompt(most, needs)) for cache, most in requests]
+    def _read_together(self, parts: Sequence[tuple[HFTargetCache, PromptPart]], needs: Needs) -> list[Pass | None]:
         rows = [cache.prompt_rows(part) for cache, part in parts]
         counts = [len(part) for _, part in parts]
         joined = self._joined([cache for cache, _ in parts], counts, [each.mask for each in rows])

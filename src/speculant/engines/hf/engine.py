@@ -84,7 +84,7 @@ class HFEngine:
     def notes(self) -> tuple[str, ...]:
         """What the user should know, of the model, its preparation, its drafter and its batches so far."""
         notes = (*self.capabilities.notes, *self.acceleration.notes, *self._notes)
-        return (*notes, self.batch_note) if self.batch_note else notes
+        return (*notes, *(note for note in (self.batch_note, self._batch.prompt_note) if note))
 
     @property
     def batch_note(self) -> str:
