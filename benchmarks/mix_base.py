@@ -27,6 +27,7 @@ from mix_corpora import LLAMA2, LLAMA3, VOCABULARIES, WEIGHTS, Tokens, encoded, 
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.recorded import recorded_names, replay_recorded
 from speculant.bench.replay.traces import Recording, read_recordings
+from speculant.cli.corpus_base import SCORES_SHARE
 from speculant.cli.env import environment
 from speculant.core.drafter import Drafter
 from speculant.drafters.aded.corpus import TrigramCounter
@@ -41,7 +42,7 @@ from speculant.drafters.suffix.rest import RestDrafter, save_corpus
 NODES = 64
 BUDGET = 64 << 20
 LARGE = 1 << 30
-NETWORK_SHARE = 4  # of the bytes, at most, as `speculant corpus build` has it
+SYSTEMS = ("mix, chat 64 MB", "mix, mixed 64 MB", "mix, mixed 24 MB", "mix, mixed 64 MB, no network")
 Network = Callable[[BaseBuilder, int], Scorer | None]
 
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--llama3", type=Path, required=True, help="Llama 3's tokenizer.model")
-    parser.add_argument("--systems", nargs="+", metavar="NAME", help="only these; by default all")
+    parser.add_argument("--systems", nargs="+", metavar="NAME", choices=SYSTEMS, help="only these; by default all")
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
     rows: list[dict[str, Any]] = []
@@ -138,7 +139,7 @@ def built_base(
             for ids in parts:
                 builder.add(ids, weight=WEIGHTS[domain])
         read = time.perf_counter()
-        scorer = network(builder, budget // NETWORK_SHARE)
+        scorer = network(builder, budget // SCORES_SHARE)
         trained_at, network_bytes = time.perf_counter(), sum(array.nbytes for array in scorer or ())
         built = builder.build(budget - network_bytes, lambda _tokens: None)
     write_base(path, built.lines, scorer, vocabulary=vocabulary, tokenizer="", facts={"tokens": builder.tokens})

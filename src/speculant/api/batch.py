@@ -282,8 +282,8 @@ class Batch:
     def _next_prompts(self) -> list[tuple[Generation, int]]:
         """Admit waiting requests; return those whose prompts the next pass reads, and how many tokens of each.
 
-        Prompts join a pass whole, and where nothing was read of them before, so that a failed pass costs little. One that
-        begins like another of the pass waits for the next one and takes what they share from there.
+        Prompts join a pass whole, and where nothing was read of them before, so that a failed pass costs little. One
+        that begins like another of the pass waits for the next one and takes what they share from there.
         """
         chosen, count, most = list[tuple[Generation, int]](), 0, self._reading
         unread = deque(each for each in self._admitted if not (each.sequence.sources or each.left))

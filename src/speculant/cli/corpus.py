@@ -26,7 +26,7 @@ Build a memory file from texts, for --memory and --corpus, or a frozen base, for
 
 Texts are learned as prompts (for the method mix), their tri-grams counted (for aded), their suffixes sorted (for rest),
 or the contexts of mix counted and pruned to a read-only base. Text files may hold several documents, divided by lines
-that hold only <|endoftext|>, in .txt files by every one. Rows of .jsonl files and of lists in .json files are {"text":
+that hold only <|endoftext|>, in .txt files by each. Rows of .jsonl files and of lists in .json files are {"text":
 ...}, {"messages": [{"role", "content"}]}, {"prompt", "output"}, or token ids: {"ids": [...]} or {"prompt_ids": [...],
 "output_ids": [...]}. All of these may be compressed (.gz). Folders stand for the text files in them, hidden ones left
 out; hf:ORG/NAME[:SPLIT] for a dataset of the Hugging Face hub, which is streamed. Binary and empty files are left out

@@ -105,8 +105,8 @@ def build_base(
         work.remove()
     except KeyboardInterrupt:
         say(
-            f"interrupted. All but the last {INTERVAL:.0f} seconds of the work is kept in {work.path}: give the same "
-            "command again to continue, or add --restart to begin anew."
+            f"interrupted. All but the last {INTERVAL:.0f} seconds of what was read is kept in {work.path}: give the "
+            "same command again to continue, or add --restart to begin anew."
         )
         raise
     except (UsageError, TokenizerError):  # the same command would fail again
@@ -128,7 +128,7 @@ def build_base(
     ]
     if scorer is not None:
         share = f"{sum(array.nbytes for array in scorer):,} of these bytes"
-        lines.append(f"network     {scorer.tables.shape[1]:,} tokens have vectors; {share}")
+        lines.append(f"network     {scorer.tables.shape[1] - 1:,} tokens have vectors of their own; {share}")
     if encoder.refused:
         lines.append(f"chats       {encoder.refused:,} were not taken by the chat template; learned message by message")
     return lines

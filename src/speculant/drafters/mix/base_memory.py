@@ -11,10 +11,10 @@ from speculant.memory.kind import Contents, MemoryKind
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many entries there are, how many tokens they were counted in, and how many have vectors."""
+    """Return how many entries there are, in how many tokens they were counted, and how many tokens have vectors."""
     found = {"entries": int(memory.facts["entries"]), "tokens counted": int(memory.facts["tokens"])}
     if "scores.tables" in memory.arrays:
-        found["tokens with vectors"] = memory.arrays["scores.tables"].shape[1]
+        found["tokens with vectors"] = memory.arrays["scores.tables"].shape[1] - 1  # the first is of all others
     return found
 
 

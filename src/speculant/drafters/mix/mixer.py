@@ -75,7 +75,7 @@ _INITIAL_WEIGHTS = (
 # stories of the bundled model.
 _TOP_K = 0.15
 _LAST_USE = (0.001, 0.01, 0.03, 0.06, 0.06, 0.06, 0.03, 0.02, 0.015, 0.015, 0.01, 0.005)  # rates by distance
-_SCORED = (0.007, 0.6)  # rates of low and high scores: candidates are never quite improbable
+_SCORED = (0.007, 0.6)  # rates of low and high scores: even a candidate with a low score is likelier than most tokens
 _PRIOR_SAMPLES, _SLOWEST = 1.5, 0.003
 _STEP, _STEP_TOKENS, _SMALLEST_STEP = 0.01, 1000.0, 0.0005
 # With a base a token moves three sets of weights and more inputs: at the largest step weights diverge for the first

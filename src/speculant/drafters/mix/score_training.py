@@ -65,7 +65,7 @@ def token_rows(counts: Array, budget: int) -> Array:
 def train_scorer(
     documents: Documents, rows: Array, counts: Array, *, advance: Callable[[int], object], seed: int = 0
 ) -> Scorer:
-    """Return a network trained on documents; the same for the same seed on one machine.
+    """Return a network trained on documents; the same for the same seed on one machine with as many threads.
 
     Args:
         documents: with two tokens or more in all.

@@ -8,7 +8,7 @@ from speculant.engines.hf.prompt import Prompt
 
 
 class RotaryLimit:
-    """The rotary limit of a model, seen from one prompt; models without one have none of its effects."""
+    """The rotary limit of a model, seen from one prompt; it changes nothing for models without one."""
 
     def __init__(self, runner: ModelRunner, prompt: Prompt) -> None:
         self._runner, self._prompt = runner, prompt
@@ -39,5 +39,5 @@ class RotaryLimit:
 
     @property
     def reads_at_once(self) -> bool:
-        """Whether the prompt in several passes would be another prompt."""
+        """Whether the prompt in several passes would be rotated by other factors."""
         return not self.holds(len(self._prompt) - self._prompt.shift)
