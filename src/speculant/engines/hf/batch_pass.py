@@ -66,6 +66,7 @@ class BatchPass:
         joining = [] if self.note or self.prompt_note else [each for each in requests if each[0].joins]
         found: dict[HFTargetCache, Pass | None] = {}
         if len(joining) > 1:
+            self._runner.acceleration.check_weights()  # which takes a fraction of a pass, so once for all
             parts = [(cache, cache.plan_prompt(most, needs)) for cache, most in joining]
             try:
                 found |= zip((cache for cache, _ in parts), self._read_together(parts, needs), strict=True)

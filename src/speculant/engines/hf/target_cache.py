@@ -127,6 +127,7 @@ class HFTargetCache:
         self.cache, self._length, self._given = usable_cache(cache), length, length
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+        self._runner.acceleration.check_weights()
         part = self.plan_prompt(most, needs)
         try:
             output = self._runner.run(
@@ -158,7 +159,6 @@ class HFTargetCache:
             UnsupportedError: the model cannot give what the drafter needs.
         """
         self._check_cache()
-        self._runner.acceleration.check_weights()
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
         if needs.queries and not self._runner.capabilities.trees:
