@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from speculant.bench.systems.llamacpp import convert
 from speculant.cli.env import environment
 from speculant.core.errors import UnsupportedError
-from speculant.core.exports import attention_mask
+from speculant.core.exports import ancestor_mask
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
@@ -65,7 +65,9 @@ def plain_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
 
     def run(tokens: int) -> None:
         tree = binary_tree(tokens - 1)
-        mask = torch.from_numpy(attention_mask(tree, prefix)) if len(tree) else None
+        below = ancestor_mask(tree)
+        rows = np.hstack([np.ones((tokens, prefix), bool), below])
+        mask = torch.from_numpy(rows)[None, None] if len(tree) else None
         positions = torch.from_numpy(np.append(0, tree.depths()) + prefix)[None]
         ids = torch.ones(1, tokens, dtype=torch.long)
         model(ids, past_key_values=cache, attention_mask=mask, position_ids=positions)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant.core.exports import additive, ancestor_mask, attention_mask, sequence_sets
+from speculant.core.exports import ancestor_mask
 from speculant.core.tree import DraftTree
+from tree_forms import attention_mask, sequence_sets
 from trees import ancestry, as_nodes, beside, drafts, make_tree
 
 
@@ -65,14 +66,6 @@ def test_attention_mask(tree: DraftTree, data: st.DataObject) -> None:
     assert mask[0, 0].diagonal(length).all()
     if all(padded):
         assert (attention_mask(tree, length, window=window) == mask).all()
-
-
-def test_additive_form() -> None:
-    """Eager attention gets 0 where it may look and the dtype's smallest number elsewhere."""
-    least = float(np.finfo(np.float16).min)
-    added = additive(np.array([[True, False]]), least)
-    assert added.dtype == np.float32
-    assert added.tolist() == [[0.0, least]]
 
 
 @given(drafts())

@@ -4,7 +4,7 @@ A draft of N nodes hangs below the root, the last committed token, which is not 
 children and the best nodes first, so every prefix of them is itself a valid tree. Row 0 of a target pass is the root,
 row i + 1 is node i. Behind them a pass may have query rows, which are asked for their logits only (`Queries`).
 
-The forms in which engines take trees are in exports.py.
+The mask that some engines take is in exports.py.
 """
 
 from __future__ import annotations

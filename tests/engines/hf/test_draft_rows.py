@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from passes import rows_of
-from speculant.core.exports import ancestor_mask, attention_mask
+from speculant.core.exports import ancestor_mask
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.draft_rows import DraftRows
+from tree_forms import attention_mask
 from trees import drafts
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from speculant.core.exports import sequence_sets
 from speculant.core.tree import DraftTree
 from speculant.engines.llamacpp.branches import Branches, Share
+from tree_forms import sequence_sets
 
 
 def taking() -> Callable[[int], list[int]]:

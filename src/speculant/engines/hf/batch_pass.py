@@ -20,9 +20,10 @@ from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
 from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
+from speculant.engines.hf.draft_rows import NewRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
 from speculant.engines.hf.prompt import PromptPart
-from speculant.engines.hf.target_cache import HFTargetCache, NewRows
+from speculant.engines.hf.target_cache import HFTargetCache
 
 Request = tuple[HFTargetCache, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
 Reading = tuple[HFTargetCache, int | None]  # a sequence, and the most tokens to read of its prompt

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Bool
 
 LEAST_ROWS = 128
 
@@ -197,3 +199,30 @@ def keep_rows(cache: DynamicCache, start: int, rows: list[int]) -> None:
             if len(moved):
                 moved = torch.as_tensor(moved, device=layer.keys.device)  # one copy for all layers of a device
             layer.keep(start + still, moved)
+
+
+def layer_rows(cache: DynamicCache, layer: int, length: int, *, seen: Bool | None) -> tuple[Tensor, Tensor]:
+    """Return the keys and values [H, T, d] of a cache's first `length` tokens in one layer, without padding.
+
+    Args:
+        cache: of one sequence.
+        layer: counted from 0; -1 is the last.
+        length: of the committed text.
+        seen: Bool[T'], False at padding, of the prompt; None without padding.
+
+    Raises:
+        UnsupportedError: the layer keeps none of its own, or not all tokens.
+    """
+    layers = cache.layers
+    held = layers[layer] if -len(layers) <= layer < len(layers) else None
+    if held is None or not held.is_initialized or held.keys.shape[-2] < length:
+        raise UnsupportedError(
+            f"layer {layer} of this model keeps no keys and values of its own, or not those of all tokens; use a "
+            "head that reads none."
+        )
+    keys, values = held.keys[0, :, :length], held.values[0, :, :length]
+    if seen is not None:
+        rows = np.flatnonzero(np.concatenate([seen, np.ones(max(0, length - len(seen)), bool)]))
+        index = torch.from_numpy(rows[rows < length]).to(keys.device)
+        keys, values = keys[:, index], values[:, index]
+    return keys, values

@@ -93,3 +93,20 @@ class DraftRows:
                 [mask[..., :length], np.zeros((*mask.shape[:-1], hidden), bool), mask[..., length:]], axis=-1
             )
         return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewRows:
+    """Rows that a pass is going to append.
+
+    Attributes:
+        ids: Int64[n].
+        positions: Int64[n].
+        mask: what the model takes as `attention_mask`.
+        rows: what the cache has beside committed rows once they are appended.
+    """
+
+    ids: Int64
+    positions: Int64
+    mask: object
+    rows: DraftRows

@@ -16,6 +16,7 @@ from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Bool, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.capabilities import HFCapabilities, decode_mode
+from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.extra_embeddings import with_embeddings
 from speculant.engines.hf.layer_selection import LayerSelection
 from speculant.engines.hf.topk import top_on_host
@@ -121,11 +122,24 @@ class ModelRunner:
         with decode_mode(self.model):
             return self.run(given, cache, **options)
 
-    def mask(self, full: Bool | None, sliding: Bool | None) -> Any:
-        """Return masks in the form the model takes: by kind of layer where it has two, additive for eager attention."""
-        if self.capabilities.mixed:
+    def mask(self, rows: DraftRows, start: int, before: int, *, seen: Bool | None, hidden: int) -> Any:
+        """Return the mask of a pass over rows in the form the model takes.
+
+        By kind of layer where it has two, additive for eager attention.
+
+        Args:
+            rows: those beside the committed text.
+            start: the first of them that the pass runs.
+            before, seen, hidden: see `DraftRows.mask`.
+        """
+        capabilities, full, sliding = self.capabilities, None, None
+        if capabilities.mixed or capabilities.window is None:
+            full = rows.mask(start, before, seen=seen, hidden=hidden)
+        if capabilities.window is not None:
+            sliding = rows.mask(start, before, seen=seen, window=capabilities.window, hidden=hidden)
+        if capabilities.mixed:
             return {"full_attention": self._to_device(full), "sliding_attention": self._to_device(sliding)}
-        return self._to_device(full if self.capabilities.window is None else sliding)
+        return self._to_device(full if capabilities.window is None else sliding)
 
     def _to_device(self, mask: Bool | None) -> Tensor:
         assert mask is not None

@@ -8,7 +8,6 @@ accepted rows only have to be moved together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,29 +16,12 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.tree import UNLIMITED, DraftTree, Int32, Int64
-from speculant.engines.hf.cache import keep_rows, usable_cache
-from speculant.engines.hf.draft_rows import DraftRows
+from speculant.core.tree import UNLIMITED, DraftTree, Int32
+from speculant.engines.hf.cache import keep_rows, layer_rows, usable_cache
+from speculant.engines.hf.draft_rows import DraftRows, NewRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
 from speculant.engines.hf.prompt import Prompt, PromptPart, joined_states
 from speculant.engines.hf.rotary_limit import RotaryLimit
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NewRows:
-    """Rows that a pass is going to append.
-
-    Attributes:
-        ids: Int64[n].
-        positions: Int64[n].
-        mask: what the model takes as `attention_mask`.
-        rows: what the cache has beside committed rows once they are appended.
-    """
-
-    ids: Int64
-    positions: Int64
-    mask: object
-    rows: DraftRows
 
 
 class HFTargetCache:
@@ -179,7 +161,7 @@ class HFTargetCache:
         if part.start == 0 and capabilities.window is None and not capabilities.additive:
             return given
         rows = DraftRows().grown(np.arange(-1, len(part) - 1))
-        return PassInput(given.ids, given.positions, self._draft_mask(rows, 0))
+        return PassInput(given.ids, given.positions, self._mask(rows, 0))
 
     def take_prompt(self, part: PromptPart, output: PassOutput, needs: Needs) -> Pass | None:
         """Take what a pass has returned for a part of the prompt: logits [1, V] of its last row, and hidden states.
@@ -226,19 +208,7 @@ class HFTargetCache:
 
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
         self._check_cache()
-        layers = self.cache.layers
-        held = layers[layer] if -len(layers) <= layer < len(layers) else None
-        if held is None or not held.is_initialized or held.keys.shape[-2] < self._length:
-            raise UnsupportedError(
-                f"layer {layer} of this model keeps no keys and values of its own, or not those of all tokens; use a "
-                "head that reads none."
-            )
-        keys, values = held.keys[0, :, : self._length], held.values[0, :, : self._length]
-        if (seen := self._prompt.seen) is not None:
-            rows = np.flatnonzero(np.concatenate([seen, np.ones(max(0, self._length - len(seen)), bool)]))
-            index = torch.from_numpy(rows[rows < self._length]).to(keys.device)
-            keys, values = keys[:, index], values[:, index]
-        return keys, values
+        return layer_rows(self.cache, layer, self._length, seen=self._prompt.seen)
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         self._check_cache()
@@ -250,7 +220,7 @@ class HFTargetCache:
         rows = DraftRows().grown(np.arange(-1, count - 1))
         positions = rows.depths + (self.position - count - 1)
         ids = [*self._prompt.ids[0].tolist(), *self._text][self._length - count : self._length]
-        new = NewRows(np.array(ids, np.int64), positions, self._draft_mask(rows, 0, again=count), rows)
+        new = NewRows(np.array(ids, np.int64), positions, self._mask(rows, 0, again=count), rows)
         try:
             return finished_pass(self._run(new, NO_NEEDS, tuple(layers)), NO_NEEDS)
         finally:
@@ -325,9 +295,9 @@ class HFTargetCache:
         plain = (len(rows) == 1 or not capabilities.trees) and not capabilities.window_by_cache
         if explicit:
             free = len(rows) == 1 and capabilities.window is None and self._prompt.seen is None
-            mask = None if free else self._draft_mask(rows, before)
+            mask = None if free else self._mask(rows, before)
         else:
-            mask = self._prompt.padding_mask(self._length + len(rows)) if plain else self._draft_mask(rows, before)
+            mask = self._prompt.padding_mask(self._length + len(rows)) if plain else self._mask(rows, before)
         return NewRows(tokens.astype(np.int64), positions, mask, rows)
 
     def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
@@ -409,13 +379,7 @@ class HFTargetCache:
         if self.cache.get_seq_length() != self._length + rows:
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
-    def _draft_mask(self, rows: DraftRows, start: int, *, again: int = 0) -> object:
+    def _mask(self, rows: DraftRows, start: int, *, again: int = 0) -> object:
         """Return the mask of a pass over the rows from `start` on, which read so many committed tokens again."""
-        capabilities, before, seen = self._runner.capabilities, self._length - again, self._prompt.seen
-        seen = None if seen is None else seen[:before]
-        full = sliding = None
-        if capabilities.mixed or capabilities.window is None:
-            full = rows.mask(start, before, seen=seen, hidden=again)
-        if capabilities.window is not None:
-            sliding = rows.mask(start, before, seen=seen, window=capabilities.window, hidden=again)
-        return self._runner.mask(full, sliding)
+        before, seen = self._length - again, self._prompt.seen
+        return self._runner.mask(rows, start, before, seen=None if seen is None else seen[:before], hidden=again)
