@@ -27,7 +27,7 @@ from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, FREQUENCIES, INPUTS, SETS, Mixer
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
-from speculant.drafters.mix.mixer import new_mixer
+from speculant.drafters.mix.initial import new_mixer
 
 ALPACA = "vicuna-7b-alpaca"
 MOST_REQUESTS = 150  # of a file
@@ -118,10 +118,10 @@ def module(weights: Weights, *, network: bool) -> str:
     lines = [
         f'"""Initial mixing weights where there is {what}, learned on half of the development requests.',
         "",
-        "Written by benchmarks/mix_base_weights.py. Recordings have no top-k of the target; its weight is in mixer.py.",
+        "Written by benchmarks/mix_base_weights.py. Recordings have no top-k of the target; initial.py has its weight.",
         "",
-        "Columns: the twelve inputs of a mixture without a base (mixer.py), the base's rows for suffixes of one to",
-        f"four tokens, {last}.",
+        "Columns: the thirteen inputs of a mixture without a base (initial.py), the base's rows for suffixes of one to",
+        f"four tokens, {last}; in hundredths.",
         '"""',
         "",
         "from __future__ import annotations",
@@ -129,7 +129,7 @@ def module(weights: Weights, *, network: bool) -> str:
     ]
     for name, (rows, table) in tables.items():
         lines.append(f"{name} = (  # {rows}")
-        lines += [f"    ({', '.join(f'{value:g}' for value in row)})," for row in np.round(table, 2) + 0.0]
+        lines += [f"    ({', '.join(map(str, row))})," for row in np.rint(100 * table).astype(int).tolist()]
         lines.append(")")
     return "\n".join(lines) + "\n"
 

@@ -9,7 +9,9 @@ from speculant.drafters.mix.base import in_use
 from speculant.drafters.mix.cells import UNIT, Cells, new_cells, observe
 from speculant.drafters.mix.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
-from speculant.drafters.mix.mixer import combine, count_token, new_mixer, squash, train
+from speculant.drafters.mix.history import NEVER, History, add_use
+from speculant.drafters.mix.initial import new_mixer
+from speculant.drafters.mix.mixer import combine, count_token, squash, train
 from speculant.drafters.mix.repetition import NOWHERE
 from tables import ids
 
@@ -24,7 +26,7 @@ class World:
         self.wide = new_cells(LONGEST_ROW, 1 << 20, first_bits=6)
         self.mixer = new_mixer(VOCABULARY)
         self.text: list[int] = []
-        self.last_use = np.full(VOCABULARY, -1, np.int32)
+        self.last_use, self.links = np.full(VOCABULARY, NEVER, np.int32), np.zeros(1 << 13, np.int32)
         self.features: Features = new_features(INPUTS)
 
     def table(self, context: int) -> Cells:
@@ -38,11 +40,15 @@ class World:
         hash_contexts(window, len(window), self.mixer.frequency, hashes)
         return hashes
 
+    def history(self) -> History:
+        """Return the text as the kernels take it."""
+        return History(ids(self.text), len(self.text), self.last_use, self.links)
+
     def gather(self, *, copied: int = NOWHERE, length: int = 0, most: int = LONGEST_ROW) -> int:
         """Collect the candidates for the next token and compute their logits."""
         count = gather(
             self.narrow, self.wide, self.mixer, in_use(()), self.hashes(), copied, length,
-            self.last_use, len(self.text), most, self.features,
+            self.history(), self.text[-1] if self.text else NEVER, len(self.text), most, self.features,
         )  # fmt: skip
         combine(self.mixer, self.features, count)
         return count
@@ -64,5 +70,5 @@ class World:
                 if hashes[context]:
                     observe(self.table(context), hashes[context], token, 8 * UNIT)
             count_token(self.mixer, token)
-            self.last_use[token] = len(self.text)
+            add_use(self.last_use, self.links, token, len(self.text))
             self.text.append(token)

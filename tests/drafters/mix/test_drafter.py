@@ -19,6 +19,7 @@ from speculant.drafters.mix.cells import MAX_TOKENS
 from speculant.drafters.mix.contexts import CONTEXTS, TARGET_ONE, TARGET_TWO, WINDOW, hash_contexts
 from speculant.drafters.mix.drafter import MixDrafter, MixSession, MixSettings
 from speculant.drafters.mix.features import gather
+from speculant.drafters.mix.history import History
 from speculant.drafters.mix.mixer import combine, squash
 from speculant.drafters.mix.repetition import NOWHERE, seek
 from tables import ids
@@ -115,7 +116,8 @@ class Exhaustive:
     def __init__(self, held: MixDrafter, session: MixSession) -> None:
         self.tables = held._tables
         self.text = session._text[: session._length]
-        self.last_use, self.heads, self.copy, _ = session._request
+        last_use, links, self.heads, self.copy, _ = session._request
+        self.history = History(self.text, len(self.text), last_use, links)
         self.features = new_features(INPUTS)
 
     def below(self, path: tuple[int, ...], place: int, agreed: int) -> list[tuple[int, float, int, int]]:
@@ -128,7 +130,8 @@ class Exhaustive:
             place, agreed = NOWHERE, 0
         copied = int(self.text[place]) if place != NOWHERE else NOWHERE
         now = len(self.text) + len(path)
-        count = gather(*self.tables[:4], hashes, copied, agreed, self.last_use, now, LONGEST_ROW, self.features)
+        last = int(window[-1])
+        count = gather(*self.tables[:4], hashes, copied, agreed, self.history, last, now, LONGEST_ROW, self.features)
         combine(self.tables.mixer, self.features, count)
         children = []
         for token, z in zip(self.features.candidates[:count].tolist(), self.features.logits, strict=False):

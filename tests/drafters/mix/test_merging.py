@@ -13,9 +13,9 @@ from speculant.core.errors import UnsupportedError
 from speculant.drafters.mix.arrays import RATE, SAMPLES, Mixer
 from speculant.drafters.mix.cells import PLACES, UNIT, Cells, find, new_cells, observe, read
 from speculant.drafters.mix.drafter import MixSettings
+from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.memory import merge
 from speculant.drafters.mix.merging import merge_cells, merge_mixers
-from speculant.drafters.mix.mixer import new_mixer
 
 LIMIT = 1 << 20
 MEMORY = round(MixSettings().row_memory * UNIT)
@@ -99,11 +99,11 @@ def test_tables_that_cannot_be_merged() -> None:
 
 
 def test_mixtures_are_averaged_by_their_samples() -> None:
-    """Frequencies and steps add up; weights are averaged by steps, rates by samples; the latest cache stays."""
+    """Frequencies and steps add up; weights and biases are averaged by steps, rates by samples; one cache stays."""
 
     def mixer(steps: float, weight: float, rate: float, samples: float, recent: int) -> Mixer:
         learned = new_mixer(5)
-        learned.weights[:] = weight
+        learned.weights[:], learned.biases[:] = weight, -weight
         learned.states[RATE, 0, 0], learned.states[SAMPLES, 0, 0] = rate, samples
         learned.frequency[[2, -1]] += int(steps)
         learned.cache[:, 0] = recent
@@ -113,6 +113,7 @@ def test_mixtures_are_averaged_by_their_samples() -> None:
     fresh = new_mixer(5)
     merged = merge_mixers([mixer(30, 1.0, 0.5, 1, 3), mixer(10, 2.0, 0.9, 3, 4), fresh])
     assert np.allclose(merged.weights, 1.25)
+    assert np.allclose(merged.biases, -1.25)
     assert np.allclose(merged.states[:, 0, 0], [0.8, np.log(4), 4])
     assert np.allclose(merged.states[:, 1:], fresh.states[:, 1:])
     assert merged.frequency.tolist() == [0, 0, 40, 0, 0, 40]

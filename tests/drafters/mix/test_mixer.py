@@ -9,6 +9,7 @@ import pytest
 
 from mixtures import VOCABULARY, World
 from speculant.drafters.mix.arrays import (
+    BIASES,
     CACHE,
     COPY,
     FREQUENCIES,
@@ -21,7 +22,8 @@ from speculant.drafters.mix.arrays import (
     STATES,
 )
 from speculant.drafters.mix.contexts import SKIP, TARGET_ONE, TARGET_TWO
-from speculant.drafters.mix.mixer import count_token, frequency_bands, new_mixer, squash, train
+from speculant.drafters.mix.initial import new_mixer
+from speculant.drafters.mix.mixer import count_token, frequency_bands, squash, train
 from speculant.drafters.mix.repetition import NOWHERE
 
 
@@ -52,7 +54,23 @@ def test_logits_are_sums_over_all_inputs() -> None:
         for c in range(count):
             weights = world.mixer.weights[features.chosen[0]] + world.mixer.weights[SETS + features.bands[c]]
             logits = world.mixer.states[LOGIT, np.arange(INPUTS), states[:, c]]
-            assert features.logits[c] == pytest.approx(np.append(logits, 1) @ weights, abs=1e-4)
+            bias = world.mixer.biases[features.candidates[c] % BIASES]
+            assert features.logits[c] == pytest.approx(np.append(logits, 1) @ weights + bias, abs=1e-4)
+
+
+def test_tokens_have_biases() -> None:
+    """What comes again and again becomes more probable by its own bias, and what is named in vain less."""
+    world, fresh = World(), new_mixer(VOCABULARY)
+    world.learn(*np.random.default_rng(4).integers(10, 20, 200).tolist())
+    world.mixer.biases[:] = 0
+    for _ in range(40):
+        world.mixer.weights[:], world.mixer.states[:] = fresh.weights, fresh.states
+        count = world.gather()
+        train(world.mixer, world.features, count, int(world.features.candidates[0]))
+    right, *wrong = world.mixer.biases[world.features.candidates[:count]]
+    assert right > 0.5
+    assert max(wrong) < 0
+    assert np.count_nonzero(world.mixer.biases) == count
 
 
 def test_nothing_seen_nothing_named() -> None:

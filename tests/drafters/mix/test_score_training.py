@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from networks import CLASSES, ENDINGS, GENDERS, VOCABULARY, known, sentences, trained
-from speculant.drafters.mix.arrays import INPUTS, new_features
 from speculant.drafters.mix.documents import Documents
 from speculant.drafters.mix.score_training import _batches, token_rows, train_scorer, training_tokens
-from speculant.drafters.mix.scores import DIMENSIONS, WEIGHTS, add_to_topic, score
+from speculant.drafters.mix.scores import DIMENSIONS, WEIGHTS, add_to_topic, query, score
 from tables import ids
 
 
@@ -17,14 +16,13 @@ def test_the_network_knows_what_counts_do_not() -> None:
     """After a verb and a noun that were never together, the ending has the highest score and the most of the mass."""
     (_, network), right = known(), 0
     new = sentences(5, 200)
-    features, endings = new_features(INPUTS), CLASSES * GENDERS
-    features.candidates[:endings] = np.arange(ENDINGS, ENDINGS + endings)
-    topic = np.zeros(DIMENSIONS, np.float32)
+    endings = range(ENDINGS, ENDINGS + CLASSES * GENDERS)
+    topic, q = np.zeros(DIMENSIONS, np.float32), np.empty(DIMENSIONS, np.float32)
     for at in range(2, len(new), 3):
         for token in new[at - 2 : at].tolist():
             add_to_topic(network, topic, token)
-        score(network, ids(new[max(0, at - 6) : at]), topic, features, endings)
-        right += ENDINGS + int(features.scores[:endings].argmax()) == new[at]
+        unit = query(network, ids(new[max(0, at - 6) : at]), topic, q)
+        right += max(endings, key=lambda token: score(network, q, unit, token)) == new[at]
         add_to_topic(network, topic, new[at])
     assert right > 180
 

@@ -12,9 +12,11 @@ from mixes import check, drafter, play, trees
 from networks import VOCABULARY, base_of, known, sentences
 from rounds import budget, start
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError
-from speculant.drafters.mix.arrays import INPUTS, new_features
+from speculant.drafters.mix.arrays import BASE_CONTEXTS, FREQUENCIES, INPUTS, LOGIT, new_features
 from speculant.drafters.mix.base import MixBase, read_base
+from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.memory import MIX
+from speculant.drafters.mix.mixer import add_scores, score_bounds
 from speculant.drafters.mix.scores import (
     BIAS,
     BINS,
@@ -33,6 +35,7 @@ from speculant.drafters.mix.scores import (
     Scorer,
     add_to_topic,
     no_scorer,
+    query,
     score,
     score_rates,
 )
@@ -74,22 +77,45 @@ def test_scores_are_those_of_the_formula() -> None:
     q = (x + weights[OUTER:] @ hidden) * weights[SCALE]
     q[CONSTANT] = weights[SCALE, CONSTANT]
     expected = np.clip(np.floor(tables[OUTPUT, rows[candidates]] @ q * 8 + BINS), 0, BINS - 1)
-    features = new_features(INPUTS)
-    features.candidates[: len(candidates)] = candidates
-    score(noise(), ids(text), topic, features, len(candidates))
-    assert np.abs(features.scores[: len(candidates)] - expected).max() <= 1  # of a value at the border of a bin
+    integers = np.empty(DIMENSIONS, np.float32)
+    unit = query(noise(), ids(text), topic, integers)
+    found = [score(noise(), integers, unit, token) for token in candidates]
+    assert np.abs(found - expected).max() <= 1  # of a value at the border of a bin
     np.testing.assert_allclose(score_rates()[[-1, -9]], np.exp([-1 / 16, -17 / 16]))
 
 
 def test_short_texts_and_tokens_beyond_the_vocabulary() -> None:
     """A text shorter than the network's places has a score, and so have ids that only the model knows."""
-    features = new_features(INPUTS)
-    features.candidates[:2] = 5, VOCABULARY + 7
+    q = np.empty(DIMENSIONS, np.float32)
     for text in ([], [3], [VOCABULARY + 1, 2]):
-        features.scores[:2] = -1
-        score(noise(), ids(text), np.zeros(DIMENSIONS, np.float32), features, 2)
-        assert 0 <= features.scores[:2].min() <= features.scores[:2].max() < BINS
-    score(no_scorer(), ids([1]), np.zeros(DIMENSIONS, np.float32), features, 0)  # without a network nothing happens
+        unit = query(noise(), ids(text), np.zeros(DIMENSIONS, np.float32), q)
+        assert all(0 <= score(noise(), q, unit, token) < BINS for token in (5, VOCABULARY + 7))
+
+
+def test_only_hopeless_candidates_have_no_score() -> None:
+    """Logits above a bound are those of scoring all candidates; what is left out would have stayed below it."""
+    random, count = np.random.default_rng(1), 40
+    mixer, window = new_mixer(VOCABULARY, 1, scored=True), ids([7, 3, 900, 12, 5])
+    mixer.states[LOGIT, -1, :BINS] = random.normal(-1, 1.5, BINS)
+    topic = np.zeros(DIMENSIONS, np.float32)
+
+    def logits(least: float) -> np.ndarray:
+        features = new_features(INPUTS + BASE_CONTEXTS + 1)
+        features.candidates[:count] = np.random.default_rng(2).integers(0, VOCABULARY, count)
+        features.bands[:count] = np.random.default_rng(3).integers(0, FREQUENCIES, count)
+        features.logits[:count] = np.random.default_rng(4).normal(-2, 2, count)
+        features.sums[:] = np.random.default_rng(5).normal(0.2, 0.4, features.sums.shape)
+        add_scores(mixer, noise(), window, topic, features, count, least, score_bounds(mixer))
+        return features.logits[:count].copy()
+
+    whole = logits(-np.inf)
+    for least in (-3.0, -1.0, 1.0):
+        kept = logits(least) == whole
+        assert 0 < kept.sum() < count
+        assert (whole[~kept] <= least).all()
+        assert (logits(least)[~kept] < -11).all()
+    assert score_bounds(new_mixer(VOCABULARY)) == (0, 0)  # without a network nothing happens
+    add_scores(new_mixer(9), no_scorer(), window, topic, new_features(INPUTS), 0, 0.0, (0.0, 0.0))
 
 
 def test_a_network_adds_to_a_base(bases: tuple[MixBase, MixBase]) -> None:

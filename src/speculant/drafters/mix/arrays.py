@@ -1,8 +1,8 @@
 """The arrays of the mixture, and the constants that give their sizes.
 
-An input of the mixture is a context's row, or one of three further sources: recent tokens overall, the request's own
-repetition, and the last use of the candidate. Each frozen base (base.py) adds an input for every context that it holds,
-and a base with a network (scores.py) its score.
+An input of the mixture is a context's row, or one of four further sources: recent tokens overall, what followed the
+last token earlier in the request, the request's own repetition, and the last use of the candidate. Each frozen base
+(base.py) adds an input for every context that it holds, and a base with a network (scores.py) its score.
 What an input knows about a candidate is binned into one of STATES states; what was learned about each state is in the
 Mixer.
 """
@@ -19,9 +19,10 @@ from speculant.drafters.mix.contexts import CONTEXTS, ORDERS
 
 Array = npt.NDArray[Any]
 
-# Inputs that are not a context's row: recent tokens overall, the request's own repetition, a token's last use.
-CACHE, COPY, RECENCY = CONTEXTS, CONTEXTS + 1, CONTEXTS + 2
-INPUTS = CONTEXTS + 3  # without a base; those of bases come next, and the score of a network last
+# Inputs that are not a context's row: recent tokens overall, what followed the last token in this request, the
+# request's own repetition, a token's last use.
+CACHE, LOCAL, COPY, RECENCY = CONTEXTS, CONTEXTS + 1, CONTEXTS + 2, CONTEXTS + 3
+INPUTS = CONTEXTS + 4  # without a base; those of bases come next, and the score of a network last
 MOST_CANDIDATES = 128
 LONGEST_ROW = 24
 CACHE_UNIT = 1 << 20
@@ -36,6 +37,7 @@ UNKNOWN = ABSENT + TOTALS  # the state of an input without a row: its logit is 0
 STATES = UNKNOWN + 1
 DISTANCES, FREQUENCIES = 12, 10  # bins of the distance to the last use, and of how frequent a token is
 SETS = 2 * (ORDERS + 3)  # by the longest known suffix, or a repetition of 6 tokens, or of 16; and by target top-k
+BIASES = 1 << 14  # of tokens: frequent ones have low ids in most vocabularies, so that those have one of their own
 BASE_SETS = 1 + BASE_CONTEXTS  # by the longest suffix that a base knows
 RATE, LOGIT, SAMPLES = range(3)  # what a Mixer holds of each state
 
@@ -48,6 +50,7 @@ class Mixer(NamedTuple):
             are bases, those by the bases' suffix; the last of each is a bias.
         states: Float32[3, I, STATES], the acceptance rate of candidates in a state, its logit, and the number of
             samples.
+        biases: Float32[BIASES], what is added to the logit of a candidate, by its id modulo BIASES.
         frequency: Int64[V + 1], how often each token was seen, and last their sum.
         bands: UInt8[V], the same as a binary logarithm: small enough for the processor's caches.
         cache: Int64[2, 24], recent tokens and their decayed counts, heaviest first.
@@ -57,6 +60,7 @@ class Mixer(NamedTuple):
 
     weights: Array
     states: Array
+    biases: Array
     frequency: Array
     bands: Array
     cache: Array

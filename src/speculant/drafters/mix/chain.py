@@ -6,6 +6,7 @@ token of the chain. Following the most probable token expands one, and the chain
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from numba import njit
 from speculant.drafters.mix.arrays import new_features
 from speculant.drafters.mix.contexts import CONTEXTS, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
+from speculant.drafters.mix.history import History
 from speculant.drafters.mix.kernels import Arrays, named
-from speculant.drafters.mix.mixer import combine, squash
+from speculant.drafters.mix.mixer import add_scores, combine, squash
 from speculant.drafters.mix.repetition import NOWHERE, seek
-from speculant.drafters.mix.scores import score
 
 Array = npt.NDArray[Any]
 
@@ -36,11 +37,12 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
         limit: the most tokens.
     """
     narrow, wide, mixer, bases, scorer = named(tables)
-    last_use, heads, copy, topic = request
+    last_use, links, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     known = min(length, WINDOW)
     window = np.empty(known + limit, np.int32)  # the end of the text, then the chain
     window[:known] = text[length - known : length]
+    history = History(text, length, last_use, links)
     joints, joint = np.empty(limit, np.float32), np.float32(1)
     place, agreed = copy[0], copy[1]
     for n in range(limit):
@@ -52,11 +54,14 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
         if place >= length:
             place, agreed = NOWHERE, 0
         copied = text[place] if place != NOWHERE else NOWHERE
-        found = gather(narrow, wide, mixer, bases, hashes, copied, agreed, last_use, length + n, EXAMINED, features)
-        score(scorer, recent, topic, features, found)
+        last = np.int64(recent[-1])
+        found = gather(
+            narrow, wide, mixer, bases, hashes, copied, agreed, history, last, length + n, EXAMINED, features
+        )
         if not found:
             return window[known:end], joints[:n]
         combine(mixer, features, found)
+        add_scores(mixer, scorer, recent, topic, features, found, -math.inf, (0.0, 0.0))
         best = np.argmax(features.logits[:found])
         joint *= squash(mixer, features.logits[best])
         window[end], joints[n] = features.candidates[best], joint

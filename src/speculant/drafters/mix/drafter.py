@@ -37,6 +37,7 @@ from speculant.drafters.mix.base import MixBase, in_use, scorer_in_use
 from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
 from speculant.drafters.mix.chain import most_probable_chain
 from speculant.drafters.mix.fitting import Inputs, fitted, trained_with
+from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.inspection import top_contexts
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
@@ -48,7 +49,6 @@ from speculant.drafters.mix.kernels import (
     most_probable,
     new_request,
 )
-from speculant.drafters.mix.mixer import new_mixer
 from speculant.drafters.mix.scores import no_scorer
 from speculant.drafters.mix.stored import is_valid, restored, stored, stored_name
 from speculant.memory.file import read_memory, write_memory
@@ -97,7 +97,8 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
             memory_limit: bytes the tables may take, also while one doubles and its copy exists beside it; so their
-                final size is between three eighths of it and all. The mixture is extra: 9 bytes per token id and 60 KB.
+                final size is between three eighths of it and all. The mixture is extra: 9 bytes per token id and
+                125 KB.
             settings: None for the defaults.
             bases: what is known beforehand, read-only and apart from the limit; each must be of this vocabulary.
 
@@ -247,7 +248,7 @@ def _warm_up() -> None:
     """Load the compiled kernels, so that the first request does not wait for them."""
     narrow, wide = new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0)
     empty = Tables(narrow, wide, new_mixer(1), in_use(()), no_scorer()).flat()
-    request = new_request(1, 0)
+    request = new_request(1, 2)
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
     learn_top_k(empty, text, 2, text[:0], text[:0], text[None], np.zeros((1, 2), np.float32), float(UNIT), UNIT)
@@ -267,7 +268,7 @@ class MixSession(Session):
         self._length = len(prompt)
         self._text = np.zeros(len(prompt) + 1024, np.int32)
         self._text[: len(prompt)] = prompt
-        self._request = new_request(drafter.vocabulary, len(prompt))
+        self._request = new_request(drafter.vocabulary, len(self._text))
         drafter.learn(self._text, 0, self._length, self._request, training=False)
 
     def propose(self, budget: Budget) -> DraftTree:
@@ -283,8 +284,8 @@ class MixSession(Session):
         length = self._length + len(tokens)
         self._reserve(length)
         self._text[self._length : length] = tokens
-        last_use, heads, _, topic = self._request
-        request = last_use, heads, follow(self._request, self._text, self._length, length), topic
+        last_use, links, heads, _, topic = self._request
+        request = last_use, links, heads, follow(self._request, self._text, self._length, length), topic
         return self._drafter.search(self._text, length, request, budget)
 
     def observe(self, verified: Verified) -> None:
@@ -300,7 +301,10 @@ class MixSession(Session):
 
     def _reserve(self, length: int) -> None:
         if length > len(self._text):
-            self._text = np.concatenate([self._text, np.zeros(length, np.int32)])
+            more = np.zeros(length, np.int32)
+            self._text = np.concatenate([self._text, more])
+            last_use, links, *others = self._request
+            self._request = last_use, np.concatenate([links, more]), *others
 
     def close(self) -> None:
         """Do nothing: what was learned is in the tables."""

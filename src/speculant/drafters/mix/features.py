@@ -2,8 +2,8 @@
 
 The state of a candidate for an input bins its share of the row's weight, the row's total weight and whether it was seen
 last; how often candidates in a state are right is learned elsewhere (mixer.py). A candidate is named by two or three of
-the twelve inputs, so only those are listed: for every other input it is in the state shared by all candidates that the
-input does not name.
+the thirteen inputs, so only those are listed: for every other input it is in the state shared by all candidates that
+the input does not name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from speculant.drafters.mix.arrays import (
     LEVEL_BITS,
     LEVELS,
     LINE,
+    LOCAL,
     LONGEST_ROW,
     MOST_CANDIDATES,
     RECENCY,
@@ -40,6 +41,7 @@ from speculant.drafters.mix.arrays import (
 )
 from speculant.drafters.mix.cells import UNIT, Cells, look_up
 from speculant.drafters.mix.contexts import ORDERS, TARGET_TWO, WIDE
+from speculant.drafters.mix.history import History, followers
 from speculant.drafters.mix.repetition import LENGTHS, NOWHERE, length_band
 
 Array = npt.NDArray[Any]
@@ -141,7 +143,7 @@ def _gather_base(
 @njit(cache=True, nogil=True)
 def gather(
     narrow: Cells, wide: Cells, mixer: Mixer, bases: Bases, hashes: Array, copied: int, copied_length: int,
-    last_use: Array, now: int, most: int, features: Features,
+    history: History, last: int, now: int, most: int, features: Features,
 ) -> int:  # fmt: skip
     """Collect the candidates that inputs name, and the state of each for each input; return how many there are.
 
@@ -150,7 +152,8 @@ def gather(
         hashes: UInt64[CONTEXTS], see `hash_contexts`.
         copied: the token that followed the repetition of `copied_length` tokens, or NOWHERE.
         copied_length: tokens of the repetition.
-        last_use: Int32[V], the position of each token's last use in this request, -1 if none.
+        history: the text of this request.
+        last: the token before the one to be predicted; NEVER at the beginning.
         now: the position of the token to be predicted.
         most: entries of a row that become candidates.
         features: what is written.
@@ -163,6 +166,8 @@ def gather(
             while length < LONGEST_ROW and mixer.cache[1, length] > 0:
                 features.tokens[i, length], features.weights[i, length] = mixer.cache[0, length], mixer.cache[1, length]
                 length += 1
+        elif i == LOCAL:
+            length = followers(history, last, UNIT, features.tokens, features.weights, i)
         elif hashes[i] != np.uint64(0):
             length = look_up(wide if WIDE[i] else narrow, hashes[i], features.tokens, features.weights, i)
         features.lengths[i] = length
@@ -207,7 +212,7 @@ def gather(
         features.absent[-1], features.ends[-1] = UNKNOWN, at
     for c in range(count):
         token = features.candidates[c]
-        use = np.int64(last_use[token])
+        use = np.int64(history.last_use[token])
         distance = log_band(now - use, DISTANCES - 2) if use >= 0 else DISTANCES - 1
         features.bands[c] = mixer.bands[token]
         features.recency[c] = distance * FREQUENCIES + features.bands[c]

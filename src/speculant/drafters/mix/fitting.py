@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, BASE_SETS, FREQUENCIES, INPUTS, SETS, STATES, Mixer
 from speculant.drafters.mix.base import MOST_BASES
-from speculant.drafters.mix.mixer import new_mixer
+from speculant.drafters.mix.initial import new_mixer
 
 Array = npt.NDArray[Any]
 

@@ -27,9 +27,10 @@ from speculant.drafters.mix.contexts import (
     hash_contexts,
 )
 from speculant.drafters.mix.features import gather
-from speculant.drafters.mix.mixer import combine, count_token, squash, train
+from speculant.drafters.mix.history import NEVER, History, add_use
+from speculant.drafters.mix.mixer import add_scores, combine, count_token, score_bounds, squash, train
 from speculant.drafters.mix.repetition import NOWHERE, index, seek
-from speculant.drafters.mix.scores import DIMENSIONS, Scorer, add_to_topic, score
+from speculant.drafters.mix.scores import DIMENSIONS, Scorer, add_to_topic
 
 Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -55,11 +56,12 @@ class Tables(NamedTuple):
 def new_request(vocabulary: int, length: int) -> Arrays:
     """Return the arrays of one request, with a prompt of about `length` tokens.
 
-    Int32[V], the position of each token's last use, -1 if none; Int32[2 ** h], the index of repetitions; Int64[2],
+    Int32[V] and Int32[T], `last_use` and `links` of the `History`; Int32[2 ** h], the index of repetitions; Int64[2],
     where the current repetition continues in the text, or NOWHERE, and its length; Float32[64], the topic of the text.
     """
     heads = np.zeros(1 << max(12, (2 * length).bit_length()), np.int32)
-    return np.full(vocabulary, -1, np.int32), heads, np.array([NOWHERE, 0]), np.zeros(DIMENSIONS, np.float32)
+    uses = np.full(vocabulary, NEVER, np.int32), np.zeros(length, np.int32)
+    return *uses, heads, np.array([NOWHERE, 0]), np.zeros(DIMENSIONS, np.float32)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -68,9 +70,9 @@ def named(flat: Arrays) -> Tables:
     return Tables(
         Cells(flat[0], flat[1]),
         Cells(flat[2], flat[3]),
-        Mixer(flat[4], flat[5], flat[6], flat[7], flat[8], flat[9], flat[10]),
-        Bases(flat[11], flat[12], flat[13], flat[14]),
-        Scorer(flat[15], flat[16], flat[17]),
+        Mixer(flat[4], flat[5], flat[6], flat[7], flat[8], flat[9], flat[10], flat[11]),
+        Bases(flat[12], flat[13], flat[14], flat[15]),
+        Scorer(flat[16], flat[17], flat[18]),
     )
 
 
@@ -85,7 +87,7 @@ def learn_text(
     outside the vocabulary, and then nothing was learned.
     """
     narrow, wide, mixer, bases, scorer = named(tables)
-    last_use, heads, copy, topic = request
+    last_use, links, heads, copy, topic = request
     for i in range(start, stop):
         if not 0 <= text[i] < len(mixer.bands):
             return -1
@@ -97,9 +99,10 @@ def learn_text(
         hash_contexts(text[max(0, i - WINDOW) : i], min(i, WINDOW), mixer.frequency, hashes)
         if training:
             copied = text[copy[0]] if copy[0] != NOWHERE else NOWHERE
-            count = gather(narrow, wide, mixer, bases, hashes, copied, copy[1], last_use, i, LONGEST_ROW, features)
-            score(scorer, text[max(0, i - WINDOW) : i], topic, features, count)
+            history, last = History(text, i, last_use, links), np.int64(text[i - 1]) if i > 0 else NEVER
+            count = gather(narrow, wide, mixer, bases, hashes, copied, copy[1], history, last, i, LONGEST_ROW, features)
             combine(mixer, features, count)
+            add_scores(mixer, scorer, text[max(0, i - WINDOW) : i], topic, features, count, -math.inf, (0.0, 0.0))
             train(mixer, features, count, token)
         for c in range(LEARNED - 1, -1, -1):
             if hashes[c] == np.uint64(0):
@@ -109,7 +112,7 @@ def learn_text(
             observe(wide if WIDE[c] else narrow, hashes[c], token, memory)
         count_token(mixer, token)
         add_to_topic(scorer, topic, token)
-        last_use[token] = i
+        add_use(last_use, links, token, i)
         index(heads, text, i)
         if copy[0] != NOWHERE and text[copy[0]] == token:
             copy[0] += 1
@@ -122,13 +125,13 @@ def learn_text(
 @njit(cache=True, nogil=True)
 def follow(request: Arrays, text: Array, start: int, stop: int) -> Array:
     """Return where the current repetition would continue, and its length, were text[start:stop] committed: Int64[2]."""
-    copy = request[2].copy()
+    heads, copy = request[2], request[3].copy()
     for i in range(start, stop):
         if copy[0] != NOWHERE and copy[0] < start and text[copy[0]] == text[i]:
             copy[0] += 1
             copy[1] += 1
         else:
-            copy[0], copy[1] = seek(request[1], text, text[max(0, i + 1 - WINDOW) : i + 1])
+            copy[0], copy[1] = seek(heads, text, text[max(0, i + 1 - WINDOW) : i + 1])
     return copy
 
 
@@ -188,9 +191,9 @@ def most_probable(
     places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of its repetition
     window = np.empty(WINDOW, np.int32)
     narrow, wide, mixer, bases, scorer = named(tables)
-    last_use, heads, copy, topic = request
+    last_use, links, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
-    count = 0
+    history, bounds, count = History(text, length, last_use, links), score_bounds(mixer), 0
     for rank in range(-1, limit - 1):
         joint = np.float32(1)
         if rank >= 0:
@@ -221,10 +224,13 @@ def most_probable(
         copied = text[place] if place != NOWHERE else NOWHERE
         needed = joints[limit - 1] / joint if count == limit else np.float32(0)
         most = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
-        found = gather(narrow, wide, mixer, bases, hashes, copied, agreed, last_use, length + depth, most, features)
-        score(scorer, window[at:], topic, features, found)
-        combine(mixer, features, found)
+        last = np.int64(window[WINDOW - 1])
+        found = gather(
+            narrow, wide, mixer, bases, hashes, copied, agreed, history, last, length + depth, most, features
+        )
         least = _logit(needed) if needed > 0 else np.float32(-math.inf)
+        combine(mixer, features, found)
+        add_scores(mixer, scorer, window[at:], topic, features, found, least, bounds)
         for c in range(found):
             z = features.logits[c]
             if z <= least:

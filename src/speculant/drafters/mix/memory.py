@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.mix.cells import Cells, new_cells
 from speculant.drafters.mix.drafter import KIND, WIDE_SHARE
+from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.kernels import Tables
 from speculant.drafters.mix.merging import merge_cells, merge_mixers
-from speculant.drafters.mix.mixer import new_mixer
 from speculant.drafters.mix.stored import restored, stored
 from speculant.memory.file import Memory
 from speculant.memory.kind import Contents, MemoryKind

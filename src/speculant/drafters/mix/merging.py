@@ -5,8 +5,8 @@ which determine its bucket in a table of any size that started with as many buck
 cells further forward in their bucket, which were used more or later, come first, among equals those of later files.
 Rows of one context are added up; once a bucket is full, remaining cells are dropped.
 
-Frequencies and steps add up. Mixing weights are averaged by each file's steps, rates by each file's samples of the
-state. The cache of recent tokens is that of the last file that has any.
+Frequencies and steps add up. Mixing weights and biases are averaged by each file's steps, rates by its samples of
+the state. The cache of recent tokens is that of the last file that has any.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def merge_mixers(mixers: Sequence[Mixer]) -> Mixer:
     return Mixer(
         weights=np.einsum("fsi,f->si", weights, _shares(steps)).astype(np.float32),
         states=np.stack([rates, np.log(rates / (1 - rates)), samples]).astype(np.float32),
+        biases=np.einsum("fb,f->b", np.stack([mixer.biases for mixer in mixers]), _shares(steps)).astype(np.float32),
         frequency=frequency,
         bands=frequency_bands(frequency[:-1]),
         cache=caches[-1] if caches else mixers[-1].cache,

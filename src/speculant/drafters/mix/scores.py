@@ -20,8 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.drafters.mix.arrays import Features
-
 Array = npt.NDArray[Any]
 
 DIMENSIONS = 64
@@ -86,16 +84,13 @@ def add_to_topic(scorer: Scorer, topic: Array, token: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def score(scorer: Scorer, window: Array, topic: Array, features: Features, count: int) -> None:
-    """Write the states of `count` candidates by their scores after window, Int32[W], latest token last.
+def query(scorer: Scorer, window: Array, topic: Array, q: Array) -> float:
+    """Write q after window, Int32[W], latest token last, as integers, Float32[64]; return their unit.
 
     The same on every processor: sums of floats have one order, and those of integers are exact in any.
     """
-    if len(scorer.rows) == 0:
-        return
     rows, weights = scorer.rows, scorer.weights
-    x, q = np.empty(DIMENSIONS, np.float32), np.empty(DIMENSIONS, np.float32)
-    hidden = np.empty(DIMENSIONS, np.float32)
+    x, hidden = np.empty(DIMENSIONS, np.float32), np.empty(DIMENSIONS, np.float32)
     for j in range(DIMENSIONS):
         x[j] = weights[TOPIC, j] * topic[j]
     for place in range(min(PLACES, len(window))):
@@ -117,12 +112,17 @@ def score(scorer: Scorer, window: Array, topic: Array, features: Features, count
     unit = max(most, np.float32(1e-30)) / _MOST_INTEGER
     for k in range(DIMENSIONS):
         q[k] = np.rint(q[k] / unit)
-    for c in range(count):
-        token = features.candidates[c]
-        total = _product(q, scorer.tables[OUTPUT, rows[token] if token < len(rows) else 0]) * unit
-        # A file is not verified when it is opened: no value may lead out of the states.
-        at = min(max(total * np.float32(_PER_NAT) + np.float32(BINS), np.float32(0)), np.float32(BINS - 1))
-        features.scores[c] = np.int64(at) if at == at else 0
+    return unit
+
+
+@njit(cache=True, nogil=True, inline="always")
+def score(scorer: Scorer, q: Array, unit: float, token: int) -> int:
+    """Return the state of a token by its score."""
+    rows = scorer.rows
+    total = _product(q, scorer.tables[OUTPUT, rows[token] if token < len(rows) else 0]) * unit
+    # A file is not verified when it is opened: no value may lead out of the states.
+    at = min(max(total * np.float32(_PER_NAT) + np.float32(BINS), np.float32(0)), np.float32(BINS - 1))
+    return np.int64(at) if at == at else 0
 
 
 @njit(cache=True, nogil=True)

@@ -67,7 +67,9 @@ def is_valid(loaded: Tables, own: Tables, vocabulary: int) -> bool:
             return False
     mixer = loaded.mixer
     typed = all(array.dtype == like.dtype for array, like in zip(mixer, own.mixer, strict=True))
-    finite = typed and all(np.isfinite(array).all() for array in (mixer.weights, mixer.states, mixer.steps))
+    finite = typed and all(
+        np.isfinite(array).all() for array in (mixer.weights, mixer.states, mixer.biases, mixer.steps)
+    )
     tokens = mixer.cache[0]
     return bool(
         finite
