@@ -4,8 +4,10 @@ Uniformly random token ids are the worst case: hardly a context occurs twice, so
 Requests of 1000 prompt tokens and as long outputs follow each other until a given number of ids. The first 20 tokens of
 an output are committed one per round, no drafted token is accepted, and the target's top tokens are random too; these
 rounds are timed. The rest of the output is committed at once. Each run has its own process, one after the other.
+With --base a frozen base of 128,256 ids is below the memories that take one.
 
     python benchmarks/memory_flood.py -o benchmarks/results/memory-flood.json
+    python benchmarks/memory_flood.py --methods mix --base FILE -o benchmarks/results/memory-flood-base.json
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from mix_memory import opened
 from speculant.cli.env import environment
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Start, Verified
 from speculant.core.tree import DraftTree
@@ -134,9 +137,10 @@ def main() -> None:
         "--methods", nargs="+", default=[name for name in METHODS if name not in ("none", "draft-model")]
     )
     parser.add_argument("--seconds", type=float, default=300, help="per run; a slower method learns fewer ids")
+    parser.add_argument("--base", type=Path)
     args = parser.parse_args()
     runs = [
-        (method, limit << 20, min(args.tokens, limit * IDS_PER_MB), args.seconds)
+        (method, limit << 20, min(args.tokens, limit * IDS_PER_MB), args.seconds, args.base)
         for limit in args.limits
         for method in args.methods
     ]
@@ -148,10 +152,11 @@ def main() -> None:
     args.out.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
 
 
-def run(what: tuple[str, int, int, float]) -> dict[str, Any]:
+def run(what: tuple[str, int, int, float, Path | None]) -> dict[str, Any]:
     """Run a method under a memory limit for so many random ids or until the time is up; return the measurements."""
-    method, limit, tokens, seconds = what
-    flood = Flood(find_method(method).build(vocabulary=VOCABULARY, memory_limit=limit))
+    method, limit, tokens, seconds, base = what
+    bases = [opened(base)] if base else []
+    flood = Flood(find_method(method).build(vocabulary=VOCABULARY, memory_limit=limit, bases=bases))
     flood.until(1)  # what only the first request loads
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     began, idle = time.perf_counter(), status_bytes("VmRSS")
@@ -164,6 +169,7 @@ def run(what: tuple[str, int, int, float]) -> dict[str, Any]:
     return {
         "method": method,
         "limit_bytes": limit,
+        "base_bytes": base.stat().st_size if base else 0,
         "tokens": flood.ids,
         "ended_by": "tokens" if flood.ids >= tokens else "time",
         "seconds": time.perf_counter() - began,

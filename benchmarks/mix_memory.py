@@ -2,8 +2,10 @@
 
 The text is a Markov chain in which every token has successors of its own with Zipf's frequencies, so that n-grams
 repeat as in real text. The memory limit is 24 bytes a token. Then the gsm8k traces are replayed at 64 and 16 nodes.
+With --base a frozen base, made for the tokenizer of the traces, is below the memory.
 
     python benchmarks/mix_memory.py --tokens 50000000 -o benchmarks/results/mix-memory.json
+    python benchmarks/mix_memory.py --base FILE -o benchmarks/results/mix-memory-base.json
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
 from speculant.core.drafter import Start
+from speculant.drafters.mix.base import MixBase, read_base
 from speculant.drafters.mix.drafter import MixDrafter
+from speculant.memory.file import read_header
 
 VOCABULARY = 128_256
 BYTES_PER_TOKEN = 24
@@ -44,13 +48,20 @@ def chain(length: int, seed: int, vocabulary: int) -> NDArray[np.int32]:
     return text
 
 
+def opened(path: Path) -> MixBase:
+    """Open a base of this vocabulary, whatever its tokenizer."""
+    return read_base(path, vocabulary=VOCABULARY, tokenizer=read_header(path)[0]["tokenizer"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=50_000_000)
+    parser.add_argument("--base", type=Path, help="a frozen base for the tokenizer of the traces")
     args = parser.parse_args()
     limit = BYTES_PER_TOKEN * args.tokens
-    drafter = MixDrafter(vocabulary=VOCABULARY, memory_limit=limit)
+    bases = [opened(args.base)] if args.base else []
+    drafter = MixDrafter(vocabulary=VOCABULARY, memory_limit=limit, bases=bases)
     traces = Path(os.environ["SPECULANT_DATA"]) / "traces" / "llama31-8b-gsm8k.jsonl"
     recordings = list(read_recordings(traces))
     replay(drafter, recordings[:2], nodes=64)
@@ -64,6 +75,7 @@ def main() -> None:
     figures = {
         "tokens": args.tokens,
         "limit_bytes": limit,
+        "base_bytes": sum(base.path.stat().st_size for base in bases),
         "most_memory_bytes": most,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "learn_us_per_prompt_token": seconds / args.tokens * 1e6,
