@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixes import commit, drafter
+from mixes import VOCABULARY, commit, drafter
 from rounds import budget, start
 from speculant.drafters.mix.history import NEVER, OCCURRENCES, History, add_use, followers
 from tables import ids
@@ -57,3 +57,5 @@ def test_long_requests_keep_their_links() -> None:
     before = session.propose(budget(20)).tokens.tolist()
     session.propose_after(list(range(900)), budget(20))
     assert session.propose(budget(20)).tokens.tolist() == before
+    for beyond in (VOCABULARY, -1):
+        assert not len(session.propose_after([3, beyond], budget(20)))

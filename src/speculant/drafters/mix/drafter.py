@@ -278,8 +278,9 @@ class MixSession(Session):
         return self._drafter.search(self._text, self._length, self._request, budget)
 
     def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
-        """Return the most probable continuations of the text with these tokens behind it."""
-        if min(budget.nodes, budget.depth) < 1 or not self._length:
+        """Return the most probable continuations of the text with these tokens behind it; none of unknown ids."""
+        possible = all(0 <= token < self._drafter.vocabulary for token in tokens)
+        if min(budget.nodes, budget.depth) < 1 or not self._length or not possible:
             return DraftTree.empty()
         length = self._length + len(tokens)
         self._reserve(length)
