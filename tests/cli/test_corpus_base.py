@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentencepiece import SentencePieceTrainer
 
 from speculant.api.loading import load_tokenizer
 from speculant.cli.main import main
@@ -64,6 +65,20 @@ def facts(path: Path) -> dict[str, Any]:
 def contents(path: Path) -> tuple[bytes, list[Any]]:
     memory = read_any_memory(path)
     return memory.arrays["lines"].tobytes(), memory.facts["sources"]
+
+
+def test_a_base_of_a_tokenizer_file(tmp_path: Path, texts: Path) -> None:
+    """A single file of SentencePiece is enough, without a model; conversations have no template then."""
+    with (tmp_path / "tokenizer.model").open("wb") as file:
+        SentencePieceTrainer.Train(sentence_iterator=iter(TEXTS * 9), model_writer=file, vocab_size=80, minloglevel=2)
+    chat = {"messages": [{"role": "user", "content": TEXTS[0]}, {"role": "assistant", "content": TEXTS[1]}]}
+    with texts.open("a") as file:
+        file.write(json.dumps(chat) + "\n")
+    out = tmp_path / "base"
+    argv = ["corpus", "build", "--kind", "mix-base", "--tokenizer", str(tmp_path / "tokenizer.model"), "-o", str(out)]
+    assert main([*argv, str(texts)]) == 0
+    assert facts(out)["vocabulary"] == 80
+    assert facts(out)["sources"][0]["documents"] == len(TEXTS) + 2
 
 
 def test_a_base_is_built(tmp_path: Path, texts: Path, capsys: CaptureFixture) -> None:

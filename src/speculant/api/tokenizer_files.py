@@ -24,11 +24,12 @@ class FileTokenizer:
     """Encodes and decodes text, without special tokens; the part of transformers' interface that texts need.
 
     Attributes:
-        chat_template: None, since such files have none.
+        chat_template, bos_token: None, since such files have none.
         all_special_ids: none, since they are never encoded.
     """
 
     chat_template: str | None = None
+    bos_token: str | None = None
     all_special_ids: tuple[int, ...] = ()
 
     def __init__(
