@@ -50,7 +50,7 @@ from speculant.drafters.mix.kernels import (
     new_request,
 )
 from speculant.drafters.mix.scores import no_scorer
-from speculant.drafters.mix.stored import is_valid, restored, stored, stored_name
+from speculant.drafters.mix.stored import completed, is_valid, restored, stored, stored_name
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
@@ -222,6 +222,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             raise UnsupportedError(
                 f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
+        arrays = completed(arrays)
         tables = restored({name: np.array(array) for name, array in arrays.items()}) if self._has_form(arrays) else None
         if tables is None or not trained_with(tables.mixer.weights, tables.mixer.states):
             raise ForeignMemoryError(
@@ -239,7 +240,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 
     def _has_form(self, arrays: Mapping[str, Array]) -> bool:
         """Return whether a file has the arrays of a memory, and right shapes where they do not depend on bases."""
-        own = stored(self._tables)
+        own = completed(stored(self._tables))
         fixed = [stored_name("mixer", field) for field in Mixer._fields[2:]]
         return arrays.keys() == own.keys() and all(arrays[name].shape == own[name].shape for name in fixed)
 

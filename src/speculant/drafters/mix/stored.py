@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from speculant.drafters.mix.arrays import SAMPLES, Mixer
+from speculant.drafters.mix.arrays import BIASES, FREQUENCIES, INPUTS, LOCAL, SAMPLES, SETS, STATES, Mixer
 from speculant.drafters.mix.base import in_use
 from speculant.drafters.mix.cells import CHECK_BITS, MAX_TOKENS, Cells
+from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.kernels import Array, Tables
 from speculant.drafters.mix.mixer import frequency_bands
 from speculant.drafters.mix.scores import no_scorer
@@ -23,16 +24,29 @@ def stored_name(part: str, field: str) -> str:
 
 
 def stored(tables: Tables) -> dict[str, Array]:
-    """Return the arrays of a memory, by their names in the file."""
+    """Return the arrays of a memory, by their names in the file; without biases where none was learned."""
     return {
         stored_name(part, field): array
         for part, arrays in (("narrow", tables.narrow), ("wide", tables.wide), ("mixer", tables.mixer))
         for field, array in arrays._asdict().items()
+        if field != "biases" or array.any()
     }
+
+
+def completed(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays of a file with what version 0.1 did not know: biases, and the input LOCAL, not yet trusted."""
+    found = {stored_name("mixer", "biases"): np.zeros(BIASES, np.float32), **arrays}
+    weights, states = (stored_name("mixer", field) for field in ("weights", "states"))
+    older = weights in found and found[weights].shape == (SETS + FREQUENCIES, INPUTS)
+    if older and states in found and found[states].shape == (3, INPUTS - 1, STATES):
+        found[weights] = np.insert(found[weights], LOCAL, 0, axis=1)
+        found[states] = np.insert(found[states], LOCAL, new_mixer(1).states[:, LOCAL], axis=1)
+    return found
 
 
 def restored(arrays: Mapping[str, Array]) -> Tables:
     """Return the memory of a file's arrays, without bases."""
+    arrays = completed(arrays)
 
     def fields(part: str, names: tuple[str, ...]) -> list[Array]:
         return [arrays[stored_name(part, field)] for field in names]
