@@ -78,6 +78,22 @@ def test_contexts_do_not_cross_documents() -> None:
     assert successors(base.lines, [2]) == {}
 
 
+def test_large_buckets_are_counted_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record is counted once, those of one last token together, and no file is left behind."""
+    monkeypatch.setattr("speculant.drafters.mix.base_builder._GROUP", 50)
+    builder, text = BaseBuilder(tmp_path, vocabulary=VOCABULARY), language(3, 20000)
+    builder.add(text)
+    builder.checkpoint()
+    files = sorted(tmp_path.iterdir())
+    groups = list(builder._groups())
+    tokens = [set(group["window"][:, 0].tolist()) for group in groups]
+    assert sum(map(len, tokens)) == len(set(text[:-1].tolist()))
+    assert sum(map(len, groups)) == len(text) - 1
+    assert Counter(np.concatenate(groups)["token"].tolist()) == Counter(text[1:].tolist())
+    assert len(groups) > 100
+    assert sorted(tmp_path.iterdir()) == files
+
+
 def test_weights(tmp_path: Path) -> None:
     """A document counts as often as its weight says."""
     builder = BaseBuilder(tmp_path, vocabulary=VOCABULARY)

@@ -19,6 +19,7 @@ the file would exceed its budget, those that add the least.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from speculant.drafters.mix.scores import Scorer
 Array = npt.NDArray[Any]
 
 BUCKETS = 64
-_GROUP = 1 << 20  # records counted at a time, unless a single bucket has more
+_GROUP = 1 << 20  # records counted at a time, about; more only if a single token was followed by more
 _BUFFER = 1 << 18  # records kept before they are written
 _START = -1  # stands for the tokens before a document
 _RECORD = np.dtype([("window", np.int32, BASE_CONTEXTS), ("token", np.int32), ("weight", np.float32)])
@@ -229,19 +230,38 @@ class BaseBuilder:
             raise _unusable(self._folder, error) from error
 
     def _groups(self) -> Iterator[Array]:
-        """Yield records, whole buckets together."""
+        """Yield records, all of one last token together."""
         group: list[Array] = []
         for bucket in range(BUCKETS):
-            records = np.fromfile(self._bucket(bucket), _RECORD)
-            if group and sum(map(len, group)) + len(records) > _GROUP:
-                yield np.concatenate(group)
-                group = []
-            group.append(records)
+            for records in _divided(self._bucket(bucket)):
+                if group and sum(map(len, group)) + len(records) > _GROUP:
+                    yield np.concatenate(group)
+                    group = []
+                group.append(records)
         yield np.concatenate(group)
 
 
 def _bucket_of(tokens: Array) -> Array:
     return (tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(58)
+
+
+def _divided(path: Path) -> Iterator[Array]:
+    """Yield the records of a bucket; of a large one in parts, each with all records of its last tokens."""
+    parts = -(-path.stat().st_size // (_GROUP * _RECORD.itemsize))
+    if parts <= 1:
+        yield np.fromfile(path, _RECORD)
+        return
+    paths = [path.with_suffix(f".{part}") for part in range(parts)]
+    with ExitStack() as stack:
+        files = [stack.enter_context(each.open("wb")) for each in paths]
+        for piece in _pieces(path, _RECORD):
+            # Other bits of the hash than those that chose the bucket.
+            chosen = (piece["window"][:, 0].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) % parts
+            for part, file in enumerate(files):
+                file.write(piece[chosen == part].tobytes())
+    for each in paths:
+        yield np.fromfile(each, _RECORD)
+        each.unlink()
 
 
 def _pieces(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
