@@ -2,15 +2,17 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Python compiles what is imported when it is; compiling every file of every package takes longer than the installation.
+PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: setup demo test test-slow test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
+.PHONY: setup demo test test-slow test-all test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
 	test-vllm benchmark-vllm test-browser test-clients test-fuzz clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt setuptools
-	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt setuptools
+	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: setup
@@ -25,6 +27,10 @@ test: setup lint typecheck
 test-slow: setup
 	$(PYTEST) -m slow
 
+# Both in one run, so that each process imports and compiles once.
+test-all: setup lint typecheck
+	$(PYTEST) -m 'not matrix and not sglang and not browser and not clients and not fuzz'
+
 # Every causal architecture of transformers against its own generate: half an hour on two cores.
 test-architectures: setup
 	$(PYTEST) -m matrix
@@ -36,35 +42,37 @@ lint: setup
 typecheck: setup
 	$(BIN)/mypy
 
-# The oldest supported transformers, in an environment of its own.
-.venv-oldest/.ready: pyproject.toml constraints.txt constraints-oldest.txt
-	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/pip install -q --disable-pip-version-check -c constraints-oldest.txt setuptools
-	.venv-oldest/bin/pip install -q --disable-pip-version-check --no-build-isolation -c constraints-oldest.txt -e '.[dev]'
+# The oldest supported transformers and what it needs, in a folder that is found before the same packages of $(VENV).
+.oldest/.ready: $(VENV)/.ready constraints-oldest.txt
+	$(PIP) --no-deps --upgrade --target .oldest -r constraints-oldest.txt
 	@touch $@
 
-test-oldest: .venv-oldest/.ready
-	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n auto --dist worksteal tests/engines tests/decoding tests/api/test_speculator.py tests/test_stories.py
+# What meets classes of transformers: kernels, drafters and llama.cpp do not.
+OLDEST := tests/engines/hf tests/decoding tests/api/test_speculator.py tests/test_stories.py
+test-oldest: .oldest/.ready
+	PYTHONPATH=.oldest $(PYTEST) $(OLDEST) --ignore tests/engines/hf/cpu/test_packing.py
 
 # Against the official ADED drafter and Arctic's suffix tree, and heads against their authors' classes. Arctic's is built
 # from source with the torch that is here; left to itself, its build would fetch another one. The heads' packages require
 # what their training needs; their classes do with less.
 $(VENV)/.peers: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,peers]'
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt cmake grpcio-tools nanobind ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev,peers]'
+	$(PIP) -c constraints.txt cmake grpcio-tools nanobind ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps \
 		-c constraints.txt arctic-inference
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt datasets loguru openai pydantic-settings
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt eagle-llm hs-connectors medusa-llm \
+	$(PIP) -c constraints.txt datasets loguru openai pydantic-settings
+	$(PIP) --no-deps -c constraints.txt eagle-llm hs-connectors medusa-llm \
 		specforge speculators
 	@touch $@
 
 test-peers: $(VENV)/.peers
 	$(BIN)/pytest -m peers tests/bench tests/drafters
 
-# GGUF models by llama.cpp. It is built from source, which takes minutes; pip keeps the wheel for the next time.
+# GGUF models by llama.cpp. It is built from source, which takes minutes; pip keeps the wheel for the next time. The tests
+# need neither its part for images nor its speed.
+LLAMACPP := -DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG' -DCMAKE_CXX_FLAGS_RELEASE='-O1 -DNDEBUG'
 $(VENV)/.llamacpp: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt llama-cpp-python gguf
+	CMAKE_ARGS="$(LLAMACPP)" $(PIP) -c constraints.txt llama-cpp-python gguf
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp
@@ -72,7 +80,7 @@ test-llamacpp: $(VENV)/.llamacpp
 
 # Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
 .sglang/.ready: $(VENV)/.ready constraints-sglang.txt
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-compile --upgrade --target .sglang -r constraints-sglang.txt
+	$(PIP) --no-deps --upgrade --target .sglang -r constraints-sglang.txt
 	@touch $@
 
 test-sglang: .sglang/.ready
@@ -99,27 +107,27 @@ benchmark-vllm: .venv-vllm/.ready
 
 # The page of `speculant serve` in the system's Chromium; screenshots are kept in .screenshots.
 $(VENV)/.browser: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt playwright axe-playwright-python
+	$(PIP) -c constraints.txt playwright axe-playwright-python
 	@touch $@
 
 test-browser: $(VENV)/.browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/test_browser.py
 
-# LangChain and `transformers chat` against the server.
+# LangChain, `transformers chat` and lm-evaluation-harness against the server.
 $(VENV)/.clients: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,clients]'
+	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev,clients]'
 	@touch $@
 
 test-clients: $(VENV)/.clients
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/serving/test_other_clients.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/serving/test_other_clients.py tests/serving/test_evaluation_harness.py
 
 # The server against its own OpenAPI schema: some thousand generated requests, a minute or two.
 $(VENV)/.fuzz: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,fuzz]'
+	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev,fuzz]'
 	@touch $@
 
 test-fuzz: $(VENV)/.fuzz
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz tests/serving/test_fuzz.py
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

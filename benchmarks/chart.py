@@ -1,4 +1,6 @@
-"""Draw the README's chart: mean accepted tokens per target pass on recorded outputs, from the raw replay results.
+"""Draw the README's chart: mean accepted tokens per target pass on recorded outputs, from the raw results.
+
+Trees and chains have a panel each, since they are verified by different engines. The recorded acceptance is of chains.
 
 python benchmarks/chart.py -o docs/images/mat.svg
 """
@@ -7,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,39 +26,64 @@ FILES = {
     "vicuna-7b-mtbench": "MT-Bench",
     "vicuna-7b-alpaca": "instructions",
 }
+REPLAYS = ("replay-mix", "replay-peers", "replay-chains")
+BASE = "mix, chat 64 MB"  # the one that was measured on the recordings of both models
 SERIES = {
     "mix": ("mix (Speculant, no training)", "#2463b0"),
+    BASE: ("mix above a base of other models' chat", "#7fb0e8"),
     "peer:arctic": ("Arctic suffix decoding", "#8a8a8a"),
-    "peer:draftretriever": ("ADED, its authors' code", "#c9c9c9"),
-    "recorded:eagle": ("EAGLE (trained head)", "#d98a2b"),
+    "peer:draftretriever": ("ADED, its authors' code, empty at first", "#d9d9d9"),
+    "official aded, chat": ("the same, beginning with that chat", "#b79fd6"),
+    "recorded:eagle": ("EAGLE-3 (trained head), recorded on vLLM", "#d98a2b"),
 }
+PANELS = (
+    ("tree", 64, ("mix", BASE, "peer:arctic", "peer:draftretriever", "official aded, chat")),
+    ("chain", 20, ("mix", BASE, "peer:arctic", "recorded:eagle")),
+)
+Mats = Mapping[tuple[str, str, str, int], float]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
-    rows = [row for name in ("replay-mix", "replay-peers") for row in read(name)]
-    mat = {(row["file"], row["method"]): row["mat"] for row in rows}
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "mat", "font.family": "sans-serif", "font.size": 9}
     with matplotlib.rc_context(options):
-        figure = Figure(figsize=(8.2, 3.1), layout="constrained")
-        axes = figure.add_subplot()
-        width = 0.8 / len(SERIES)
-        for place, (method, (label, color)) in enumerate(SERIES.items()):
-            found = [(i, mat[file, method]) for i, file in enumerate(FILES) if (file, method) in mat]
-            left = [i + (place - (len(SERIES) - 1) / 2) * width for i, _ in found]
-            bars = axes.bar(left, [value for _, value in found], width, label=label, color=color)
-            axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
-        axes.axhline(1.0, color="#444444", linewidth=0.8)
-        axes.text(-0.62, 1.04, "plain", fontsize=7, ha="left", color="#444444")
-        axes.set_ylim(0, 4.7)
-        axes.set_xlim(-0.65, len(FILES) - 0.4)
-        axes.set_xticks(range(len(FILES)), list(FILES.values()))
-        axes.set_ylabel("tokens per target pass")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, ncols=2)
+        figure = Figure(figsize=(8.2, 5.6), layout="constrained")
+        for axes, panel in zip(figure.subplots(2, 1), PANELS, strict=True):
+            draw(axes, mats(), *panel)
         figure.savefig(args.out, format="svg", metadata={"Date": None})
+
+
+def mats() -> Mats:
+    """Return the MAT by file, series, shape and nodes."""
+    replayed = [row for name in REPLAYS for row in read(name)]  # rows without a shape are of trees, of 64 nodes here
+    based = [row for name in ("mix-base", "chains") for row in read(name)]
+    found = {(row["file"], row["method"], row.get("shape", "tree"), row["nodes"]): row["mat"] for row in replayed}
+    return found | {
+        (row["recording"], row["system"], row.get("shape", "tree"), row.get("nodes", 64)): row["mat"] for row in based
+    }
+
+
+def draw(axes: Axes, found: Mats, shape: str, nodes: int, series: tuple[str, ...]) -> None:
+    """Draw a panel: a group of bars per file."""
+    width = 0.84 / len(series)
+    for place, method in enumerate(series):
+        label, color = SERIES[method]
+        known = [(i, found[key]) for i, file in enumerate(FILES) if (key := (file, method, shape, nodes)) in found]
+        left = [i + (place - (len(series) - 1) / 2) * width for i, _ in known]
+        bars = axes.bar(left, [value for _, value in known], width, label=label, color=color)
+        axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
+    axes.axhline(1.0, color="#444444", linewidth=0.8)
+    axes.text(-0.62, 1.04, "plain", fontsize=7, ha="left", color="#444444")
+    axes.set_ylim(0, 5.2)
+    axes.set_xlim(-0.65, len(FILES) - 0.4)
+    axes.set_xticks(range(len(FILES)), list(FILES.values()))
+    axes.set_ylabel("tokens per target pass")
+    of = {"tree": "Drafts are trees of up to 64 tokens", "chain": "Drafts are chains of up to 20 tokens, as in vLLM"}
+    axes.set_title(of[shape], fontsize=9, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, ncols=2)
 
 
 def read(name: str) -> list[dict[str, Any]]:

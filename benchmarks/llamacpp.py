@@ -34,7 +34,7 @@ from speculant.bench.systems.forced import ForcedSampler, fit_vocabulary, forced
 from speculant.bench.systems.random_weights import random_model
 from speculant.bench.systems.system import WARM_UP_TEXT
 from speculant.cli.env import environment
-from speculant.core.drafter import Start
+from speculant.core.drafter import MAX_NODES, Start
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree
 from speculant.decoding.sequence import Sequence as DecodedSequence
@@ -45,7 +45,6 @@ from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.quantize import quantize
 from speculant.engines.llamacpp.request_model import LlamaCppModel, load_gguf
 from speculant.engines.llamacpp.texts import Text
-from speculant.sizing.contract import MAX_NODES
 
 FORMATS = ("bf16", "q8_0", "q4_k")
 ROWS, REPEATS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32), 7

@@ -22,7 +22,7 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.api.heads import open_head
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.margins import margins
-from speculant.bench.systems.system import PLAIN
+from speculant.bench.suite.rows import PLAIN
 from speculant.cli.env import environment
 from speculant.core.errors import SpeculantError
 from speculant.core.tree import Int32

@@ -28,11 +28,10 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.api.speculator import Speculator
 from speculant.bench.report.methods_table import methods_table
 from speculant.bench.report.summary import summary
-from speculant.bench.suite.rows import RowFile
+from speculant.bench.suite.rows import PLAIN, RowFile
 from speculant.bench.suite.runner import Runner
 from speculant.bench.suite.tasks import Request, Sampling, Task
 from speculant.bench.systems.selection import build_systems
-from speculant.bench.systems.system import PLAIN
 from speculant.cli.env import environment
 from speculant.cli.settings import build_settings_by_method, settings_json
 from speculant.cli.threads import set_threads

@@ -1,12 +1,19 @@
 """Frozen bases under `mix`: what they gain on recorded outputs, what they cost, and REST and ADED with the same corpus.
 
-The corpora are those of mix_corpora.py. Every system plays the development recordings in file order with 64 nodes and
-an empty memory at the start.
+The corpora are those of mix_corpora.py. Every system plays the development recordings in file order, as trees of 64
+nodes and as chains of 20 tokens, with an empty memory at the start. "odd" is the MAT of every second request, on which
+the settings of `mix` were not chosen.
 
     python benchmarks/mix_base.py --llama3 FILE -o benchmarks/results/mix-base.json
+    python benchmarks/mix_base.py --llama3 FILE -o benchmarks/results/chains.json --systems NAME...
+
+What is built is kept in `--folder`, if one is named, and used again from there; its bases are files for `--base`. With
+`--recordings` the results are added to those of the other recordings in the file. Drafters of other projects play in
+processes of their own, since the official ADED's memory grows by a tenth of a megabyte a draft once it has a table; it
+drafts trees alone.
 
 FILE is Llama 3's tokenizer.model, as the package `llama-models` has it; reading it needs `tiktoken`, and Llama 2's
-`sentencepiece`.
+`sentencepiece`. Systems of other projects, see `speculant.bench.systems.peers`, are played only where they are named.
 """
 
 from __future__ import annotations
@@ -17,16 +24,22 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mix_corpora import LLAMA2, LLAMA3, VOCABULARIES, WEIGHTS, Tokens, encoded, excluded, llama2_encoder, llama3_encoder
-from speculant.bench.replay.player import replay
-from speculant.bench.replay.recorded import recorded_names, replay_recorded
+from speculant.api.tokenizer_files import load_tokenizer_file
+from speculant.bench.replay.calibration import BINS
+from speculant.bench.replay.player import Float64, ReplayResult, replay
+from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded
 from speculant.bench.replay.traces import Recording, read_recordings
+from speculant.bench.systems.peers import ArcticSuffix, OfficialAded
 from speculant.cli.corpus_base import SCORES_SHARE
 from speculant.cli.env import environment
 from speculant.core.drafter import Drafter
@@ -38,11 +51,15 @@ from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.mix.scores import Scorer
 from speculant.drafters.suffix.array import SuffixArrayBuilder
 from speculant.drafters.suffix.rest import RestDrafter, save_corpus
+from speculant.memory.fingerprint import tokenizer_fingerprint
 
 NODES = 64
+SHAPES = (("tree", NODES), ("chain", DRAFTS))  # chains are as long as the recorded ones
 BUDGET = 64 << 20
 LARGE = 1 << 30
-SYSTEMS = ("mix, chat 64 MB", "mix, mixed 64 MB", "mix, mixed 24 MB", "mix, mixed 64 MB, no network")
+BASES = ("mix, chat 64 MB", "mix, mixed 64 MB", "mix, mixed 24 MB", "mix, mixed 64 MB, no network")
+PEERS = ("official aded", "official aded, chat", "arctic")  # of other projects
+SYSTEMS = ("mix", *BASES, "aded, chat", *PEERS)  # that need no other one
 Network = Callable[[BaseBuilder, int], Scorer | None]
 
 
@@ -50,44 +67,62 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--llama3", type=Path, required=True, help="Llama 3's tokenizer.model")
-    parser.add_argument("--systems", nargs="+", metavar="NAME", choices=SYSTEMS, help="only these; by default all")
+    parser.add_argument(
+        "--systems", nargs="+", metavar="NAME", choices=SYSTEMS, help="only these; by default all but peers"
+    )
+    parser.add_argument("--recordings", nargs="+", metavar="NAME", choices=(*LLAMA3, *LLAMA2), default=())
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="keep what is built here")
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
-    rows: list[dict[str, Any]] = []
-    builds: dict[str, Any] = {}
-    encoders = {"llama3": llama3_encoder(args.llama3), "llama2": llama2_encoder(data / "tokenizers/llama2-32k.model")}
+    held = json.loads(args.out.read_text()) if args.recordings and args.out.exists() else {"rows": [], "builds": {}}
+    rows: list[dict[str, Any]] = [row for row in held["rows"] if row["recording"] not in args.recordings]
+    builds: dict[str, Any] = held["builds"]
+    files = {"llama3": args.llama3, "llama2": data / "tokenizers/llama2-32k.model"}
+    encoders = {"llama3": llama3_encoder(files["llama3"]), "llama2": llama2_encoder(files["llama2"])}
     for tokenizer, names in (("llama3", LLAMA3), ("llama2", LLAMA2)):
         recordings = {name: list(read_recordings(data / "traces" / f"{name}.jsonl")) for name in names}
-        with tempfile.TemporaryDirectory() as folder:
+        chosen = [name for name in names if name in (args.recordings or names)]
+        if not chosen:
+            continue
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) if args.folder is None else args.folder / tokenizer
+            folder.mkdir(parents=True, exist_ok=True)
             corpora = encoded(data, encoders[tokenizer], excluded(recordings))
-            built = systems(Path(folder), corpora, VOCABULARIES[tokenizer], args.systems)
-            builds[tokenizer] = built.figures
-            for name, recorded in recordings.items():
-                rows += played(name, recorded, built.drafters)
+            fingerprint = tokenizer_fingerprint(load_tokenizer_file(files[tokenizer]), VOCABULARIES[tokenizer])
+            built = systems(folder, corpora, VOCABULARIES[tokenizer], fingerprint, args.systems)
+            builds[tokenizer] = builds.get(tokenizer, {}) | built.figures
+            for name in chosen:
+                rows += played(name, recordings[name], built)
                 args.out.write_text(json.dumps(report(builds, rows), indent=1) + "\n")
 
 
 def report(builds: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what is written."""
-    return {"environment": environment(), "nodes": NODES, "weights": WEIGHTS, "builds": builds, "rows": rows}
+    return {"environment": environment(), "weights": WEIGHTS, "builds": builds, "rows": rows}
 
 
 class Systems:
-    """Drafters by name, and what their files cost."""
+    """Drafters by name, those of other projects apart, and what their files cost."""
 
     def __init__(self) -> None:
         self.drafters: dict[str, Callable[[], Drafter]] = {}
+        self.peers: dict[str, Callable[[], Drafter]] = {}
         self.figures: dict[str, Any] = {}
 
 
 def systems(
-    folder: Path, corpora: dict[str, list[Tokens]], vocabulary: int, names: Sequence[str] | None = None
+    folder: Path,
+    corpora: dict[str, list[Tokens]],
+    vocabulary: int,
+    fingerprint: str,
+    names: Sequence[str] | None = None,
 ) -> Systems:
-    """Build what is compared: all systems, or those named."""
+    """Build what is compared: all systems but peers, or those named; bases with the tokenizer's fingerprint."""
     found = Systems()
     found.figures["tokens"] = {name: sum(map(len, parts)) for name, parts in corpora.items()}
     chat = {"chat": corpora["chat"]}
-    found.drafters["mix"] = partial(MixDrafter, vocabulary=vocabulary)
+    if not names or "mix" in names:
+        found.drafters["mix"] = partial(MixDrafter, vocabulary=vocabulary)
     bases: dict[str, MixBase] = {}
     for name, domains, budget, network in (
         ("mix, chat 64 MB", chat, BUDGET, trained),
@@ -98,22 +133,31 @@ def systems(
     ):
         if names and name not in names:
             continue
-        path = folder / f"{len(found.figures)}"
-        bases[name], found.figures[name] = built_base(path, domains, vocabulary, budget, network)
+        path = folder / name.replace(", ", "-").replace(" ", "-")
+        if path.exists():
+            bases[name] = read_base(path, vocabulary=vocabulary, tokenizer=fingerprint)
+        else:
+            bases[name], found.figures[name] = built_base(
+                path, domains, vocabulary, budget, network, tokenizer=fingerprint
+            )
         found.drafters[name] = partial(MixDrafter, vocabulary=vocabulary, bases=[bases[name]])
-    if names:
-        return found
-    rest = folder / "rest"
-    found.figures["rest, chat"] = built_rest(
-        rest, corpora["chat"], vocabulary, found.figures["mix, chat 64 MB"]["bytes"]
-    )
-    found.drafters["rest, chat"] = lambda: loaded(RestDrafter(vocabulary=vocabulary, memory_limit=LARGE), rest)
-    aded, counter = folder / "aded", TrigramCounter(vocabulary)
-    for ids in corpora["chat"]:
-        counter.add(ids)
-    save_table(aded, counter.table(), tokenizer="", vocabulary=vocabulary)
-    found.figures["aded, chat"] = {"bytes": aded.stat().st_size}
-    found.drafters["aded, chat"] = lambda: loaded(AdedDrafter(vocabulary=vocabulary, memory_limit=LARGE), aded)
+    if not names:
+        rest, most = folder / "rest", (folder / "mix-chat-64-MB").stat().st_size
+        found.figures["rest, chat"] = built_rest(rest, corpora["chat"], vocabulary, most)
+        found.drafters["rest, chat"] = lambda: loaded(RestDrafter(vocabulary=vocabulary, memory_limit=LARGE), rest)
+    if not names or "aded, chat" in names:
+        aded, counter = folder / "aded", TrigramCounter(vocabulary)
+        for ids in corpora["chat"]:
+            counter.add(ids)
+        save_table(aded, counter.table(), tokenizer="", vocabulary=vocabulary)
+        found.figures["aded, chat"] = {"bytes": aded.stat().st_size}
+        found.drafters["aded, chat"] = lambda: loaded(AdedDrafter(vocabulary=vocabulary, memory_limit=LARGE), aded)
+    peers: dict[str, Callable[[], Drafter]] = {
+        "official aded": OfficialAded,
+        "official aded, chat": partial(OfficialAded, corpora["chat"]),
+        "arctic": ArcticSuffix,
+    }
+    found.peers = {name: make for name, make in peers.items() if name in (names or ())}
     return found
 
 
@@ -129,7 +173,13 @@ def loaded(drafter: Any, path: Path) -> Drafter:
 
 
 def built_base(
-    path: Path, corpora: dict[str, list[Tokens]], vocabulary: int, budget: int, network: Network
+    path: Path,
+    corpora: dict[str, list[Tokens]],
+    vocabulary: int,
+    budget: int,
+    network: Network,
+    *,
+    tokenizer: str = "",
 ) -> tuple[MixBase, dict[str, Any]]:
     """Build, write and open a base; return it and its figures."""
     began = time.perf_counter()
@@ -142,9 +192,10 @@ def built_base(
         scorer = network(builder, budget // SCORES_SHARE)
         trained_at, network_bytes = time.perf_counter(), sum(array.nbytes for array in scorer or ())
         built = builder.build(budget - network_bytes, lambda _tokens: None)
-    write_base(path, built.lines, scorer, vocabulary=vocabulary, tokenizer="", facts={"tokens": builder.tokens})
+    facts = {"tokens": builder.tokens, "entries": built.entries}
+    write_base(path, built.lines, scorer, vocabulary=vocabulary, tokenizer=tokenizer, facts=facts)
     ended = time.perf_counter()
-    base = read_base(path, vocabulary=vocabulary, tokenizer="")
+    base = read_base(path, vocabulary=vocabulary, tokenizer=tokenizer)
     return base, {
         "tokens": builder.tokens,
         "bytes": path.stat().st_size,
@@ -173,38 +224,79 @@ def built_rest(path: Path, parts: Sequence[Tokens], vocabulary: int, most: int) 
         share *= 0.98 * most / size
 
 
-def played(name: str, recorded: list[Recording], drafters: dict[str, Callable[[], Drafter]]) -> list[dict[str, Any]]:
-    """Play recordings with every drafter, in turns of ten requests, so that all see the same machine."""
-    held = {system: make() for system, make in drafters.items()}
-    tokens, rounds = dict.fromkeys(held, 0), dict.fromkeys(held, 0)
-    micros: dict[str, list[float]] = {system: [] for system in held}
-    errors: dict[str, Any] = dict.fromkeys(held, 0)  # by bin: predicted and accepted
-    checked = dict.fromkeys(held, 0)
-    for at in range(0, len(recorded), 10):
-        for system, drafter in held.items():
-            result = replay(drafter, recorded[at : at + 10], nodes=NODES)
-            assert result.drafting is not None
-            tokens[system] += result.tokens
-            rounds[system] += result.rounds
-            micros[system] += (result.drafting.propose_seconds * 1e6).tolist()
-            errors[system] += np.array([result.drafting.reliability.predicted, result.drafting.reliability.hits])
-            checked[system] += int(result.drafting.reliability.counts.sum())
-    rows = [
-        {
-            "recording": name,
-            "system": system,
-            "mat": tokens[system] / rounds[system],
-            "ece": float(np.abs(errors[system][0] - errors[system][1]).sum() / checked[system]),
-            "draft_us": {"p50": np.percentile(micros[system], 50), "p99": np.percentile(micros[system], 99)},
+@dataclass(slots=True)
+class Played:
+    """What one drafter was accepted of, as drafts of one shape, request by request."""
+
+    drafter: Drafter
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    micros: list[float] = field(default_factory=list)
+    predicted: Float64 = field(default_factory=lambda: np.zeros(BINS))
+    hits: Float64 = field(default_factory=lambda: np.zeros(BINS))
+    checked: int = 0
+
+    def play(self, recorded: Sequence[Recording], shape: str, nodes: int) -> None:
+        """Play the next requests."""
+        result = replay(self.drafter, recorded, nodes=nodes, chain=shape == "chain")
+        assert result.drafting is not None
+        tokens, rounds = counts(result)
+        self.tokens += tokens
+        self.rounds += rounds
+        self.micros += (result.drafting.propose_seconds * 1e6).tolist()
+        reliability = result.drafting.reliability
+        self.predicted += reliability.predicted
+        self.hits += reliability.hits
+        self.checked += int(reliability.counts.sum())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of all requests."""
+        return mats(self.tokens, self.rounds) | {
+            "ece": float(np.abs(self.predicted - self.hits).sum() / self.checked) if self.checked else None,
+            "draft_us": {"p50": np.percentile(self.micros, 50), "p99": np.percentile(self.micros, 99)},
         }
-        for system in held
+
+
+def played_apart(make: Callable[[], Drafter], recorded: Sequence[Recording], shape: str, nodes: int) -> dict[str, Any]:
+    """Return the figures of one drafter, in a process of its own."""
+    played = Played(make())
+    played.play(recorded, shape, nodes)
+    return played.figures()
+
+
+def counts(result: ReplayResult) -> tuple[list[int], list[int]]:
+    """Return the tokens and the rounds of each request."""
+    requests = len(result.categories)
+    rounds = np.bincount(result.request, minlength=requests)
+    accepted = np.bincount(result.request, weights=result.accepted, minlength=requests).astype(np.int64)
+    return (accepted + rounds).tolist(), rounds.tolist()
+
+
+def mats(tokens: Sequence[int], rounds: Sequence[int]) -> dict[str, float]:
+    """Return the MAT of all requests, and of every second one."""
+    return {"mat": sum(tokens) / sum(rounds), "odd": sum(tokens[1::2]) / sum(rounds[1::2])}
+
+
+def played(name: str, recorded: list[Recording], systems: Systems) -> list[dict[str, Any]]:
+    """Play recordings with every drafter, our own in turns of ten requests, so that all see the same machine."""
+    held = {(system, shape): Played(make()) for system, make in systems.drafters.items() for shape in SHAPES}
+    for at in range(0, len(recorded), 10):
+        for (_, shape), each in held.items():
+            each.play(recorded[at : at + 10], *shape)
+    figures = {key: each.figures() for key, each in held.items()}
+    for system, make in systems.peers.items():
+        for shape in SHAPES[:1] if "aded" in system else SHAPES:
+            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as apart:
+                figures[system, shape] = apart.submit(played_apart, make, recorded, *shape).result()
+    rows = [
+        {"recording": name, "system": system, "shape": shape, "nodes": nodes} | each
+        for (system, (shape, nodes)), each in figures.items()
     ]
     if "eagle" in recorded_names(recorded):
-        rows.append(
-            {"recording": name, "system": "EAGLE chain, recorded", "mat": replay_recorded("eagle", recorded).mat}
-        )
+        eagle = {"recording": name, "system": "EAGLE, recorded", "shape": "chain", "nodes": DRAFTS}
+        rows.append(eagle | mats(*counts(replay_recorded("eagle", recorded))))
     for row in rows:
-        print(f"{name:26s} {row['system']:24s} MAT {row['mat']:.3f}", flush=True)
+        print(f"{name:26s} {row['system']:24s} {row['shape']:5s} MAT {row['mat']:.3f}", flush=True)
     return rows
 
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from speculant.bench.replay.player import recorded_sequence
 from speculant.bench.replay.traces import Recording, read_recordings
-from speculant.core.drafter import Budget, Drafter, Session, Start
+from speculant.core.drafter import MAX_NODES, Budget, Drafter, Session, Start
 from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedEngine
 from speculant.registry import find_method
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import MAX_NODES, Sizing
+from speculant.sizing.contract import Sizing
 from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.policy import AdaptiveSizing

@@ -26,7 +26,7 @@ class Guesses(Drafter):
 
     @property
     def needs(self) -> Needs:
-        return Needs(top_k=2)
+        return Needs(top_k=2, always=True)
 
     def open(self, start: Start) -> GuessingSession:
         self.opened += 1

@@ -11,8 +11,9 @@ import pytest
 from bases import saved_base
 from models import tiny_model
 from speculant import Speculator
-from speculant.core.errors import FileError, UnsupportedError
-from speculant.memory.bases import VARIABLE
+from speculant.api.loading import load_model
+from speculant.core.errors import CorruptMemoryError, FileError, UnsupportedError
+from speculant.memory.bases import VARIABLE, bundled_base
 
 PROMPT = [1, 5, 9, 5]
 
@@ -57,7 +58,21 @@ def test_bases_of_the_folder_are_found(
 def test_bases_that_cannot_be_used(tmp_path: Path) -> None:
     """A named one must be used, or is an error that says why."""
     model = tiny_model("llama")
-    with pytest.raises(FileError, match="no memory file"):
+    with pytest.raises(FileError, match="there is no base"):
         Speculator.from_transformers(model, base=tmp_path / "missing")
     with pytest.raises(UnsupportedError, match=r"'suffix' takes no base.*mix"):
         Speculator.from_transformers(model, method="suffix", base=tmp_path / "missing")
+
+
+def test_the_bundled_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the first request to the bundled model: its base is used by default, and has a name; no other model's."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    model, tokenizer = load_model(None)
+    for base, expected in (("auto", [bundled_base()]), ("bundled", [bundled_base()]), (None, [])):
+        speculator = Speculator.from_transformers(model, tokenizer, base=base, nodes=8)
+        assert [each.path for each in speculator.bases] == expected
+    assert Speculator.from_transformers(tiny_model("llama"), nodes=8).bases == ()
+    (tmp_path / "bundled").write_text("no base")
+    with pytest.raises(CorruptMemoryError):
+        Speculator.from_transformers(model, tokenizer, base="bundled", nodes=8)

@@ -144,7 +144,7 @@ def test_requests_that_share_a_cache_are_refused(model: Any) -> None:
     """Guards texts from another request's rows in their cache: one is refused, the other is right."""
     speculator = Speculator.from_transformers(model, method="none")
     turn = speculator.generate(prompts()[2], max_new_tokens=5, temperature=0)
-    asked = [[*prompts()[2], *turn.ids, 9, 8, 7], [*prompts()[2], *turn.ids, 3, 4]]
+    asked = [[*prompts()[2], *turn.ids, 3, 4], [*prompts()[2], *turn.ids, 9, 8, 7]]  # the shorter one is read first
     texts = [speculator.generate(prompt, **GREEDY).ids for prompt in asked]
     batch = speculator.batch()
     generations = [batch.add(prompt, cache=turn.cache, **GREEDY) for prompt in asked]
@@ -223,15 +223,16 @@ def test_a_prompt_that_does_not_fit_waits_on(
 def test_a_prompt_that_fits_nowhere_fails(model: Any, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards who waits behind a prompt that has no room even alone."""
     device = Full(model.model.layers[1].mlp, monkeypatch)
+    batch, other = guessing(model, texts, nodes=0).batch(1), guessing(model, texts, nodes=0)
+    other.batch(8)  # which looks at the model while there is room
     device.full = lambda rows: rows >= 30
-    batch = guessing(model, texts, nodes=0).batch(1)
     generations = add_all(batch)
     for _ in batch:
         pass
     assert [generation.result.ids for generation in generations] == [*texts[:2], [], *texts[3:]]
     assert isinstance(generations[2].error, OutOfMemoryError)
     with pytest.raises(BatchError, match="OutOfMemoryError") as met:
-        guessing(model, texts, nodes=0).generate_batch(prompts(), **GREEDY)
+        other.generate_batch(prompts(), **GREEDY)
     assert all(result.ids for result in met.value.results[:2])
 
 

@@ -9,7 +9,6 @@ import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.api import batch as batches
 from speculant.core.errors import OutOfMemoryError
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0}
@@ -55,32 +54,97 @@ def test_short_prompts_are_read_by_one_pass() -> None:
     generations = [batch.add(prompt, **OPTIONS) for prompt in texts()]
     pieces = batch.step()
     assert rows == [sum(LENGTHS)]
-    assert [generation for generation, _ in pieces] == generations
+    assert {generation for generation, _ in pieces} == {*generations}
     for _ in batch:
         pass
     assert [generation.result.ids for generation in generations] == alone(texts())
 
 
-def test_first_tokens_come_with_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards requests from waiting for the prompts of all others: a step ends with a pass, a round follows the last."""
-    monkeypatch.setattr(batches, "SHARED_TOKENS", 8)
+def test_first_tokens_come_with_their_pass() -> None:
+    """Guards requests from waiting for the prompts of all others: a step ends with a pass of one chunk."""
     _, speculator, rows = opened()
-    batch = speculator.batch(4)
+    batch = speculator.batch(4, prompt_chunk=8)
     rows.clear()
-    for prompt in texts():
-        batch.add(prompt, **OPTIONS)
-    assert [len(batch.step()) for _ in range(3)] == [1, 1, 1]
-    assert rows == [5, 9, 3]
+    generations = [batch.add(prompt, **OPTIONS) for prompt in texts()]
+    pieces = batch.step()
+    assert rows == [3 + 5]
+    assert {generation for generation, _ in pieces} == {generations[0], generations[2]}
+    for _ in batch:
+        pass
+    assert [generation.result.ids for generation in generations] == alone(texts())
+
+
+def passes_until(batch: Any, generation: Any, rows: list[int]) -> int:
+    """Return how many prompt passes ran before a request's first token came."""
+    before = len(rows)
+    while not generation.result.ids:
+        batch.step()
+    return len(rows) - before
+
+
+def test_short_prompts_do_not_wait_for_long_ones() -> None:
+    """Guards the time to the first token: a short prompt waits for one chunk of the long ones, at most two."""
+    _, speculator, rows = opened()
+    batch = speculator.batch(8, prompt_chunk=8)
+    prompts = texts((60, 56, 52))
+    long = [batch.add(prompt, **OPTIONS) for prompt in prompts]
     batch.step()
-    assert rows == [5, 9, 3, 7]
-    assert len(batch.step()) == 4
+    short = texts((4, 3, 5, 4))
+    found = []
+    for prompt in short:  # one after the other, so that one of them meets the turn of the longest wait
+        rows.clear()
+        found.append(batch.add(prompt, **OPTIONS | {"max_new_tokens": 1}))
+        assert passes_until(batch, found[-1], rows) <= 2
+        assert max(rows) <= 8
+    assert not any(generation.result.ids for generation in long)
+    for _ in batch:
+        pass
+    assert [generation.result.ids for generation in long] == alone(prompts)
+    assert [generation.result.ids for generation in found] == [ids[:1] for ids in alone(short)]
 
 
-def test_rounds_go_on_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards texts from standing still for longer than the tokens that may be read between two rounds."""
-    monkeypatch.setattr(batches, "PREFILL_TOKENS", 16)
+def test_long_prompts_get_on_beside_short_ones() -> None:
+    """Guards ageing: a long prompt is read to its end though a shorter one arrives before every pass."""
     _, speculator, _ = opened()
-    batch = speculator.batch(4)
+    batch = speculator.batch(8, prompt_chunk=8)
+    long = batch.add(texts((40,))[0], **OPTIONS)
+    for _ in range(4 * (40 // 8) + 4):
+        batch.add(texts((6,))[0], **OPTIONS | {"max_new_tokens": 1})
+        batch.step()
+    assert long.result.ids
+
+
+def test_long_prompts_share_what_they_begin_with() -> None:
+    """Guards the rows of a long prompt that is being read: another one waits for them, all but a chunk."""
+    _, speculator, _ = opened()
+    prompts = texts((3, 5), shared=50)
+    batch = speculator.batch(4, prefix_cache=1 << 20, prompt_chunk=8)
+    generations = [batch.add(prompt, **OPTIONS) for prompt in prompts]
+    for _ in batch:
+        pass
+    assert [generation.result.ids for generation in generations] == alone(prompts)
+    assert generations[1].result.stats.reused_tokens > 50 - 8
+
+
+def test_what_is_cached_of_a_prompt_counts_as_read() -> None:
+    """Guards later turns of long conversations: few tokens are left of them, so they come before a shorter prompt."""
+    _, speculator, _ = opened()
+    talk, other = texts((60, 30))
+    batch = speculator.batch(4, prefix_cache=1 << 20, prompt_chunk=8)
+    first = batch.add(talk, **OPTIONS)
+    for _ in batch:
+        pass
+    turn = torch.cat([talk, torch.tensor(first.result.ids[:-1]), torch.tensor([5, 7])])
+    waiting, following = batch.add(other, **OPTIONS), batch.add(turn, **OPTIONS)
+    batch.step()
+    assert following.result.ids
+    assert not waiting.result.ids
+
+
+def test_rounds_go_on_while_prompts_are_read() -> None:
+    """Guards texts from standing still for longer than a chunk of a prompt."""
+    _, speculator, _ = opened()
+    batch = speculator.batch(4, prompt_chunk=16)
     first = batch.add(texts()[0], **OPTIONS)
     batch.step()
     long = batch.add(texts((60,))[0], **OPTIONS)
@@ -116,7 +180,7 @@ def test_what_prompts_share_is_read_once() -> None:
     for _ in batch:
         pass
     assert [generation.result.ids for generation in generations] == alone(prompts)
-    assert [generation.result.stats.reused_tokens for generation in generations] == [0, 40, 40, 40]
+    assert sorted(generation.result.stats.reused_tokens for generation in generations) == [0, 40, 40, 40]
 
 
 def test_prompts_that_do_not_fit_together_are_read_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,16 +257,17 @@ def test_a_prompt_that_fits_nowhere_fails_alone(monkeypatch: pytest.MonkeyPatch)
     """Guards requests that wait beside one whose prompt has no room even where nothing is decoded."""
     model, speculator, _ = opened()
     layer = model.model.layers[1].mlp
-    working = layer.forward
+    working, room = layer.forward, [1 << 20]
 
     def full(states: torch.Tensor) -> Any:
-        if states.shape[1] >= LENGTHS[0]:
+        if states.shape[1] >= room[0]:
             raise torch.OutOfMemoryError("no room")
         return working(states)
 
     monkeypatch.setattr(layer, "forward", full)
     lengths = (LENGTHS[0], 3, 4)
     batch = speculator.batch(4)
+    room[0] = LENGTHS[0]
     generations = [batch.add(prompt, **OPTIONS | {"max_new_tokens": 1}) for prompt in texts(lengths)]
     for _ in batch:
         pass

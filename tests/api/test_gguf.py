@@ -98,6 +98,25 @@ def test_methods(method: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("method", "sequences"), [("lookahead", 8), ("recycling", 3), ("mix", 3), ("specinfer", 3)])
+def test_few_sequences(method: str, sequences: int) -> None:
+    """Drafts are cut to the branches that are left beside the texts, alone and together; the text stays the same."""
+    model = open_engine(tiny_gguf(), sequences=sequences).model
+    draft_model = tiny_model("llama") if method == "specinfer" else None
+    options = {"max_new_tokens": 24, "temperature": 1.0 if method == "specinfer" else 0, "seed": 3}
+    prompts = [[3, 4, 5, 6, 3, 4, 5], [3, 4, 5, 6, 3]]
+    plain = Speculator.from_transformers(model, method="none")
+    speculator = Speculator.from_transformers(model, method=method, draft_model=draft_model, nodes=16)
+    found = speculator.generate_batch(prompts, size=2, **options)
+    alone = speculator.generate(prompts[0], **options)
+    if method != "specinfer":
+        expected = [each.ids for each in plain.generate_batch(prompts, size=2, **options)]
+        assert [each.ids for each in found] == expected
+        assert alone.ids == expected[0]
+    with pytest.raises(UsageError, match="raise `sequences`"):
+        speculator.batch(sequences + 1)
+
+
 def test_draft_models() -> None:
     """A draft model of transformers drafts for a GGUF target."""
     speculator = Speculator.from_transformers(_tiny(), method="draft-model", draft_model=tiny_model("llama"), nodes=4)

@@ -11,9 +11,9 @@ import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.api import layer_tuning
 from speculant.api.layer_tuning import expected_speed, layer_shares, search_skipped_layers
 from speculant.cli.main import main
+from speculant.core import packages
 from speculant.core.errors import UnsupportedError, UsageError
 
 PROMPTS = [[5, 9, 14, 3], [11] * 9]
@@ -76,7 +76,7 @@ def test_what_cannot_be_searched(target: Speculator, monkeypatch: pytest.MonkeyP
     bloom = Speculator.from_transformers(tiny_model("bloom"), method="none")
     with pytest.raises(UnsupportedError, match="cannot be left out"):
         search_skipped_layers(bloom, PROMPTS)
-    monkeypatch.setattr(layer_tuning, "find_spec", lambda _name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda _name: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'speculant\[search\]'"):
         search_skipped_layers(target, PROMPTS)
 

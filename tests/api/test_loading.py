@@ -10,8 +10,22 @@ import torch
 from transformers import AutoConfig
 
 from speculant import Speculator
-from speculant.api.loading import bundled_draft_model, bundled_model, is_bundled, load_model, load_tokenizer
-from speculant.core.errors import ModelNotFoundError, TokenizerError, UsageError
+from speculant.api.loading import (
+    bundled_draft_model,
+    bundled_head_folder,
+    bundled_model,
+    find_draft_model,
+    find_model,
+    find_tokenizer,
+    is_bundled,
+    load_model,
+    load_tokenizer,
+)
+from speculant.core.errors import FileError, ModelNotFoundError, TokenizerError, UsageError
+from speculant.core.hub import asking, hub_advice
+from speculant.drafters.heads.checkpoints.checkpoint import find_folder
+from speculant.memory.bases import bundled_base, find_base
+from speculant.registry import find_method
 
 
 def test_the_bundled_model_fits_other_engines() -> None:
@@ -60,7 +74,7 @@ def test_a_missing_folder_and_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         load_model("./no/such/folder")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelNotFoundError, match="no folder nobody/nothing"):
+    with pytest.raises(ModelNotFoundError, match="no model at nobody/nothing: it is not downloaded"):
         load_model("nobody/nothing")
 
 
@@ -90,3 +104,51 @@ def test_an_unknown_dtype() -> None:
     """Guards typos in --dtype."""
     with pytest.raises(UsageError, match="no dtype 'float31'"):
         load_model(dtype="float31")
+
+
+def test_bundled_is_a_name_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the model, its draft model, tokenizer, heads and base, unless something here is called so."""
+    monkeypatch.chdir(tmp_path)
+    assert find_model("bundled") == find_model(None) == find_tokenizer("bundled") == str(bundled_model())
+    assert find_draft_model("bundled") == str(bundled_draft_model())
+    assert find_base("bundled") == bundled_base()
+    assert bundled_head_folder().name == "eagle"
+    assert bundled_head_folder(find_method("medusa")).name == "medusa"
+    with pytest.raises(UsageError, match="there are eagle, eagle3, dflash, medusa"):
+        bundled_head_folder(find_method("hydra"))
+    assert is_bundled("bundled")
+    (tmp_path / "bundled").mkdir()
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        find_model("bundled")
+
+
+def test_the_hub_can_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has set HF_HUB_OFFLINE is not advised to set it."""
+    assert "HF_HUB_OFFLINE=1" in hub_advice()
+    assert "asking the hub" in asking("nobody/nothing")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE" not in hub_advice()
+    assert "asking the hub" not in asking("nobody/nothing")
+    loaders = ((load_model, ModelNotFoundError), (load_tokenizer, TokenizerError), (find_folder, ModelNotFoundError))
+    for load, error in loaders:
+        with pytest.raises(error, match="it is not downloaded, and HF_HUB_OFFLINE is set"):
+            load("nobody/nothing")
+
+
+def test_a_name_without_an_owner_is_no_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a misspelt folder, for which the hub was asked for a minute; the hub's oldest names have no owner."""
+    with pytest.raises(ModelNotFoundError, match="no such folder here, and names on the hub have the form owner/name"):
+        find_model("nomodel")
+    with pytest.raises(TokenizerError, match="owner/name"):
+        find_tokenizer("nomodel")
+    assert find_model("gpt2") == "gpt2"
+    assert find_model("nobody/nothing") == "nobody/nothing"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--nomodel").mkdir()
+    assert find_model("nomodel") == "nomodel"
+
+
+def test_a_missing_base_is_no_memory_file(tmp_path: Path) -> None:
+    """It is called what the user named it."""
+    with pytest.raises(FileError, match="there is no base"):
+        find_base(str(tmp_path / "missing"))

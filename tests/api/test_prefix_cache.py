@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,15 @@ def test_shared_prefix() -> None:
 @pytest.fixture(scope="module")
 def speculator() -> Speculator:
     return Speculator.from_transformers(endless("llama"), method="lookup")
+
+
+def test_a_changed_model_shares_nothing_with_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards adapters, hooks and weights that change between batches: kept rows are those of another model."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, prefixes = endless("llama"), PrefixCache("1GB")
+    speculator = Speculator.from_transformers(model, method="lookup", fast=False)
+    run(speculator, PROMPTS[:1], prefixes)
+    assert len(prefixes) == 1
+    model.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: (output[0] * 1.5, *output[1:]))
+    assert run(speculator, PROMPTS[:1], prefixes) == [speculator.generate(PROMPTS[0], **GIVEN).ids]
+    assert prefixes.stats.hits == 0

@@ -33,6 +33,22 @@ def test_every_size_is_timed(tmp_path: Path) -> None:
     assert read_step_cost(tmp_path / "curve").seconds.tolist() == curve["seconds"]
 
 
+def test_no_size_is_timed_in_the_wake_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the order: plain passes that always followed the largest draft seemed dearer than those of one node."""
+    speculator, before = Speculator.from_transformers(tiny_model("llama"), method="none"), [0]
+
+    def scripted(engine: Any, cache: Any, nodes: int) -> float:
+        seconds = (
+            1 + 0.1 * nodes + (0.05 * before[0] if before[0] > 2 * nodes + 8 else 0)
+        )  # what it evicted is read anew
+        before[0] = nodes
+        return seconds
+
+    monkeypatch.setattr("speculant.api.tuning._timed_pass", scripted)
+    curve = measure_step_cost(speculator.engine, most=64, prefixes=(4,), seconds=1e-3)
+    assert curve["seconds"] == pytest.approx([1 + 0.1 * nodes for nodes in curve["nodes"]])
+
+
 def test_a_model_without_room_is_refused() -> None:
     """A model with few positions says so instead of failing inside a pass."""
     speculator = Speculator.from_transformers(tiny_model("llama", max_position_embeddings=64), method="none")

@@ -46,6 +46,14 @@ def models_loaded_once(loaded: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("speculant.api.loading.load_model", cached)
     monkeypatch.setattr("speculant.api.speculator.load_model", cached)
+    monkeypatch.setattr("speculant.cli.loading.load_model", cached)
+
+
+@pytest.fixture(autouse=True)
+def silent_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print no progress, however slow the machine is and whatever has to be compiled."""
+    monkeypatch.setattr("speculant.cli.heartbeat.FIRST", 1e6)
+    monkeypatch.setattr("speculant.cli.compiling.say", lambda _: None)
 
 
 @pytest.fixture(autouse=True)

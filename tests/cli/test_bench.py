@@ -31,7 +31,6 @@ def write(path: Path, *rows: Any) -> str:
 @pytest.fixture(autouse=True)
 def however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print no progress on a machine so busy that a run of milliseconds takes minutes."""
-    monkeypatch.setattr(bench_progress, "EVERY", float("inf"))
     monkeypatch.setattr(bench_progress, "LONG", float("inf"))
 
 
@@ -79,7 +78,7 @@ def test_going_on(forced: list[str], tmp_path: Path, capsys: CaptureFixture, mon
     assert "going on with the run" in capsys.readouterr().err
     assert (tmp_path / "out" / "result.json").read_text() == before
     assert main([*forced, "--methods", "none", "--limit", "1"]) == 2
-    assert "other settings (limit, tasks)" in capsys.readouterr().err
+    assert "other settings (limit)" in capsys.readouterr().err
     assert main([*forced, "--methods", "none", "--limit", "1", "--restart"]) == 0
 
 
@@ -158,6 +157,28 @@ def test_a_run_with_a_base(tmp_path: Path, tiny_folder: Path, monkeypatch: pytes
         assert ("b.speculant" in (tmp_path / name / "report.html").read_text()) == bool(count)
 
 
+def test_a_forced_run_with_a_base(forced: list[str], tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Guards speed with a base on a shape: --tokenizer says whose ids the recordings hold, and the base is used."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    known = np.array([4, 5, 6, 2] * 500, np.int32)
+    fingerprint = tokenizer_fingerprint(tokenizer, len(tokenizer))
+    argv = [*forced, "--methods", "mix", "--nodes", "4", "--tokenizer", str(tiny_folder)]
+    config = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": len(tokenizer)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mats = {}
+    for name, print_ in (("fit", fingerprint), ("foreign", "other")):
+        base = saved_base(tmp_path / name, [known], vocabulary=len(tokenizer), tokenizer=print_)
+        code = main([*argv, "--base", str(base), "--out", str(tmp_path / f"out-{name}")])
+        assert (code == 0) is (name == "fit")
+    assert "tokenizer" in capsys.readouterr().err
+    assert main(argv) == 0
+    for name in ("out", "out-fit"):
+        found = json.loads((tmp_path / name / "result.json").read_text())
+        mats[name] = found["methods"][1]["mat"]
+        assert [each["name"] for each in found["settings"].get("bases", [])] == ["fit"] * (name == "out-fit")
+    assert mats["out-fit"] > mats["out"]
+
+
 def _counted(open_session: Any, used: list[int]) -> Any:
     """Return `MixDrafter.open`, which notes how many bases its drafter has."""
 
@@ -188,8 +209,8 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--max-new-tokens", "3", "--data", "x"], "leave --max-new-tokens and --data out"),
         (["--methods", "recycling"], "without --forced"),
         (["--methods", "mxi"], "Did you mean 'mix'"),
-        (["--draft-model", "x"], "--draft-model would be ignored"),
-        (["--methods", "draft-model", "--draft-model", "x"], "would have to continue the recorded text"),
+        (["--draft-model", "an/other"], "--draft-model would be ignored"),
+        (["--methods", "draft-model", "--draft-model", "an/other"], "would have to continue the recorded text"),
         (["--set", "copied=3"], "has no setting 'copied'"),
         (["--methods", "mix,aded", "--set", "cut=0.3"], "fits mix and aded. Say which one: --set mix.cut=0.3"),
         (["--set", "lookup.copied=3"], "'lookup' is none of the methods none, mix"),
@@ -198,8 +219,9 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--forced", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--forced", "a/t.jsonl", "b/t.jsonl"], "called differently"),
         (["--seed", "1"], "--seed would be ignored"),
-        (["--base", "b"], "random weights from --config have none"),
-        (["--methods", "aded", "--base", "b"], "--base would be ignored: none of none, aded takes one"),
+        (["--base", "missing"], "there is no base missing"),
+        (["--base", __file__], "name the recordings' by --tokenizer"),
+        (["--methods", "aded", "--base", __file__], "--base would be ignored: none of none, aded takes one"),
     ],
 )
 def test_faults_come_before_the_work(
@@ -219,6 +241,7 @@ def test_faults_come_before_the_work(
         (["--tasks", "x", "--config", "c"], "--config needs --forced"),
         (["m", "--forced", "x", "--config", "c"], "leave one out"),
         (["--tasks", "nothing"], "no task 'nothing'"),
+        (["m", "--tasks", "gsm8k", "--tokenizer", "t"], "--tokenizer names that of recordings"),
     ],
 )
 def test_misuse(argv: list[str], message: str, tmp_path: Path, capsys: CaptureFixture) -> None:
@@ -245,3 +268,24 @@ def test_files_of_others_are_not_overwritten(forced: list[str], tmp_path: Path, 
     assert main([*forced, "--restart"]) == 2
     assert "holds rows.jsonl that" in capsys.readouterr().err
     assert (tmp_path / "out" / "rows.jsonl").read_text() == "mine"
+
+
+def test_table_and_json_without_the_page(
+    forced: list[str], tmp_path: Path, capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the packages of the page the figures are written all the same, and that is said before the work."""
+    monkeypatch.setattr("speculant.bench.report.extra.find_spec", lambda _: None)
+    assert main([*forced, "--methods", "none"]) == 0
+    assert "report.html is not: pages with charts need" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["result.json", "rows.jsonl", "table.md"]
+
+
+def test_bad_rows_are_skipped_and_counted(forced: list[str], tmp_path: Path, capsys: CaptureFixture) -> None:
+    """One bad row of a recording costs that row alone, as in a replay."""
+    with Path(forced[2]).open("a") as file:
+        file.write("{no json\n")
+    assert main([*forced, "--methods", "none"]) == 0
+    out, err = capsys.readouterr()
+    assert "model-task.jsonl:3: not JSON" in err
+    assert "Rows left out, since they could not be used: 1." in out
+    assert "MAT: mean accepted tokens per target pass" in " ".join(out.split())

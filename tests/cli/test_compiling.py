@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import runpy
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from numba import njit
 
+from speculant.cli import compiling
 from speculant.cli.compiling import NOTICE, compilation_announced
+from speculant.cli.terminal import say
 
 CaptureFixture = pytest.CaptureFixture[str]
 KERNEL = """
@@ -23,14 +26,14 @@ assert double(4) == 8
 """
 
 
-def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let stderr be one."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+@pytest.fixture(autouse=True)
+def audible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print the notice, which other tests of commands do without."""
+    monkeypatch.setattr(compiling, "say", say)
 
 
-def test_one_line_for_all_kernels(monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
-    """However many are compiled; those that are compiled already count for none."""
-    at_a_terminal(monkeypatch)
+def test_one_line_for_all_kernels(capsys: CaptureFixture) -> None:
+    """However many are compiled, in logs too; those that are compiled already count for none."""
     first, second = njit(lambda x: x + 1), njit(lambda x: x + 2)
     with compilation_announced():
         first(1)
@@ -41,11 +44,8 @@ def test_one_line_for_all_kernels(monkeypatch: pytest.MonkeyPatch, capsys: Captu
     assert capsys.readouterr().err == ""
 
 
-def test_kernels_in_the_cache_are_not_announced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
-) -> None:
+def test_kernels_in_the_cache_are_not_announced(tmp_path: Path, capsys: CaptureFixture) -> None:
     """The second start is fast, and says nothing."""
-    at_a_terminal(monkeypatch)
     (tmp_path / "kernel.py").write_text(KERNEL)
     for expected in (NOTICE + "\n", ""):
         with compilation_announced():
@@ -53,16 +53,28 @@ def test_kernels_in_the_cache_are_not_announced(
         assert capsys.readouterr().err == expected
 
 
-def test_only_a_terminal_is_told(capsys: CaptureFixture) -> None:
-    """Logs and pipes have nobody who waits."""
+def test_what_is_being_compiled_is_named(monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
+    """A first start says what it is busy with, and no more once that is over."""
+
+    @contextmanager
+    def beats_once(describe: Callable[[float], str | None]) -> Iterator[None]:
+        say(describe(0.0) or "")
+        yield
+        assert describe(0.0) is None
+
+    monkeypatch.setattr(compiling, "heartbeat", beats_once)
+
+    @njit
+    def triple(x: int) -> int:
+        return 3 * x
+
     with compilation_announced():
-        njit(lambda x: x + 3)(1)
-    assert capsys.readouterr().err == ""
+        triple(4)
+    assert capsys.readouterr().err.splitlines() == [NOTICE, "compiling triple: 1 kernel so far"]
 
 
-def test_nothing_is_said_outside(monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
+def test_nothing_is_said_outside(capsys: CaptureFixture) -> None:
     """What is compiled later would be said in the middle of a text."""
-    at_a_terminal(monkeypatch)
     with compilation_announced():
         pass
     njit(lambda x: x + 4)(1)

@@ -132,7 +132,7 @@ def test_what_cannot_work_fails_first(tmp_path: Path, capsys: CaptureFixture) ->
         (["-o", out, str(tmp_path / "empty"), *BUNDLED], 2, "none of the files holds text"),
         (["-o", out, short, *BUNDLED], 2, "hold no tri-grams"),
         (["-o", out, short, "--tokenizer", str(tmp_path)], 1, "no tokenizer in"),
-        (["-o", out, short, "--model", none], 1, "no tokenizer in"),
+        (["-o", out, short, "--model", none], 1, "there is no tokenizer at"),
         (["-o", out, short], 2, "name the model that the memory is for"),
         (["-o", out, short, *BUNDLED, "--tokenizer", "x"], 2, "name the model that the memory is for"),
     ]

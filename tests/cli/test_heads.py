@@ -80,10 +80,12 @@ def test_bench_adds_the_heads_method(tiny_folder: Path, folder: Path, tmp_path: 
     ],
 )
 def test_mistakes_are_found_before_the_model_is_loaded(
-    folder: Path, options: list[str], reason: str, capsys: CaptureFixture
+    folder: Path, options: list[str], reason: str, tmp_path: Path, capsys: CaptureFixture
 ) -> None:
-    """Guards long waits: the model named here does not exist, and is not looked for."""
-    assert main(["generate", "The dog", "--model", "./no-model", "--head", str(folder), *options]) != 0
+    """Guards long waits: the model named here cannot be loaded, and is not."""
+    (tmp_path / "no-model").mkdir()
+    (tmp_path / "no-model" / "config.json").write_text("{}")
+    assert main(["generate", "The dog", "--model", str(tmp_path / "no-model"), "--head", str(folder), *options]) != 0
     err = capsys.readouterr().err
     assert reason in err
     assert "no-model" not in err
@@ -93,3 +95,14 @@ def test_a_method_that_needs_a_head_says_so(tiny_folder: Path, capsys: CaptureFi
     """Guards against a long wait for a refusal."""
     assert main(["generate", "The dog", "--model", str(tiny_folder), "--method", "eagle"]) == 2
     assert "needs a trained head: pass head=, or --head" in capsys.readouterr().err
+
+
+def test_bundled_heads_by_name(capsys: CaptureFixture) -> None:
+    """The best one without a method, and that of the method with one; a method of other heads is refused."""
+    argv = ["generate", "Once upon a time", "--head", "bundled", "--json", "-", *SHORT]
+    assert main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
+    assert main([*argv, "--method", "medusa"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "medusa"
+    assert main([*argv, "--method", "hydra"]) == 2
+    assert "none of the heads that come with the package" in capsys.readouterr().err

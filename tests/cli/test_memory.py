@@ -6,6 +6,8 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from memories import KEPT, drafted, saved
 from speculant.api.loading import bundled_model
 from speculant.cli.main import main
 from speculant.cli.memory import ago
-from speculant.memory import file as memory_file
 from speculant.memory.file import read_any_memory
 
 CaptureFixture = pytest.CaptureFixture[str]
@@ -217,7 +218,7 @@ def test_a_failed_clear_leaves_the_old_file(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(memory_file.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     assert main(["memory", "clear", str(path), "--yes"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert path.read_bytes() == good
@@ -233,6 +234,21 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
+def test_what_takes_long_is_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the silence of `memory info` and `merge` on large files."""
+    named = list[str]()
+
+    @contextmanager
+    def waiting(what: str) -> Iterator[None]:
+        named.append(what)
+        yield
+
+    monkeypatch.setattr("speculant.cli.memory.waiting", waiting)
+    assert main(["memory", "info", str(base)]) == 0
+    assert main(["memory", "merge", str(base), str(base), "-o", str(tmp_path / "both")]) == 2
+    assert named == [f"reading {base}", "reading the memories"]
+
+
 def test_a_base_is_described(base: Path, capsys: CaptureFixture) -> None:
     """What is in it, what it may be used for and where it is from, for people and for programs."""
     found = info(capsys, base)
@@ -242,7 +258,7 @@ def test_a_base_is_described(base: Path, capsys: CaptureFixture) -> None:
     assert found["corpus"]["sources"][0]["weight"] == 0.5
     assert main(["memory", "info", str(base)]) == 0
     out = capsys.readouterr().out
-    for line in ("source      t.jsonl, weight 0.5: 1 documents, 4 tokens", "license     MIT", "from        our own"):
+    for line in ("source      t.jsonl, weight 0.5: 1 document, 4 tokens", "license     MIT", "from        our own"):
         assert line in out
     assert f"{base.stat().st_size}, all checksums verified" in out
     base.write_bytes(base.read_bytes()[:-1] + b"x")

@@ -88,9 +88,12 @@ def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> No
     ("argv", "message"),
     [
         (["--verifier", "sample-then-folow"], "Did you mean 'sample-then-follow'?"),
-        (["--method", "draft-model", "--draft-model", "d", "--verifier", "sample-then-follow"], "drawn with"),
-        (["--method", "lookup", "--draft-model", "d"], "the method 'lookup' takes no draft model"),
-        (["--method", "draft-model", "--draft-model", "d", "--draft-model", "e"], "takes one draft model; 'specinfer'"),
+        (["--method", "draft-model", "--draft-model", "o/d", "--verifier", "sample-then-follow"], "drawn with"),
+        (["--method", "lookup", "--draft-model", "o/d"], "the method 'lookup' takes no draft model"),
+        (
+            ["--method", "draft-model", "--draft-model", "o/d", "--draft-model", "o/e"],
+            "takes one draft model; 'specinfer'",
+        ),
     ],
 )
 def test_rules_and_draft_models_are_checked_first(
@@ -107,7 +110,7 @@ def test_rules_and_draft_models_are_checked_first(
 
 
 @pytest.mark.parametrize(
-    "argv", [["generate", "x", "--model", "other"], ["chat", "--model", "other"], ["check", "other"]]
+    "argv", [["generate", "x", "--model", "an/other"], ["chat", "--model", "an/other"], ["check", "an/other"]]
 )
 def test_only_the_bundled_model_has_a_draft_model(
     argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

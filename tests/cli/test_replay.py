@@ -10,6 +10,7 @@ import pytest
 
 from speculant.api.loading import bundled_model
 from speculant.cli.main import main
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.none import NoDrafter
 
 CaptureFixture = pytest.CaptureFixture[str]
@@ -37,7 +38,7 @@ def test_the_table(trace: str, capsys: CaptureFixture) -> None:
     """A row per file and method, then what the trace recorded; categories where asked for."""
     assert main(["replay", trace, "--method", "none,aded", "--jobs", "1", "--by-category"]) == 0
     out, err = capsys.readouterr()
-    heads = [line.split()[:2] for line in out.splitlines()[1:-1]]
+    heads = [line.split()[:2] for line in out.splitlines()[1:10]]
     each = [["model-task"], ["x"], ["y"]]
     assert heads == [[*name, method] for method in ("none", "aded", "recorded:eagle") for name in each]
     assert "memory kept over the requests of a file, requests in the file's order" in out
@@ -57,6 +58,37 @@ def test_json(trace: str, tmp_path: Path, capsys: CaptureFixture) -> None:
     assert (eagle["mat"], eagle["nodes"]) == (2.0, 20)
     assert found["settings"]["left_out"] == 0
     assert "python" in found["environment"]
+
+
+def test_chains_and_trees_of_several_sizes(trace: str, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """One run gives every shape and size; recorded chains stand beside chains of their own length, never longer."""
+    argv = [trace, "--method", "mix", "--chain", "--tree", "--nodes", "2,20,64"]
+    found = figures(capsys, *argv)
+    assert [(row["method"], row["shape"], row["nodes"]) for row in found["rows"]] == [
+        *(("mix", shape, nodes) for shape in ("tree", "chain") for nodes in (2, 20, 64)),
+        ("recorded:eagle", "chain", 2),
+        ("recorded:eagle", "chain", 20),
+    ]
+    mats = {(row["shape"], row["nodes"]): row["mat"] for row in found["rows"] if row["method"] == "mix"}
+    assert mats["chain", 2] <= 3
+    assert mats["chain", 2] < mats["chain", 20] <= mats["tree", 64]
+    assert (found["settings"]["shapes"], found["settings"]["nodes"]) == (["tree", "chain"], [2, 20, 64])
+    page = str(tmp_path / "p.html")
+    assert main(["replay", *argv, "--jobs", "1", "--html", page]) == 0
+    out = capsys.readouterr().out
+    assert "Drafts are trees and chains of up to 2, 20 or 64 tokens" in out
+    assert "mix, chain of 20" in Path(page).read_text()
+
+
+def test_recorded_chains_are_not_set_beside_trees_unsaid(trace: str, capsys: CaptureFixture) -> None:
+    """Where recorded chains stand beside trees only, the notes say so and how to compare chains with chains."""
+    advice = "--chain --nodes 20 compares chains with chains"
+    assert main(["replay", trace, "--method", "none", "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "recorded:eagle: chains that were recorded with the traces" in out
+    assert advice in out
+    assert main(["replay", trace, "--method", "none", "--jobs", "1", "--chain", "--nodes", "20"]) == 0
+    assert advice not in capsys.readouterr().out
 
 
 def test_memory_can_be_forgotten(trace: str, capsys: CaptureFixture) -> None:
@@ -138,10 +170,12 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
         (["--method", ","], "no method was named"),
         (["--method", "peer:x"], "there is no peer"),
         (["--step-cost", "nowhere"], "cannot read nowhere"),
-        (["--corpus", "nowhere"], "there is no memory file"),
+        (["--corpus", "nowhere"], "cannot read nowhere"),
         (["--json", "nowhere/o"], "cannot write nowhere/o"),
         (["--html", "nowhere/o"], "cannot write nowhere/o"),
         (["--nodes", "100000"], "must be at most 1024, not 100000: a pass over that many tokens"),
+        (["--nodes", "5,x"], "must be a whole number of 0 or more, not 'x'"),
+        (["--nodes", ","], "one or more whole numbers"),
         (["--seed", "1"], "--seed would be ignored"),
     ],
 )
@@ -177,8 +211,9 @@ def test_two_processes(trace: str, capsys: CaptureFixture) -> None:
     alone = figures(capsys, trace, "--method", "aded,none")["rows"]
     assert main(["replay", trace, "--method", "aded,none", "--jobs", "2"]) == 0
     out = capsys.readouterr().out
-    assert [line.split()[1:5] for line in out.splitlines()[1:3]] == [
-        [row["method"], str(row["tokens"]), str(row["rounds"]), f"{row['mat']:.3f}"] for row in alone[:2]
+    assert [line.split()[1:8] for line in out.splitlines()[1:3]] == [
+        [row["method"], "tree", "of", "64", str(row["tokens"]), str(row["rounds"]), f"{row['mat']:.3f}"]
+        for row in alone[:2]
     ]
     assert "2 processes side by side" in out
 
@@ -191,5 +226,36 @@ def test_settings(trace: str, capsys: CaptureFixture) -> None:
     assert short["settings"]["method_settings"]["lookup"]["copied"] == 1
     assert short["rows"][0]["mat"] < default["rows"][0]["mat"]
     assert short["rows"][1]["mat"] == default["rows"][1]["mat"]
-    assert main(["replay", "nowhere", "--method", "lookup,mix", "--set", "copid=1"]) == 2
+    assert main(["replay", trace, "--method", "lookup,mix", "--set", "copid=1"]) == 2
     assert "none of the methods lookup, mix has a setting 'copid'" in capsys.readouterr().err
+
+
+def test_table_and_json_before_the_page(
+    trace: str, tmp_path: Path, capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the work of a replay whose page fails at the end; a page that cannot be made is refused before it."""
+    argv = ["replay", trace, "--method", "none", "--jobs", "1", "--json", str(tmp_path / "r.json")]
+    argv += ["--html", str(tmp_path / "r.html")]
+
+    def fail(*_: object, **__: object) -> str:
+        raise UnsupportedError("no page today")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("speculant.bench.report.replay_page.replay_page", fail)
+        assert main(argv) == 2
+    assert "MAT" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r.json").read_text())["rows"]
+    (tmp_path / "r.json").unlink()
+    monkeypatch.setattr("speculant.bench.report.extra.find_spec", lambda _: None)
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert "pip install jinja2 matplotlib" in err
+    assert out == ""
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_the_bundled_tokenizer_and_base(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """The name "bundled" is known for them as for the model, and no hub is asked; figures are explained."""
+    path = write(tmp_path / "t.jsonl", {"prompt": "Once upon a time", "output": " there was a little girl."})
+    assert main(["replay", path, "--tokenizer", "bundled", "--base", "bundled", "--jobs", "1"]) == 0
+    assert "MAT: mean accepted tokens per target pass" in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from speculant.api.result import Result
 from speculant.cli.comparison import Comparison, Timed
 from speculant.cli.report import Outcome, totals
@@ -19,7 +21,9 @@ def test_a_run_alone_claims_nothing() -> None:
     """Without --compare there is no speed-up and no identity."""
     record = outcome([1, 2], 1.0).to_json({"python": "3"})
     assert [key for key, value in record.items() if value is None] == [
+        "tokens_per_second_range",
         "baseline_tokens_per_second",
+        "baseline_tokens_per_second_range",
         "speedup",
         "speedup_range",
         "pairs",
@@ -40,9 +44,9 @@ def test_a_comparison_agrees_in_report_line_and_record() -> None:
     assert (record["speedup"], record["identical"], record["identical_to_hf"]) == (2.0, True, True)
     assert (record["baseline_tokens_per_second"], record["hf_tokens_per_second"]) == (1.0, 0.5)
     assert [line.split()[0] for line in compared.block().splitlines()] == [
-        "speed", "speed-up", "one", "identical", "reference", "drafting",
+        "speed", "plain", "speed-up", "one", "identical", "reference", "drafting",
     ]  # fmt: skip
-    assert "speed-up    2.00x over plain decoding at 1.0 tokens/s" in compared.block()
+    assert "speed       2.0 tokens/s, 2 tokens\nplain       1.0 tokens/s\nspeed-up    2.00x\n" in compared.block()
     assert "identical   yes, to plain decoding and to model.generate" in compared.block()
     assert "a long sentence" not in compared.block()
     assert "a long sentence" in compared.block(verbose=True)
@@ -50,13 +54,21 @@ def test_a_comparison_agrees_in_report_line_and_record() -> None:
 
 
 def test_several_pairs_show_their_spread() -> None:
-    """The median and the range; noise takes the claim back."""
+    """Speeds and speed-up are those of one pair, whose ratio is the median; noise takes the claim back."""
     comparison = Comparison(plain=[Timed([1, 2], 2.0)] * 3, drafted=[Timed([1, 2], each) for each in (1.0, 0.8)])
+    comparison.plain[1] = Timed([1, 2], 1.9)
     compared = outcome([1, 2], 1.6, comparison)
-    assert (
-        "speed-up    2.00x over plain decoding at 1.0 tokens/s (median of 3 pairs, 1.25x to 2.50x)" in compared.block()
-    )
-    assert compared.to_json({})["speedup_range"] == [1.25, 2.5]
+    assert compared.result.stats.tokens_per_second == 1.25
+    assert compared.block().splitlines()[:4] == [
+        "speed       2.0 (1.2 to 2.5) tokens/s, 2 tokens",
+        "plain       1.0 (1.0 to 1.1) tokens/s",
+        "speed-up    2.00x (1.25x to 2.38x)",
+        "            the pair in the middle of 3 in turns, and the least and the most of them",
+    ]
+    assert compared.line().startswith("2.0 tokens/s, speed-up 2.00x")
+    record = compared.to_json({})
+    assert (record["tokens_per_second"], record["tokens_per_second_range"]) == (2.0, [1.25, 2.5])
+    assert (record["baseline_tokens_per_second"], record["speedup_range"]) == (1.0, [1.25, 2.375])
     comparison.plain[1] = Timed([1, 2], 0.5)
     assert "too noisy to tell" in compared.block()
     assert compared.to_json({})["noisy"] is True
@@ -89,8 +101,10 @@ def test_totals_are_of_all_tokens_over_all_seconds() -> None:
     ]
     outcomes[1].result.stats.notes.append("a note")
     block = totals(outcomes)
-    assert "4.0 tokens/s: 12 tokens in 3.00 s" in block
+    assert "speed       5.0 tokens/s: 10 tokens in 2.00 s\nplain       2.0 tokens/s in 5.00 s\n" in block
     assert "1.00 tokens per target pass" in block
-    assert "speed-up    2.50x" in block
+    assert "speed-up    2.50x, prompts from 1.00x to 4.00x" in block
+    assert "2.50x is more than drafts can gain at 1.00 tokens per target pass" in block
+    assert "4.0 tokens/s: 12 tokens in 3.00 s" in totals([replace(each, comparison=None) for each in outcomes])
     assert "2 of 2 to plain decoding, 1 of 2 to model.generate" in block
     assert block.count("a note") == 1

@@ -47,12 +47,15 @@ def serving(memory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
         try:
             assert process.stderr is not None
             address = ""
+            block = list[str]()
             for line in process.stderr:
+                block.append(line)
                 if line.startswith("serving"):
                     address = line.split(" on ")[1].split()[0]
-                if line.startswith("docs"):
+                if line.startswith("page"):
                     break
             assert address
+            process.block = block  # type: ignore[attr-defined]
             yield process, address
         finally:
             process.kill()
@@ -67,17 +70,32 @@ def ask(address: str, **options: object) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_serves_and_ends_by_a_signal(tmp_path: Path) -> None:
-    """Guards the command as users run it: the block on start, an answer, SIGTERM, and the saved memory."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_serves_and_ends_by_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    """Guards the command as users run it: the block on start, an answer, a signal, exit code 0, the saved memory."""
     memory = tmp_path / "memory.speculant"
     with serving(memory) as (process, address):
         assert ask(address)["usage"]["completion_tokens"] == 8
         assert process.stderr is not None
         logged = json.loads(process.stderr.readline())
         assert (logged["path"], logged["status"], logged["completion_tokens"]) == ("/v1/completions", 200, 8)
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 143
+        os.kill(process.pid, number)
+        assert process.wait(60) == 0
+        assert f"memory saved to {memory}" in process.stderr.read()
     assert memory.exists()
+
+
+@pytest.mark.slow
+def test_a_broken_memory_is_said_where_the_server_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the block on start, which named a memory that was not used; `--memory-strict` refuses to start."""
+    memory = tmp_path / "memory.speculant"
+    memory.write_bytes(b"SPCLNT\r\nbroken")
+    with serving(memory) as (process, _):
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert any(line.startswith("memory") and "cannot be used" in line for line in process.block)  # type: ignore[attr-defined]
+    assert main(["serve", "--port", "0", "--memory", str(memory), "--memory-strict"]) == 1
+    assert str(memory) in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -100,13 +118,13 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 def test_a_killed_server_keeps_its_last_save(tmp_path: Path) -> None:
     """Guards `kill -9`: what was saved is there, and the next server drafts from it."""
     memory = tmp_path / "memory.speculant"
-    with serving(memory, "--save-seconds", "1", "--per-request-metrics") as (process, address):
+    with serving(memory, "--save-seconds", "1", "--per-request-metrics", "--no-base") as (process, address):
         first = ask(address, max_tokens=60)
         before = saves(address)
         until(lambda: saves(address) >= before + 2)  # one may have begun before the text had ended
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
-    with serving(memory, "--per-request-metrics") as (_, address):
+    with serving(memory, "--per-request-metrics", "--no-base") as (_, address):
         again = ask(address, max_tokens=60)
     assert again["choices"] == first["choices"]
     steps = [each["metrics"]["speculative_decoding"]["num_spec_steps"] for each in (first, again)]

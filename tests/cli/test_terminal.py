@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from itertools import islice
+from threading import Event
 from typing import Any
 
 import pytest
 
 from speculant.bench.suite.rows import Row
-from speculant.cli.bench_progress import Lines
-from speculant.cli.terminal import ERASE_LINE, Pace, colored, duration, print_table, progress, waiting
+from speculant.cli import heartbeat as heartbeat_module
+from speculant.cli.bench_progress import LongRun
+from speculant.cli.heartbeat import FIRST, beats
+from speculant.cli.terminal import ERASE_LINE, Pace, colored, duration, importing, print_table, progress, waiting
 
 CaptureFixture = pytest.CaptureFixture[str]
 
@@ -28,11 +33,44 @@ def test_the_pace_ignores_what_was_found() -> None:
     """Items of an earlier run take no time, so they must not shorten the estimate."""
     clock = Clock()
     pace = Pace(110, found=10, clock=clock)
-    pace.advance(10)
-    assert pace.seconds_left is None
+    assert (pace.done, pace.seconds_left) == (10, None)
     clock.now = 20.0
     pace.advance(10)
     assert pace.seconds_left == pytest.approx(180.0)
+
+
+def test_a_slow_start_is_no_pace() -> None:
+    """Compiling before the first of many units once promised 38 minutes where 2 were left."""
+    clock = Clock()
+    pace = Pace(51, clock=clock)
+    clock.now = 46.0
+    pace.advance()
+    assert pace.line("requests") == "1 of 51 requests"
+    clock.now = 57.0
+    assert pace.seconds_left is None  # nothing has followed yet
+    pace.advance(10)
+    assert pace.seconds_left == pytest.approx(40 * 1.1)
+    clock.now = 46.0
+    quick = Pace(1000, clock=clock)
+    quick.advance()
+    clock.now = 52.0
+    quick.advance()
+    assert quick.seconds_left is None
+    clock.now = 56.0
+    assert quick.seconds_left is not None
+
+
+def test_lines_have_no_zero_seconds_and_no_wrong_plural() -> None:
+    """Lines said "about 0 seconds left" and "1 of 1 shards"."""
+    clock = Clock()
+    pace = Pace(1, clock=clock)
+    clock.now = 1.0
+    assert pace.line("shards") == "0 of 1 shard"
+    pace.advance()
+    assert pace.line("shards") == "1 of 1 shard"
+    rest = Pace(100, clock=clock)
+    rest.advance(99)
+    assert rest.line("items") == "99 of 100 items"
 
 
 @pytest.mark.parametrize(
@@ -44,19 +82,67 @@ def test_durations(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_a_log_gets_lines_and_a_warning(capsys: CaptureFixture) -> None:
-    """Off a terminal a long run shows life twice a minute; more than ten minutes are announced once."""
+def test_no_time_is_negative() -> None:
+    """More units than were announced leave nothing to do, not less."""
     clock = Clock()
-    lines = Lines(100, clock=clock)
+    pace = Pace(10, clock=clock)
+    clock.now = 6.0
+    pace.advance(12)
+    assert pace.seconds_left == 0.0
+    assert duration(-1.0) == "0 seconds"
+
+
+def test_a_long_run_is_announced_once(capsys: CaptureFixture) -> None:
+    """More than ten minutes are a reason to ask for less."""
+    clock = Clock()
+    warning = LongRun(100, clock=clock)
     for _ in range(3):
         clock.now += 20.0
-        lines.advance(1)
-    err = capsys.readouterr().err.splitlines()
-    assert err[0].startswith("warning: this will take about 33 minutes more, by the 1 of 100 items so far.")
-    assert err[1:] == ["2 of 100 items, about 33 minutes left."]
-    silent = Lines(2, clock=clock, silent=True)
-    clock.now += 60.0
-    silent.advance(1)
+        warning.advance(1)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: this will take about 33 minutes more, by the 2 of 100 items so far.")
+
+
+def test_lines_of_a_log_say_how_far_it_is() -> None:
+    """With units, and the time left once it can be told."""
+    clock = Clock()
+    pace = Pace(4000, clock=clock)
+    assert pace.line("tokens") == "0 of 4,000 tokens"
+    clock.now = 10.0
+    pace.advance(1000)
+    assert pace.line("tokens") == "1,000 of 4,000 tokens, about 30 seconds left"
+    unknown = Pace(None, clock=clock)
+    unknown.advance(2_500_000)
+    assert unknown.line("bytes") == "2.5 MB"
+
+
+def test_logs_are_never_silent_for_long(monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
+    """While something takes long, lines come: the first within two seconds, later ones after a tenth of the time."""
+    monkeypatch.setattr(heartbeat_module, "FIRST", FIRST)
+    due = list(islice(beats(), 60))
+    gaps = [after - before for before, after in zip([0.0, *due], due, strict=False)]
+    assert due[0] <= 2.0
+    assert all(gap <= max(2.0, 0.1 * before + 1e-9) for gap, before in zip(gaps, [0.0, *due], strict=False))
+    monkeypatch.setattr(heartbeat_module, "FIRST", 0.0)
+    printed = Event()
+    monkeypatch.setattr("builtins.print", lambda *_, **__: printed.set())
+    with waiting("loading"):
+        assert printed.wait(60)
+
+
+def test_imports_are_announced_at_once(monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
+    """No other thread can print while a library is being mapped; once it is there, nothing is said."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    before = gc.get_freeze_count()
+    with importing("PyTorch"):
+        assert capsys.readouterr().err == "loading PyTorch ...\n"
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
+    gc.unfreeze()
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    with importing("PyTorch"):
+        pass
     assert capsys.readouterr().err == ""
 
 
@@ -66,7 +152,7 @@ def row(seconds: float, **changes: Any) -> Row:
 
 
 def test_bars_are_for_terminals(capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe gets nothing, a terminal a bar with the rate and status lines that vanish."""
+    """A pipe gets nothing of what takes no time, a terminal a bar with the rate and status lines that vanish."""
     with progress("reading", 10, "bytes") as advance, waiting("loading"):
         advance(5)
         advance()

@@ -9,7 +9,7 @@ import pytest
 
 from models import tiny_model
 from speculant.cli.main import main
-from speculant.cli.train_progress import line
+from speculant.cli.train_progress import line, loss_by_depth
 from speculant.cli.values import byte_count
 from speculant.training.evaluate import Acceptance
 from speculant.training.kinds import DRAFT_MODEL, KINDS
@@ -44,7 +44,7 @@ def test_from_prompts_to_a_head_that_drafts(
     stdout, stderr = capsys.readouterr()
     assert "acceptance " in stdout
     assert "step 4 of 4" in stderr
-    assert "warning" not in stderr
+    assert "warning: the texts" not in stderr
     record = json.loads((out / "training.json").read_text())
     assert record["target"]["name"] == tiny_folder.name
     card = (out / "README.md").read_text()
@@ -52,8 +52,32 @@ def test_from_prompts_to_a_head_that_drafts(
     assert str(tmp_path) not in card
     assert main(["train", "eagle", *given]) == 2
     assert "trained head already" in capsys.readouterr().err
-    assert main(["train", "eagle", *given, "--resume"]) == 0
-    assert "finished" in capsys.readouterr().err
+    assert main(["train", "eagle", *given, "--resume"]) == 2
+    assert "is finished, so there is nothing to go on with. To train it further" in capsys.readouterr().err
+
+
+def test_a_training_that_gained_nothing_says_so(
+    texts: Path, tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture
+) -> None:
+    """Guards against a head that is as it was at first and looks trained; losses before the first step are no 0.000."""
+    given = ["--model", str(tiny_folder), "--data", str(texts), "--out", str(tmp_path / "head"), *SHORT]
+    assert main(["train", "eagle", *given, "--lr", "1e-12"]) == 0
+    err = capsys.readouterr().err
+    assert "warning: no measurement was better than the first, so the head is as it was before training" in err
+    assert "step 0 of 4  loss -  agreement" in err
+
+
+def test_as_many_texts_as_prompts(tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Without --texts and --rows no more are written than there are prompts, and later more can be added."""
+    (tmp_path / "p.txt").write_text("Once upon a time\nTom had a dog\nThe cat sat\n")
+    argv = ["train", "data", "--model", str(tiny_folder), "--prompts", str(tmp_path / "p.txt"), "--new-tokens", "5"]
+    argv += ["--out", str(tmp_path / "texts"), "--threads", "1"]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert "texts       3 in" in out
+    assert "1 shard of 3 texts" in err
+    assert main([*argv, "--texts", "6"]) == 0
+    assert "found       1 shard of an earlier run" in capsys.readouterr().out
 
 
 def test_from_texts_to_a_draft_model_that_drafts(
@@ -189,9 +213,9 @@ def test_options_of_a_kind_are_set_by_name(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--data", "nothing-here"], "no data at"),
+        (["--data", "nothing-here"], "there is no file or folder nothing-here"),
         (["--data", __file__], r".jsonl file was expected"),
-        (["--data", "x", "--loss", "mse"], "no loss"),
+        (["--data", __file__, "--loss", "mse"], "no loss"),
         (["--data", "x", "--cache", "much"], "2GB"),
         (["--data", "x", "--lr", "0"], "above 0"),
     ],
@@ -231,8 +255,10 @@ def test_progress_lines_have_losses_and_acceptance() -> None:
     now = Progress(200, 0.5, (0.41, 0.52), 30.0, 31.0, 1234.5, found, True)
     settings = TrainSettings(steps=400)
     assert line(now, settings) == (
-        "step 200 of 400  loss 0.410 0.520  agreement 0.700 0.500 (chain 2.20) *  1,234 tokens/s  31 seconds left"
+        "step 200 of 400  loss at depths 1 to 2: 0.410 0.520  agreement 0.700 0.500 (chain of 2.20 tokens, best so far)"
+        "  1,234 tokens/s  31 seconds left"
     )
+    assert loss_by_depth(Progress(0, 0.0, (0.5, 0.0), 0.0, None, 0.0)) == "loss at depths 1 to 2: 0.500 -"
     assert line(Progress(3, 0.01, (1.0,), 1.0, None, 10.0), settings) == "step 3 of 400  loss 1.000  10 tokens/s"
 
 

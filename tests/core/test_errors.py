@@ -15,6 +15,7 @@ PARENTS = {
     "UnknownMethodError": "UsageError",
     "PromptError": "UsageError",
     "UnsupportedError": "UsageError",
+    "DraftsRefusedError": "UnsupportedError",
     "ModelError": "SpeculantError",
     "ModelNotFoundError": "ModelError",
     "TokenizerError": "ModelError",

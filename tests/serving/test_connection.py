@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import time
@@ -258,14 +259,56 @@ def test_heads_that_are_none(listening: Any, head: bytes) -> None:
         assert ask(address)["usage"]["completion_tokens"] == 12
 
 
-def test_connections_are_bounded(listening: Any) -> None:
-    """Guards `max_connections`: requests beyond get 503 at once, and others are served when some have left."""
+def test_the_oldest_idle_connection_makes_room(listening: Any) -> None:
+    """Guards clients from connections that ask nothing: beyond `max_connections` the oldest of them is closed."""
     with listening(max_connections=4) as (server, address):
-        held = [connect(address) for _ in range(4)]
+        held = [connect(address)]
+        for count in range(2, 5):
+            until(lambda count=count: len(server.server_state.connections) == count - 1)  # type: ignore[misc]
+            held.append(connect(address))
         until(lambda: len(server.server_state.connections) == 4)
-        with connect(address, request()) as client:
-            assert client.recv(100).startswith(b"HTTP/1.1 503 ")
+        assert ask(address)["usage"]["completion_tokens"] == 12
+        assert rest_of(held[0]) == b""  # closed
+        for each in held[1:]:
+            each.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                each.recv(1)
         for each in held:
             each.close()
-        until(lambda: not server.server_state.connections)
+
+
+def test_health_has_room_of_its_own(listening: Any) -> None:
+    """Guards load balancers: while every place is taken by requests others get 503, and `/health` answers."""
+    head = HEAD.format(100).encode() + b"{"
+    with listening(max_connections=2) as (server, address):
+        held = [connect(address, head) for _ in range(2)]
+        until(lambda: len(server.server_state.tasks) == 2)
+        with connect(address, request()) as client:
+            found = rest_of(client)
+        assert found.startswith(b"HTTP/1.1 503 ")
+        assert b"no_room" in found
+        with urlopen(f"http://{address[0]}:{address[1]}/health", timeout=60) as answer:
+            assert answer.status == 200
+        for each in held:
+            each.close()
+        until(lambda: not server.server_state.tasks)
         assert ask(address)["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"GET /health HTTP/1.1\r\nHost: localhost\nX-One: 1\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: localhost\n\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-One: 1\r\n  2\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-One: 1\r\n\tContent-Length: 5\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_heads_with_two_readings_end_the_connection(listening: Any, head: bytes, pipelined: bool) -> None:
+    """Guards against smuggled requests (RFC 9112): two lengths, bare line feeds, folded lines, behind a request too."""
+    good = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with listening() as (_, address), connect(address, (good if pipelined else b"") + head + good) as client:
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", rest_of(client))
+    assert statuses == [b"200"] * pipelined + [b"400"]

@@ -106,3 +106,12 @@ async def test_waiting_for_a_grammar_ends(ending: Speculator, monkeypatch: pytes
             ending.compile_constraint(Constraint.regex("("))
     finally:
         patient.close()
+
+
+@pytest.mark.parametrize("grammar", ["start", "#", "?", "\n", "// nothing", "A: B", "%ignore /x/", ":", "{"])
+async def test_grammars_without_a_rule_are_refused(connect: Connect, ending: Speculator, grammar: str) -> None:
+    """Guards against 500 for texts that define nothing: 400, with the parameter's name."""
+    async with connect(served=ending) as client:
+        answer = await client.post("/v1/completions", json=completion(structured_outputs={"grammar": grammar}))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "structured_outputs"

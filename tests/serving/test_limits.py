@@ -17,6 +17,8 @@ pytestmark = pytest.mark.anyio
     ("changes", "param", "status"),
     [
         ({"max_token": 3}, "max_token", 400),
+        ({"stream": True, "stream_options": {"include_usag": True}}, "stream_options.include_usag", 400),
+        ({"messages": None}, "messages", 400),
         ({"temperature": "0.5"}, "temperature", 400),
         ({"temperature": -1}, "temperature", 400),
         ({"top_p": 0}, "top_p", 400),
@@ -54,6 +56,56 @@ async def test_bad_parameters_are_named(
     assert error["type"] == "invalid_request_error"
     if param is not None and "[" not in param:
         assert error["param"] == param
+
+
+async def test_unknown_parameters_come_with_the_near_name(connect: Connect) -> None:
+    """Guards the way out of a misspelt parameter, at the top and in objects."""
+    async with connect() as client:
+        for changes, message in (
+            ({"max_token": 3}, "there is no parameter 'max_token'; did you mean 'max_tokens'?"),
+            (
+                {"stream": True, "stream_options": {"include_usag": True}},
+                "there is no parameter 'stream_options.include_usag'; did you mean 'include_usage'?",
+            ),
+            ({"qqq": 3}, "there is no parameter 'qqq'; leave it out."),
+        ):
+            error = (await client.post("/v1/chat/completions", json=chat() | changes)).json()["error"]
+            assert (error["message"], error["code"]) == (message, "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "named"), [(2000, 3000, "512 positions"), (400, 500, "allows 400"), (400, 1000, "allows 400")]
+)
+async def test_the_smaller_limit_of_new_tokens_is_named(connect: Connect, allowed: int, asked: int, named: str) -> None:
+    """Guards the message: who heeds the server's limit must not meet the model's smaller one next."""
+    async with connect(max_new_tokens=allowed) as client:
+        answer = await client.post("/v1/completions", json=completion(max_tokens=asked))
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain", "multipart/form-data"])
+async def test_bodies_that_are_not_declared_as_json(connect: Connect, kind: str | None) -> None:
+    """Guards curl without a header: 415 names the header to send."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    async with connect() as client:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            answer = await client.post(path, content=json.dumps(chat()).encode(), headers=headers)
+            assert answer.status_code == 415, answer.text
+            assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+async def test_paths_and_methods_that_there_are_not(connect: Connect) -> None:
+    """Guards the way out: the near path, or the right method."""
+    async with connect() as client:
+        misspelt = await client.post("/v1/chat/completion", json=chat())
+        other = await client.get("/nothing")
+        wrong = await client.get("/v1/completions")
+    assert (misspelt.status_code, other.status_code, wrong.status_code) == (404, 404, 405)
+    assert "did you mean /v1/chat/completions?" in misspelt.json()["error"]["message"]
+    assert "/openapi.json" in other.json()["error"]["message"]
+    assert "send POST" in wrong.json()["error"]["message"]
+    assert wrong.headers["allow"] == "POST"
 
 
 async def test_neutral_values_are_taken(connect: Connect) -> None:
@@ -112,7 +164,9 @@ async def test_keys(connect: Connect) -> None:
 async def test_other_hosts_names_are_refused_on_loopback(connect: Connect) -> None:
     """Guards against pages that reach a loopback server without keys by a name of their own."""
     async with connect() as client:
-        assert (await client.get("/v1/models", headers={"Host": "evil.example"})).status_code == 400
+        refused = await client.get("/v1/models", headers={"Host": "evil.example"})
+        assert refused.status_code == 400
+        assert "SPECULANT_ALLOWED_HOSTS" in refused.json()["error"]["message"]
         assert (await client.get("/v1/models", headers={"Host": "localhost:8000"})).status_code == 200
 
 
@@ -219,3 +273,31 @@ async def test_a_full_device_ends_the_youngest(connect: Connect, speculator: Any
         assert (await old).status_code == 200
     assert young.status_code == 503
     assert young.json()["error"]["code"] == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_token": None},
+        {"temperature": None, "top_k": None, "tools": None, "n": None},
+        {"thinking": None, "stream_options": None},
+        {"messages": [{"role": "user", "content": "Once upon a time", "cache_control": None}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Once upon a time", "citations": None}]}]},
+    ],
+)
+async def test_null_is_as_if_left_out(connect: Connect, changes: dict[str, Any]) -> None:
+    """Guards clients that send every field they know: null asks for nothing, in fields that the server lacks too."""
+    async with connect() as client:
+        expected = await client.post("/v1/chat/completions", json=chat())
+        body = chat() | {name: value for name, value in changes.items() if name != "temperature"}
+        found = await client.post("/v1/chat/completions", json=body)
+    assert found.status_code == 200, found.text
+    assert found.json()["choices"] == expected.json()["choices"]
+
+
+async def test_null_of_the_tokenizer(connect: Connect) -> None:
+    """Guards `/tokenize` likewise."""
+    async with connect() as client:
+        expected = (await client.post("/tokenize", json={"prompt": "a"})).json()
+        found = await client.post("/tokenize", json={"prompt": "a", "add_special_tokens": None, "unknown": None})
+    assert found.json() == expected

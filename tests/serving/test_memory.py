@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from servers import Connect, chat, client_of, completion, make_app, make_speculator, running
-from speculant.core.errors import FileError, UnsupportedError
+from speculant.core.errors import FileError, MemoryFileError, UnsupportedError
 from speculant.serving.keys import tenant_name
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +100,7 @@ async def test_a_full_disk_leaves_the_last_save(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("speculant.memory.file.os.fsync", full)
+    monkeypatch.setattr("speculant.memory.aside.os.fsync", full)
     app = make_app(make_speculator(model, tokenizer), memory=path)
     with caplog.at_level("ERROR", "speculant.serving"):
         async with running(app), client_of(app) as client:
@@ -123,6 +123,33 @@ async def test_what_a_killed_save_left_does_not_matter(model: Any, tokenizer: An
         async with running(app):
             counts.append(await drafted(app))
     assert counts[1] > counts[0]
+
+
+async def test_a_broken_memory_is_counted(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Guards a memory that cannot be used: a gauge says so, and with `memory_strict` the server does not start."""
+    path = tmp_path / "memory.speculant"
+    path.write_bytes(b"SPCLNT\r\nbroken")
+    app = make_app(make_speculator(model, tokenizer), memory=path)
+    async with running(app), client_of(app) as client:
+        text = (await client.get("/metrics")).text
+    assert 'speculant_memory_unused{model_name="tiny"} 1.0' in text
+    assert list(app.state.unused_memories) == [path]
+    with pytest.raises(MemoryFileError):
+        make_app(make_speculator(model, tokenizer), memory=path, memory_strict=True)
+    path.unlink()
+    app = make_app(make_speculator(model, tokenizer), memory=path, memory_strict=True)
+    async with running(app), client_of(app) as client:
+        text = (await client.get("/metrics")).text
+    assert 'speculant_memory_unused{model_name="tiny"} 0.0' in text
+
+
+async def test_the_last_save_is_logged(model: Any, tokenizer: Any, tmp_path: Path, caplog: Any) -> None:
+    """Guards the end: the log says where the memory is."""
+    path = tmp_path / "memory.speculant"
+    with caplog.at_level("INFO", "speculant.serving"):
+        async with running(make_app(make_speculator(model, tokenizer), memory=path)):
+            pass
+    assert f"memory saved to {path}" in caplog.text
 
 
 async def test_a_file_that_is_not_understood_is_kept(model: Any, tokenizer: Any, tmp_path: Path) -> None:

@@ -184,6 +184,19 @@ async def test_prediction_drafts_and_changes_nothing(connect: Connect) -> None:
     assert measured["mean_acceptance_length"] > 1
 
 
+@pytest.mark.parametrize("usage", [False, True])
+async def test_metrics_of_streams(connect: Connect, usage: bool) -> None:
+    """Guards clients that read the first choice of every chunk: only usage has a chunk of its own."""
+    extra = {"stream_options": {"include_usage": True}} if usage else {}
+    async with connect(per_request_metrics=True) as client:
+        for path, body in (("/v1/chat/completions", chat(n=2, **extra)), ("/v1/completions", completion(**extra))):
+            answer = await client.post(path, json=body | {"stream": True})
+            chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            assert all(chunk["choices"] for chunk in chunks[:-1])
+            assert bool(chunks[-1]["choices"]) != usage
+            assert ["metrics" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
 async def test_per_request_metrics(connect: Connect) -> None:
     """Guards vLLM's form: steps and accepted tokens add up to the text; none are given for several choices."""
     async with connect(per_request_metrics=True) as client:

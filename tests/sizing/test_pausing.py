@@ -15,14 +15,14 @@ from trees import chain
 from walks import curve, observe
 
 
-def asked(pausing: Pausing, gain: float, took: float, rounds: int) -> int:
-    """Return in how many rounds a draft is asked for, where all gain and take the same."""
+def asked(pausing: Pausing, gain: float, took: float, rounds: int, *, hoped: float | None = None) -> int:
+    """Return in how many rounds a draft is asked for, where all gain and take the same, and are hoped to gain more."""
     count = 0
     for _ in range(rounds):
         if pausing.left:
             pausing.skip()
         else:
-            pausing.observe(gain, took, 1.0)
+            pausing.observe(gain if hoped is None else hoped, took, 1.0, gain - took)
             count += 1
     return count
 
@@ -39,7 +39,8 @@ def test_cheap_drafting_pauses_for_few_rounds() -> None:
     """Guards drafters that cost little: a text that begins to repeat itself is noticed soon."""
     pausing = Pausing()
     assert asked(pausing, 0.0, 0.02, 900) >= 98
-    assert pausing.begin() == Pausing()
+    begun = pausing.begin()
+    assert (begun.pause, begun.left) == (0, 0)
 
 
 def test_drafts_that_pay_end_a_pause() -> None:
@@ -48,6 +49,24 @@ def test_drafts_that_pay_end_a_pause() -> None:
     asked(pausing, 0.0, 0.5, 500)
     asked(pausing, 2.0, 0.5, 200)
     assert asked(pausing, 2.0, 0.5, 50) == 50
+
+
+@pytest.mark.parametrize("took", [0.1, 0.4, 2.0])
+def test_promises_that_are_never_kept_cost_a_small_share(took: float) -> None:
+    """Guards drafters that stay sure of themselves, and sizes spent on learning: what was lost ends them, 1 % of it."""
+    pausing = Pausing()
+    asked(pausing, 0.0, took, 1000, hoped=5.0)
+    assert asked(pausing, 0.0, took, 5000, hoped=5.0) * took / 5000 < 0.01
+    assert asked(pausing, 3.0, took, 5000) > 4000
+
+
+def test_a_new_request_may_find_out_for_itself() -> None:
+    """Guards requests after a hopeless one: a few cheap drafts at once, which go on where they gain."""
+    pausing = Pausing()
+    asked(pausing, 0.0, 0.1, 1000, hoped=5.0)
+    assert pausing.left
+    assert asked(pausing.begin(), 1.0, 0.1, 100) == 100
+    assert 2 < asked(pausing.begin(), 0.0, 0.1, 100, hoped=5.0) < 15
 
 
 def test_a_new_request_goes_on_with_a_long_pause() -> None:

@@ -207,7 +207,8 @@ def test_folders_with_other_content_are_left_alone(tmp_path: Path) -> None:
     tiny_training(tmp_path / "head", steps=1)
     with pytest.raises(UsageError, match="trained head"):
         tiny_training(tmp_path / "head", steps=1)
-    assert tiny_training(tmp_path / "head", steps=1, files={"resume": True}) is None
+    with pytest.raises(UsageError, match="is finished, so there is nothing to go on with"):
+        tiny_training(tmp_path / "head", steps=1, files={"resume": True})
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

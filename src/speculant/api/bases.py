@@ -8,7 +8,7 @@ from pathlib import Path
 
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.drafters.mix.base import MOST_BASES, MixBase, read_base
-from speculant.memory.bases import find_bases
+from speculant.memory.bases import bundled_base, find_base, find_bases, read_base_header
 from speculant.registry import METHODS, Method
 
 AUTOMATIC = "auto"
@@ -25,13 +25,15 @@ def open_bases(
 
     Args:
         method: the drafter's.
-        base: files, or bases that are open already, whose tokenizer is not checked again; "auto" for those of the
-            user's folder that fit, where the method takes any; None for none.
+        base: files, "bundled" for the one that comes with the package, or bases that are open already, whose tokenizer
+            is not checked again; "auto" for those of the user's folder that fit, and for the bundled one if that fits,
+            where the method takes any; None for none.
         vocabulary: V, the number of token ids.
         tokenizer: its fingerprint.
 
     Raises:
         UnsupportedError: the method takes no bases, or a base is of another vocabulary.
+        FileError: there is no such file.
         MemoryFileError: a file cannot be used. Of the user's folder such files are left out, and logged as warnings.
     """
     if base == AUTOMATIC:
@@ -41,14 +43,15 @@ def open_bases(
         usable = ", ".join(name for name, each in METHODS.items() if each.takes_bases)
         raise UnsupportedError(f"the method '{method.name}' takes no base. Leave it out, or use one of {usable}.")
     return tuple(
-        each if isinstance(each, MixBase) else read_base(Path(each), vocabulary=vocabulary, tokenizer=tokenizer)
+        each if isinstance(each, MixBase) else read_base(find_base(each), vocabulary=vocabulary, tokenizer=tokenizer)
         for each in given
     )
 
 
 def _automatic(vocabulary: int, tokenizer: str) -> tuple[MixBase, ...]:
     found: list[MixBase] = []
-    for path in find_bases(tokenizer):
+    bundled = [bundled_base()] if read_base_header(bundled_base()).tokenizer == tokenizer else []
+    for path in [*find_bases(tokenizer), *bundled]:
         if len(found) == MOST_BASES:
             _logger.warning("more than %d bases fit this tokenizer; %s is left out.", MOST_BASES, path)
             continue

@@ -6,8 +6,8 @@
             ...
 
 Each request has its own cache, options, random stream and stop, yields what it would yield alone, and fails alone.
-Prompts are read between rounds, long ones in chunks, so that they do not hold up the texts of the others, and short
-ones several in a pass (Orca, Yu et al., OSDI 2022).
+Prompts are read between rounds, long ones in chunks, so that they hold up neither the texts of the others nor short
+prompts, and short ones several in a pass (Orca, Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from speculant.api.engines import AnyEngine
-from speculant.api.prefix_cache import BLOCK, PrefixCache, shared_prefix
+from speculant.api.options import check_number
+from speculant.api.prefix_cache import PrefixCache
+from speculant.api.prefix_sharing import PrefixSharing
+from speculant.api.prompt_queue import CPU_CHUNK, GPU_CHUNK, PromptQueue
 from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.stats import BatchStats
 from speculant.decoding.step import Parts, prefill, step
-
-PREFILL_TOKENS = 512  # of prompts, read between two rounds
-SHARED_TOKENS = 256  # of several prompts in one pass: more rows gain little, and first tokens come with the pass's end
 
 
 class BatchError(SpeculantError):
@@ -65,6 +65,7 @@ class Batch:
         size: int,
         keep_caches: bool = False,
         prefixes: PrefixCache | None = None,
+        prompt_chunk: int | None = None,
     ) -> None:
         """Begin an empty batch; `Speculator.batch` is the usual way in.
 
@@ -75,21 +76,26 @@ class Batch:
             size: the most requests in a pass.
             keep_caches: whether results hold their caches for a next turn. Those of many requests fill the memory.
             prefixes: where prompts find what they share with earlier ones, or None.
+            prompt_chunk: the most prompt tokens of a pass, which is how long texts may wait between two rounds; None
+                for as many as suit the device.
 
         Raises:
             UsageError: there would be no room, or `prefixes` are another model's.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
+        check_number("prompt_chunk", prompt_chunk, least=1, whole=True)
         self._prepare, self._parts, self._engine = prepare, parts, engine
         self._size, self._keep_caches, self.prefix_cache = size, keep_caches, prefixes
+        self._sharing = PrefixSharing(prefixes, keep_caches=keep_caches)
+        chunk = prompt_chunk or (CPU_CHUNK if engine.model.device.type == "cpu" else GPU_CHUNK)
+        self._unread = PromptQueue(chunk, begin=lambda generation: self._sharing.begin(generation, self._admitted))
         if prefixes is not None:
             prefixes.attach(engine)
         self._waiting: deque[Generation] = deque()
         self._admitted: list[Generation] = []
         self._pieces: deque[tuple[Generation, Piece]] = deque()  # not handed out yet
         self._interrupt: BaseException | None = None
-        self._reading = 0  # tokens of prompts that may be read before the next round
         self.stats = BatchStats(size=size)
 
     def __len__(self) -> int:
@@ -119,6 +125,7 @@ class Batch:
             UsageError: it is decoded elsewhere, or was.
         """
         generation.sequence.claim()
+        generation.takes_prefix = self._takes_prefix(generation)
         self._waiting.append(generation)
         return generation
 
@@ -162,8 +169,6 @@ class Batch:
     def step(self) -> list[tuple[Generation, Piece]]:
         """Run a round, then read prompts by a pass; return what was added to each text, an empty piece if one failed.
 
-        Where further prompts are to be read, steps may follow that do that alone.
-
         Raises:
             OutOfMemoryError: the pass, or the prompt of the next request, does not fit. Nothing is lost: `remove` a
                 request, then go on.
@@ -199,13 +204,9 @@ class Batch:
         began = time.perf_counter()
         try:
             with torch.no_grad():
-                chosen = self._next_prompts() if self._reading > 0 else []
-                if not chosen:
-                    self._round()
-                    self._raise_interrupt()
-                    self._reading = PREFILL_TOKENS
-                    chosen = self._next_prompts()
-                self._read_prompts(chosen)
+                self._round()
+                self._raise_interrupt()
+                self._read_prompts(self._next_prompts())
         finally:
             self.stats.seconds += time.perf_counter() - began
             self.stats.notes = list(self._engine.notes)
@@ -235,19 +236,21 @@ class Batch:
     def _read_prompts(self, chosen: Sequence[tuple[Generation, int]]) -> None:
         """Read tokens of prompts by one pass, and take the first tokens of those that are read."""
         began, generations = time.perf_counter(), [generation for generation, _ in chosen]
-        self._reading -= sum(count for _, count in chosen)
         try:
             self._read(chosen)
         except OutOfMemoryError as error:
             unread = [each for each in generations if not (each.left or each.sequence.sources)]
-            if not any(each.sequence.sources for each in self._admitted):  # nobody will leave and make room for it
-                self._fail(unread.pop(0), error)
-                self._wait_again(unread)
-            else:
+            if any(each.sequence.active for each in self._admitted):
                 self._wait_again(unread)
                 raise
+            if not any(each.sequence.sources for each in self._admitted):  # nobody leaves and makes room for it
+                self._fail(unread.pop(0), error)
+            self._wait_again(unread)
         finally:
-            self.stats.tokens += sum(bool(generation.sequence.sources) for generation in generations)
+            for generation in generations:
+                if generation.sequence.sources:
+                    self.stats.tokens += 1
+                    self._unread.remove(generation)
             self.stats.prefill_seconds += time.perf_counter() - began
             self._collect(generations)
         self._raise_interrupt()
@@ -274,72 +277,22 @@ class Batch:
 
     def _wait_again(self, generations: Sequence[Generation]) -> None:
         """Queue requests whose prompts found no room; there may be some when others have left."""
-        self._reading = 0
         for generation in reversed(generations):
             self._admitted.remove(generation)
+            self._unread.remove(generation)
             self._waiting.appendleft(generation)
 
     def _next_prompts(self) -> list[tuple[Generation, int]]:
-        """Admit waiting requests; return those whose prompts the next pass reads, and how many tokens of each.
+        """Admit waiting requests; return those whose prompts the next pass reads, and how many tokens of each."""
+        while self._waiting and len(self._admitted) < self._size:
+            self._admitted.append(self._waiting.popleft())
+            self._unread.add(self._admitted[-1], cached=self._sharing.known(self._admitted[-1]))
+        return self._unread.next()
 
-        Prompts join a pass whole, and where nothing was read of them before, so that a failed pass costs little. One
-        that begins like another of the pass waits for the next one and takes what they share from there.
-        """
-        chosen, count, most = list[tuple[Generation, int]](), 0, self._reading
-        unread = deque(each for each in self._admitted if not (each.sequence.sources or each.left))
-        while True:
-            if not unread:
-                if not self._waiting or len(self._admitted) >= self._size or self._shares(self._waiting[0], chosen):
-                    return chosen
-                self._admitted.append(self._waiting.popleft())
-                self._begin_with_prefix(self._admitted[-1])
-                unread.append(self._admitted[-1])
-            generation = unread.popleft()
-            left, most = generation.target.unread, min(most, generation.chunk or most)
-            if chosen and (count + left > min(most, SHARED_TOKENS) or _begun(generation) or _begun(chosen[0][0])):
-                return chosen
-            chosen.append((generation, min(left, most)))
-            count += chosen[-1][1]
-
-    def _shares(self, generation: Generation, chosen: Sequence[tuple[Generation, int]]) -> bool:
-        """Return whether a prompt begins like one that is about to be read, so that their rows should be shared."""
-        prompt = generation.sequence.start.prompt
-        return self._takes_prefixes(generation) and any(
-            shared_prefix(prompt, each.sequence.start.prompt) >= BLOCK for each, _ in chosen
-        )
-
-    def _takes_prefixes(self, generation: Generation) -> bool:
-        """Return whether a prompt may begin with what is cached of it; not where its drafter needs to see all of it."""
-        target = generation.target
-        return self.prefix_cache is not None and not self._parts.drafter.needs.prompt and target.shares_prefixes
-
-    def _begin_with_prefix(self, generation: Generation) -> None:
-        """Let a prompt begin with what is cached of it already."""
-        prefixes, sequence, target = self.prefix_cache, generation.sequence, generation.target
-        if prefixes is None or target.length or not self._takes_prefixes(generation):
-            return
-        active = [(each.cached(), each.target.cache) for each in self._admitted if each.shareable]
-        try:
-            found = prefixes.copy_prefix(sequence.start.prompt, active)
-        except OutOfMemoryError:
-            prefixes.clear()  # what is kept must not stand in the way of what is asked for
-            return
-        if found is not None:
-            target.begin_with(found)
-            generation.result.cache = found
-            sequence.stats.prompt_tokens, sequence.stats.reused_tokens = target.unread, target.length
-
-    def _keep_prefix(self, generation: Generation) -> None:
-        """Keep the cache of a request that leaves, for prompts that begin like its text."""
-        prefixes, target = self.prefix_cache, generation.target
-        if prefixes is None or not generation.shareable:
-            return
-        target.rollback()
-        tokens = generation.cached()
-        try:
-            prefixes.put(tokens, target.cache if self._keep_caches else target.detach(), copy=self._keep_caches)
-        except OutOfMemoryError:
-            prefixes.clear()
+    def _takes_prefix(self, generation: Generation) -> bool:
+        """Return whether a prompt may begin with cached rows; not where all of it is to be computed."""
+        whole = self._parts.drafter.needs.prompt or generation.sequence.records_prompt
+        return self.prefix_cache is not None and not whole and generation.target.shares_prefixes
 
     def _collect(self, generations: Sequence[Generation]) -> None:
         """Take what a round added to the texts, since the caches have it; retire requests that ended or failed."""
@@ -380,10 +333,11 @@ class Batch:
             generation.sequence.close()
         except BaseException as error:
             self._fail(generation, error)
-        self._keep_prefix(generation)
+        self._sharing.keep(generation)
         if not self._keep_caches:
             generation.sequence.cache.release()
             generation.result.cache = None
+        self._unread.remove(generation)
         for queue in (self._waiting, self._admitted):  # last: what an interrupt left undone is done in the next round
             if generation in queue:
                 queue.remove(generation)
@@ -392,8 +346,3 @@ class Batch:
         error, self._interrupt = self._interrupt, None
         if error is not None:
             raise error
-
-
-def _begun(generation: Generation) -> bool:
-    """Return whether a part of a prompt was read."""
-    return generation.sequence.began is not None

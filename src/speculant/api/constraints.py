@@ -178,7 +178,10 @@ class ConstraintCompiler:
             UnsupportedError: llguidance is not installed, or does not know this kind of tokenizer.
         """
         if not isinstance(constraint, Constraint):
-            raise UsageError(f"constraint takes a speculant.Constraint, not {type(constraint).__name__}.")
+            raise UsageError(
+                f"constraint takes a speculant.Constraint, not {type(constraint).__name__}: "
+                "Constraint('json', json.dumps(schema)), Constraint('regex', ...) or Constraint('lark', ...)."
+            )
         if not ends:
             raise UsageError("a constraint needs a token that ends the text; set eos_token_id.")
         key = constraint, ends

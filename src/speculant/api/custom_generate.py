@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput, logits_process, stopping_criteria
 
 from speculant.api.batch import Batch, BatchError
+from speculant.api.options import check_stop
 from speculant.api.result import Generation, Stream
-from speculant.core.errors import UnsupportedError
+from speculant.core.errors import TokenizerError, UnsupportedError
 from speculant.decoding.step import Parts
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.generate_capture import Call, check
@@ -40,12 +41,16 @@ class Bound:
 
     Attributes:
         begin: returns the request that a call of one row makes.
+        drafts: returns whether drafts can be verified on a call.
+        reads_padding: returns whether padding in front of a row decides its text.
         parts: returns what decodes a request by itself.
         batch: returns an empty batch of a size.
         streamer, stop, seed, tokenizer: see `Speculator.bind`.
     """
 
     begin: Callable[..., Generation]
+    drafts: Callable[[Call], bool]
+    reads_padding: Callable[[], bool]
     parts: Callable[[], Parts]
     batch: Callable[[int], Batch]
     streamer: Any
@@ -79,8 +84,28 @@ class Bound:
         """
         call = Call()
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        if input_ids.shape[0] > 1 and not self.drafts(call):
+            return self._plainly(call)
         rows = [self._alone(call)] if input_ids.shape[0] == 1 else self._together(call)
         return _output(rows, generation_config)
+
+    def _plainly(self, call: Call) -> Any:
+        """Return what the model's own decoding loop does of several rows, on which no drafts can be verified."""
+        check(call, plain=True)
+        if self.seed is not None:
+            raise UnsupportedError(
+                "several rows of a model that is decoded plainly share one random stream; leave out `seed` and use "
+                "torch.manual_seed, or call once for each row."
+            )
+        criteria = stopping_criteria.StoppingCriteriaList(call.criteria)
+        if strings := check_stop(self.stop):
+            if self.tokenizer is None:
+                raise TokenizerError("stop strings need a tokenizer; give one to the speculator or to bind().")
+            criteria.append(stopping_criteria.StopStringCriteria(self.tokenizer, list(strings)))
+        processors = logits_process.LogitsProcessorList(call.processors)
+        return call.model._sample(
+            call.ids, processors, criteria, generation_config=call.config, streamer=self.streamer, **call.inputs
+        )
 
     def _alone(self, call: Call) -> Generation:
         if self.streamer is not None:
@@ -97,7 +122,7 @@ class Bound:
                 f"a streamer takes one sequence, not {call.ids.shape[0]}. Leave it out, or use `Speculator.batch`, "
                 "which yields every text piece by piece."
             )
-        rows = [self._begin(row, self._seed(row, place)) for place, row in enumerate(split(call))]
+        rows = [self._begin(row, self._seed(row, place)) for place, row in enumerate(split(call, self.reads_padding()))]
         if any(row.sampler.has_criteria and not row.sampler.end_tokens for row in rows):
             raise UnsupportedError(
                 "without an end of text transformers pads nothing: rows that a criterion or stop string ended go on "
@@ -120,8 +145,12 @@ class Bound:
         return int(torch.randint(1 << 62, (1,))) if row.config.do_sample else None
 
 
-def split(call: Call) -> list[Call]:
+def split(call: Call, reads_padding: bool) -> list[Call]:
     """Return a call for each of the rows, [1, T] each, with processors and criteria of its own.
+
+    Args:
+        call: of several rows.
+        reads_padding: whether padding in front of a row is read too, since it decides what follows.
 
     Raises:
         UnsupportedError: the cache is filled or of another kind, or a processor or criterion is bound to the batch.
@@ -137,10 +166,10 @@ def split(call: Call) -> list[Call]:
             f"{bound[0]} is made for all sequences at once, which advance by different amounts here. Leave out its "
             "option, or call once for each row."
         )
-    return [_row(call, place) for place in range(call.ids.shape[0])]
+    return [_row(call, place, reads_padding) for place in range(call.ids.shape[0])]
 
 
-def _row(call: Call, place: int) -> Call:
+def _row(call: Call, place: int, reads_padding: bool) -> Call:
     row = copy.copy(call)
     row.cache = None
     row.ids = call.ids[place : place + 1]
@@ -148,7 +177,7 @@ def _row(call: Call, place: int) -> Call:
         given if given is None or given.shape[0] == 1 else given[place : place + 1]
         for given in (call.padding, call.positions)
     )
-    row.start = 0 if row.padding is None else int(row.padding[0].bool().int().argmax())
+    row.start = 0 if row.padding is None or reads_padding else int(row.padding[0].bool().int().argmax())
     row.processors, row.criteria = _parts(call, place)
     return row
 

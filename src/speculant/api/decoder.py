@@ -22,15 +22,15 @@ from speculant.api.requests import Message, Preparation, Prompt
 from speculant.api.result import Generation, Result, Stream
 from speculant.api.sizes import Sizes, most_rows
 from speculant.api.tuning import stored_step_cost
-from speculant.core.drafter import Background, Drafter, Persistent
+from speculant.core.drafter import MAX_NODES, Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
 from speculant.decoding.step import Parts
 from speculant.drafters.forced import ForcedDrafter
 from speculant.drafters.mix.base import MixBase
-from speculant.drafters.none import NoDrafter
 from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
 
 
@@ -59,21 +59,22 @@ class Decoder:
         fast: bool | Acceleration | None = None,
         notes: Sequence[str] = (),
         bases: Sequence[MixBase] = (),
+        strict: bool = False,
     ) -> None:
         """Put the parts together; the constructors of `Speculator` are the usual ways in.
 
         Args:
-            model, tokenizer, method, nodes, fast: see `Speculator.from_transformers`.
+            model, tokenizer, method, nodes, fast, strict: see `Speculator.from_transformers`.
             drafter, verifier: what `registry` builds.
             notes: what the user should know of the drafter; they join the notes of every request.
             bases: those that the drafter was built with.
 
         Raises:
-            UnsupportedError: drafts cannot be verified on this model.
+            UnsupportedError: the model cannot be decoded; or, if `strict`, drafts cannot be verified on it.
         """
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
-        self.engine, self._fast = open_engine(model, fast=fast, notes=notes)
+        self.engine, self._fast = open_engine(model, fast=fast, notes=notes, strict=strict)
         chosen = check_nodes(nodes)
         self.nodes = chosen if chosen is not None else 0 if method == "none" else AUTO
         self.bases = tuple(bases)
@@ -113,6 +114,7 @@ class Decoder:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         constraint: Constraint | CompiledConstraint | None = None,
         **other_options: Any,
     ) -> Result:
@@ -136,6 +138,7 @@ class Decoder:
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             constraint=constraint,
             **other_options,
         )
@@ -164,6 +167,7 @@ class Decoder:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         constraint: Constraint | CompiledConstraint | None = None,
         **other_options: Any,
     ) -> Stream:
@@ -188,6 +192,8 @@ class Decoder:
                 holds, once and for each occurrence; the prompt does not count.
             logprobs: record the log-probability of each token and of so many (0 to 20) most probable ones, of the
                 model's own distribution; they are in `Result.logprobs` and each piece.
+            prompt_logprobs: the same of each token of the prompt but the first, with its rank; they are in
+                `Result.prompt_logprobs`.
             constraint: what the text must match: a `speculant.Constraint` of a JSON schema, a regular expression or a
                 grammar. Drafted tokens that it forbids are not verified, and tokens that it forces are drafted.
             other_options: any other field of GenerationConfig, `attention_mask` or `position_ids`.
@@ -215,6 +221,7 @@ class Decoder:
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             constraint=constraint,
             **other_options,
         )
@@ -233,6 +240,7 @@ class Decoder:
         *,
         keep_caches: bool = False,
         prefix_cache: PrefixCache | int | float | str | None = None,
+        prompt_chunk: int | None = None,
     ) -> Batch:
         """Return an empty batch, which decodes up to `size` requests in one target pass a round.
 
@@ -243,12 +251,29 @@ class Decoder:
         With `prefix_cache`, bytes such as "1GB" or a `speculant.PrefixCache` that further batches may share, prompts
         that begin like earlier texts begin with copies of what is cached of those. Not used where a method reads the
         hidden states of the whole prompt, as trained heads do, or where the model's rows depend on the whole text.
+
+        Between two rounds at most `prompt_chunk` tokens of prompts are read, of the shortest remainder first; None for
+        as many as suit the device.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
-        self._probe(batch=size > 1)
+        if size > (most := self.engine.capabilities.sequences):
+            raise UsageError(
+                f"llama.cpp keeps {most} sequences apart, too few for a batch of {size}; raise `sequences`."
+            )
+        self._probe(size)
+        if isinstance(self.engine, HFEngine):
+            size = min(size, self.engine.texts_at_once)
         prefixes = open_prefix_cache(prefix_cache)
-        return Batch(self.prepare, self.parts(size), self.engine, size=size, keep_caches=keep_caches, prefixes=prefixes)
+        return Batch(
+            self.prepare,
+            self.parts(size),
+            self.engine,
+            size=size,
+            keep_caches=keep_caches,
+            prefixes=prefixes,
+            prompt_chunk=prompt_chunk,
+        )
 
     def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
         """Return the whole continuations of many prompts, up to `size` of them decoded together.
@@ -295,6 +320,8 @@ class Decoder:
         """
         return Bound(
             begin=self._captured,
+            drafts=self._drafts,
+            reads_padding=lambda: self._preparation.reads_padding,
             parts=self.parts,
             batch=self.batch,
             streamer=streamer,
@@ -368,18 +395,22 @@ class Decoder:
         """
         return self._preparation.compile_constraint(constraint, eos_token_id)
 
-    def _probe(self, *, batch: bool = False) -> None:
-        """Check the model before its first draft or batch."""
-        drafts = not isinstance(self.drafter, NoDrafter)
-        if drafts or batch:
-            self.engine.probe(drafts=drafts)
-
     def _persistent(self) -> Persistent:
         if not isinstance(self.drafter, Persistent):
             raise UnsupportedError(
                 f"the method '{self.method}' keeps no memory that could be saved or loaded; use 'mix'."
             )
         return self.drafter
+
+    def _probe(self, size: int = 1) -> None:
+        """Look at the model as it is now; `size` sequences will share a pass."""
+        nodes = self.nodes if isinstance(self.nodes, int) else MAX_NODES
+        self.engine.probe(rows=nodes + size * (1 + self.drafter.needs.queries))
+
+    def _drafts(self, call: Any) -> bool:
+        """Return whether drafts can be verified on what `generate` prepared."""
+        self._probe()
+        return self._preparation.drafts(call)
 
     def _captured(self, call: Any, **options: Any) -> Generation:
         self._probe()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from speculant.api.draft_pairs import Pair, check_pair, compare_pair
-from speculant.api.loading import bundled_draft_model, is_bundled, load_model
+from speculant.api.loading import bundled_draft_model, find_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
@@ -102,7 +102,7 @@ def open_draft_caches(
         tokenizer = draft_model.tokenizer if tokenizer is None else tokenizer
         draft_tokenizer = draft_model.draft_tokenizer if draft_tokenizer is None else draft_tokenizer
     elif isinstance(draft_model, str | Path):
-        model, found = load_model(str(draft_model))
+        model, found = load_model(find_draft_model(str(draft_model)))
         draft_tokenizer = found if draft_tokenizer is None else draft_tokenizer
     else:
         model = draft_model

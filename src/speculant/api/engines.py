@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.engines.hf.capabilities import adapter_reason, base_model, check_model
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.llamacpp.engine import LlamaEngine
@@ -15,26 +16,38 @@ from speculant.registry import find_method
 AnyEngine = HFEngine | LlamaEngine
 
 
-def open_engine(model: Any, *, fast: Any, notes: Sequence[str]) -> tuple[AnyEngine, Acceleration]:
+def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> tuple[AnyEngine, Acceleration]:
     """Return the engine of a model, and what was prepared for faster passes.
 
     Args:
         model: a transformers causal LM, a PEFT model around one, or what `load_gguf` returned.
         fast: see `Speculator.from_transformers`.
         notes: what the user should know beside the engine's own notes.
+        strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
 
     Raises:
-        UnsupportedError: drafts cannot be verified on this model, or `fast` is not possible.
+        UnsupportedError: the model is strict, and drafts cannot be verified on this model, or `fast` is not possible.
     """
     if isinstance(model, LlamaCppModel):
         if fast is True:
             raise UnsupportedError(
                 "fast=True is for models of transformers; llama.cpp has its own kernels. Leave it out."
             )
-        return LlamaEngine(model, model.context, notes=notes), Acceleration()
-    target = model.get_base_model() if hasattr(model, "get_base_model") else model
+        return LlamaEngine(model, model.context, notes=notes, strict=strict), Acceleration()
+    target = base_model(model)
     prepared = prepare_model(target, fast)
-    return HFEngine(target, acceleration=prepared, notes=notes), prepared
+    return HFEngine(target, entry=model, acceleration=prepared, notes=notes, strict=strict), prepared
+
+
+def can_verify(model: Any) -> bool:
+    """Return whether a model's class, config and adapter let drafts be verified, as far as is known before a probe."""
+    if isinstance(model, LlamaCppModel):
+        return True
+    try:
+        check_model(base_model(model))
+    except UnsupportedError:
+        return False
+    return not adapter_reason(model)
 
 
 def check_engine_can(model: Any, *, method: str | None, head: Any) -> None:

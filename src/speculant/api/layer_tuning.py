@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from speculant.api.requests import Prompt
 from speculant.api.result import Stream
 from speculant.api.speculator import Speculator
 from speculant.core.engine import TargetCache
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import UsageError
+from speculant.core.packages import check_packages
 from speculant.drafters.layers.subsets import Layers, check_layers, every_other, without
 from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.model_view import find_layers
@@ -76,7 +76,7 @@ def search_skipped_layers(
         UnsupportedError: optuna is not installed, or layers of the model cannot be left out.
         UsageError: the texts are too short, or there are no trials.
     """
-    check_search()
+    check_packages(["optuna"], what="the search of layers to skip", extra="search")
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}.")
     count = check_layers(optional_layers(speculator.model))
@@ -125,16 +125,6 @@ def layer_shares(model: Any) -> list[float]:
     sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in place.layers]
     total = sum(sizes) + (0 if head is None else sum(weight.numel() for weight in head.parameters()))
     return [size / total for size in sizes]
-
-
-def check_search() -> None:
-    """Check that the search can run, before a model is loaded.
-
-    Raises:
-        UnsupportedError: optuna is not installed.
-    """
-    if find_spec("optuna") is None:
-        raise UnsupportedError("the search of layers to skip needs optuna: pip install 'speculant[search]'")
 
 
 def _decoded(speculator: Speculator, prompt: Prompt, tokens: int) -> tuple[TargetCache, list[int]]:

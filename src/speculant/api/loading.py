@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speculant.api.tokenizer_files import load_tokenizer_file
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
+from speculant.core.hub import hub_advice, why_missing
 
+if TYPE_CHECKING:
+    from speculant.registry import Method
+
+BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
 BUNDLED_DRAFT = "draft"
 BUNDLED_HEADS = ("eagle", "eagle3", "dflash", "medusa")
@@ -30,9 +35,70 @@ def bundled_heads() -> list[Path]:
     return [heads / name for name in BUNDLED_HEADS if (heads / name).is_dir()]
 
 
+def bundled_head_folder(method: Method | None = None) -> Path:
+    """Return the folder of the bundled model's head that a method drafts with; the best one for no method.
+
+    Raises:
+        UsageError: the method drafts with none of them.
+    """
+    kinds = ("*",) if method is None else method.heads
+    for folder in bundled_heads():
+        if "*" in kinds or folder.name in kinds:
+            return folder
+    raise UsageError(
+        f"none of the heads that come with the package is for the method '{method.name if method else ''}'; there are "
+        f"{', '.join(folder.name for folder in bundled_heads())}. Name another head, or leave it out."
+    )
+
+
 def is_bundled(name: str | None) -> bool:
-    """Whether a model's name is the bundled model's: None or its folder."""
-    return name is None or (bool(name) and Path(name).resolve() == bundled_model().resolve())
+    """Whether a model's name is the bundled model's: None, "bundled" or its folder."""
+    return name is None or means_bundled(name) or (bool(name) and Path(name).resolve() == bundled_model().resolve())
+
+
+def means_bundled(name: Any) -> bool:
+    """Whether a name is "bundled", and no folder or file here is called so."""
+    return name == BUNDLED_NAME and not Path(name).exists()
+
+
+def find_model(name: str | None) -> str:
+    """Return the folder or hub id of a model; that of the bundled model for None and "bundled".
+
+    Raises:
+        ModelNotFoundError: no model is there, and the hub cannot have it. Nothing is loaded to find that out.
+    """
+    if name is None or means_bundled(name):
+        return str(bundled_model())
+    path = Path(name)
+    if path.is_file():
+        raise ModelNotFoundError(f"{name} is a file; name the folder that holds config.json and the weights.")
+    if path.is_dir() and not any((path / each).exists() for each in ("config.json", "adapter_config.json")):
+        raise ModelNotFoundError(f"there is no model in {name}: the folder has no config.json.")
+    if reason := why_missing(name):
+        raise ModelNotFoundError(f"there is no model at {name}: {reason}.")
+    return name
+
+
+def find_draft_model(name: str) -> str:
+    """Return the folder or hub id of a draft model; that of the bundled model's for "bundled".
+
+    Raises:
+        ModelNotFoundError: it is a path, and no model is there.
+    """
+    return str(bundled_draft_model()) if means_bundled(name) else find_model(name)
+
+
+def find_tokenizer(name: str | None) -> str:
+    """Return the folder, file or hub id of a tokenizer; the bundled model's for None, "bundled" and its draft model.
+
+    Raises:
+        TokenizerError: nothing is there, and the hub cannot have it.
+    """
+    if name is None or means_bundled(name) or Path(name).resolve() == bundled_draft_model().resolve():
+        return str(bundled_model())
+    if reason := why_missing(name):
+        raise TokenizerError(f"there is no tokenizer at {name}: {reason}.")
+    return name
 
 
 def load_model(
@@ -42,10 +108,10 @@ def load_model(
     device: str | None = None,
     attention: str | None = None,
 ) -> tuple[Any, Any]:
-    """Load a causal LM and its tokenizer (None if it has none).
+    """Load a causal LM, or a multimodal model that writes text, and its tokenizer (None if it has none).
 
     Args:
-        name: a folder or a hub id; None for the bundled story model.
+        name: a folder or a hub id; None or "bundled" for the bundled story model.
         dtype: a torch dtype's name or "auto"; None for float32 on a CPU, the checkpoint's own elsewhere.
         device: a torch device, or "auto" to spread the model (accelerate); None for an accelerator if there is one.
         attention: transformers' attn_implementation; None for its default.
@@ -55,17 +121,16 @@ def load_model(
         OutOfMemoryError: it does not fit.
         UsageError: no such dtype or device.
     """
+    source = find_model(name)
     import torch
-    from transformers import AutoModelForCausalLM
 
-    source = str(bundled_model()) if name is None else name
     device = device or default_device()
     dtype = dtype or ("float32" if device == "cpu" else "auto")
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
     placement = {"device_map": device} if device == "auto" else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
+        model = _auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:
             model = model.to(device)
     except torch.OutOfMemoryError as error:
@@ -75,12 +140,26 @@ def load_model(
     return model.eval(), load_tokenizer(source, required=False)
 
 
+def _auto_class(source: str) -> Any:
+    """Return the class of transformers that knows a model's config: for causal models, or for multimodal ones."""
+    import transformers
+
+    kinds = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
+    known = [getattr(transformers, kind) for kind in kinds if hasattr(transformers, kind)]
+    try:
+        config = type(transformers.AutoConfig.from_pretrained(source))
+    except (OSError, ValueError):  # an adapter's folder, or what the class itself says best
+        return known[0]
+    return next((kind for kind in known if config in kind._model_mapping), known[0])
+
+
 def load_config(source: str) -> Any:
     """Load the config of a causal LM from a folder or the hub.
 
     Raises:
         ModelNotFoundError: there is none, or the hub cannot be reached.
     """
+    source = find_model(source)
     from transformers import AutoConfig
 
     try:
@@ -90,28 +169,26 @@ def load_config(source: str) -> Any:
 
 
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
-    """Load a tokenizer from a folder, a file, the hub or the bundled model, whose draft model has the same.
+    """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), whose draft model has the same.
 
     A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.api.tokenizer_files`.
 
     Raises:
         TokenizerError: it is required and there is none.
     """
-    from transformers import AutoTokenizer
-
-    if source is None or Path(source).resolve() == bundled_draft_model().resolve():
-        source = str(bundled_model())
+    source = find_tokenizer(source)
     if Path(source).is_file():
         return load_tokenizer_file(Path(source))
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # whatever a broken tokenizer raises, the way out is the same
         if not required:
             return None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TokenizerError(
-            f"no tokenizer in {source}: {first.rstrip('.')}. Name a folder that has tokenizer.json."
-        ) from error
+        advice = "Name a folder that has tokenizer.json." if Path(source).exists() else hub_advice()
+        raise TokenizerError(f"no tokenizer in {source}: {first.rstrip('.')}. {advice}") from error
 
 
 def default_device() -> str:
@@ -128,9 +205,7 @@ def _why_not(source: str, error: Exception) -> str:
     reason = lines[0] if lines else type(error).__name__
     if Path(source).exists():
         return f"the model in {source} cannot be loaded: {reason}"
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        return f"there is no model at {source}: the folder does not exist."
     return (
-        f"there is no folder {source}, and no model of that name could be fetched from the hub: {reason} "
-        "Check the spelling and the network, or name a folder."
+        f"there is no folder {source}, and no model of that name could be fetched from the hub: {reason.rstrip('.')}. "
+        f"{hub_advice()}"
     )

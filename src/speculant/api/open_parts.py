@@ -35,7 +35,7 @@ def open_parts_of_grammar(lark: str) -> int:
     Rules are not counted: llguidance limits the work of its parser. What they quote is, since it may be a pattern.
     """
     places = [*_DEFINITION.finditer(lark)]
-    ends = [place.start() for place in places[1:]] + [len(lark)]
+    ends = [*(place.start() for place in places[1:]), len(lark)] if places else []
     bodies = {place[1].lstrip("?!"): lark[place.end() : end] for place, end in zip(places, ends, strict=True)}
     terminals = {name: body for name, body in bodies.items() if name.isupper()}
     known = _terminals(terminals)

@@ -43,6 +43,15 @@ def check_model_object(model: Any, tokenizer: Any) -> None:
         raise UsageError(f"the tokenizer must be a loaded transformers tokenizer, not {type(tokenizer).__name__}.")
 
 
+def check_alone(others: Mapping[str, Any]) -> None:
+    """Refuse options, by name, that make a drafter, beside one that is made already; None stands for not given."""
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    if given:
+        raise UsageError(
+            f"drafter= is used as it is, so {' and '.join(given)} would be ignored; leave out one or the other."
+        )
+
+
 def check_nodes(nodes: Any) -> int | str | None:
     """Return a number of nodes, "auto" or None."""
     whole = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 0

@@ -4,8 +4,9 @@
 
 The cache of every request that ends is kept, up to a number of bytes; the one unused for longest leaves first. A new
 prompt begins with a copy of the longest prefix that it shares with a kept text, or with one that is being decoded, so
-the original serves any number of requests. Prefixes are found by hashes of their blocks, as in vLLM (Kwon et al., SOSP
-2023, arXiv 2309.06180), and compared token by token before they are used.
+the original serves any number of requests. What one owner's texts leave is seen by that owner alone, since how much of
+a prompt is found tells what others have asked; the bytes are everybody's. Prefixes are found by hashes of their blocks,
+as in vLLM (Kwon et al., SOSP 2023, arXiv 2309.06180), and compared token by token before they are used.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ CANDIDATES = 8  # texts that share as many blocks, of which the one that shares 
 
 class CacheEngine(Protocol):
     """What copies caches of its kind."""
+
+    def reusable(self, cache: Any, length: int) -> int:
+        """Return how many of the first `length` tokens `copy_prefix` can copy."""
 
     def copy_prefix(self, cache: Any, length: int, *, room: int) -> Any:
         """Return a copy of the first tokens with room for so many in all; None where the cache holds them no more."""
@@ -61,12 +65,13 @@ class PrefixCacheStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A kept text: its tokens Int32[T], its cache, the bytes of that, and the hashes of its blocks."""
+    """A kept text: its tokens Int32[T], its cache, the bytes of that, the hashes of its blocks, and whose it is."""
 
     tokens: Int32
     cache: Any
     size: int
     hashes: list[int]
+    owner: str
 
 
 class PrefixCache:
@@ -84,9 +89,11 @@ class PrefixCache:
         self.limit = check_bytes(limit, name="prefix_cache")
         self.stats = PrefixCacheStats()
         self._engine: CacheEngine | None = None
+        self._changes = 0  # of its model, when the kept caches were computed
         self._entries: OrderedDict[int, Entry] = OrderedDict()  # the one unused for longest first
         self._blocks: dict[int, list[int]] = {}  # the entries that have a block, by its hash
         self._next = 0
+        self._own: dict[str, PrefixCacheStats] = {}  # by owner
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -101,28 +108,56 @@ class PrefixCache:
             raise UsageError("this prefix cache holds caches of another model; make one for each speculator.")
         self._engine = engine
 
+    def _drop_other_models(self) -> bool:
+        """Forget what was computed before the model was changed, by an adapter, hooks, other weights; say if it was."""
+        changes = getattr(self._engine, "changes", 0)
+        changed = bool(changes != self._changes)
+        if changed:
+            self.clear()
+            self._changes = changes
+        return changed
+
     def clear(self) -> None:
         """Forget everything, as after a change of the model's weights."""
         self._entries.clear()
         self._blocks.clear()
         self._count()
 
-    def copy_prefix(self, prompt: Int32, active: Iterable[tuple[Int32, Any]] = ()) -> Any:
+    def stats_of(self, owner: str) -> PrefixCacheStats:
+        """Return what it did for one owner."""
+        return self._own.setdefault(owner, PrefixCacheStats())
+
+    def known(self, prompt: Int32, *, owner: str = "") -> int:
+        """Return how many first tokens of a prompt `copy_prefix` would find in kept texts."""
+        self._drop_other_models()
+        entries = [self._entries[each] for each in self._candidates(prompt, owner)]
+        length = max((self._reusable(prompt, entry.tokens, entry.cache) for entry in entries), default=0)
+        return length if length >= BLOCK else 0
+
+    def _reusable(self, prompt: Int32, tokens: Int32, cache: Any) -> int:
+        """Return how many tokens of a cached text a prompt can begin with; its own last one is left."""
+        assert self._engine is not None
+        return self._engine.reusable(cache, min(shared_prefix(prompt, tokens), len(prompt) - 1))
+
+    def copy_prefix(self, prompt: Int32, active: Iterable[tuple[Int32, Any]] = (), *, owner: str = "") -> Any:
         """Return a copy of the cache of the longest prefix that is known; None where none is long enough.
 
         Args:
             prompt: Int32[T]; at least its last token is left to be computed.
             active: texts that are being decoded, Int32[t] as far as they are cached, and their caches.
+            owner: whose prompt it is; texts of other owners are not looked at.
         """
         assert self._engine is not None
-        self.stats.lookups += 1
+        self._drop_other_models()
+        counted = (self.stats, self.stats_of(owner))
+        for stats in counted:
+            stats.lookups += 1
         found: list[tuple[int, int | None, Any]] = []
-        for candidate in self._candidates(prompt):
+        for candidate in self._candidates(prompt, owner):
             entry = self._entries[candidate]
-            found.append((shared_prefix(prompt, entry.tokens), candidate, entry.cache))
-        found += [(shared_prefix(prompt, tokens), None, cache) for tokens, cache in active]
+            found.append((self._reusable(prompt, entry.tokens, entry.cache), candidate, entry.cache))
+        found += [(self._reusable(prompt, tokens, cache), None, cache) for tokens, cache in active]
         for length, number, cache in sorted(found, key=lambda each: -each[0]):
-            length = min(length, len(prompt) - 1)
             if length < BLOCK:
                 break
             copy = self._engine.copy_prefix(cache, length, room=len(prompt) + ROOM)
@@ -132,23 +167,26 @@ class PrefixCache:
                 continue
             if number is not None:
                 self._entries.move_to_end(number)
-            self.stats.hits += 1
-            self.stats.reused_tokens += length
+            for stats in counted:
+                stats.hits += 1
+                stats.reused_tokens += length
             return copy
         return None
 
-    def put(self, tokens: Int32, cache: Any, *, copy: bool = False) -> None:
+    def put(self, tokens: Int32, cache: Any, *, copy: bool = False, owner: str = "") -> None:
         """Keep the cache of a text that has ended, where it fits.
 
         Args:
             tokens: Int32[T], all that the cache holds.
             cache: of the engine's kind; nobody else goes on using it.
             copy: whether somebody does, so that a copy is to be kept.
+            owner: whose text it is.
         """
         assert self._engine is not None
-        if len(tokens) < BLOCK:
+        if self._drop_other_models() or len(tokens) < BLOCK:
             return
-        for number, entry in list(self._entries.items()):
+        own = [(number, entry) for number, entry in self._entries.items() if entry.owner == owner]
+        for number, entry in own:
             shared = shared_prefix(tokens, entry.tokens)
             if shared == len(tokens):
                 self._entries.move_to_end(number)
@@ -160,24 +198,27 @@ class PrefixCache:
         if not size or size > self.limit:
             return
         while self._entries and self.stats.bytes + size > self.limit:
-            self._drop(next(iter(self._entries)))
-            self.stats.evictions += 1
-        entry = Entry(tokens, held, size, list(block_hashes(tokens)))
+            number, oldest = next(iter(self._entries.items()))
+            self._drop(number)
+            for stats in (self.stats, self.stats_of(oldest.owner)):
+                stats.evictions += 1
+        entry = Entry(tokens, held, size, list(block_hashes(tokens, owner)), owner)
         self._entries[self._next] = entry
         for block in entry.hashes:
             self._blocks.setdefault(block, []).append(self._next)
         self._next += 1
-        self.stats.stored += 1
+        for stats in (self.stats, self.stats_of(owner)):
+            stats.stored += 1
         self._count()
 
-    def _candidates(self, prompt: Int32) -> list[int]:
-        """Return the entries that share most blocks with a prompt, the latest ones."""
+    def _candidates(self, prompt: Int32, owner: str) -> list[int]:
+        """Return the owner's entries that share most blocks with a prompt, the latest ones."""
         found: list[int] = []
-        for block in block_hashes(prompt):
+        for block in block_hashes(prompt, owner):
             if block not in self._blocks:
                 break
             found = self._blocks[block]
-        return found[-CANDIDATES:]
+        return [each for each in found if self._entries[each].owner == owner][-CANDIDATES:]
 
     def _drop(self, number: int) -> None:
         entry = self._entries.pop(number)
@@ -188,6 +229,9 @@ class PrefixCache:
         self._count()
 
     def _count(self) -> None:
+        for owner, stats in self._own.items():
+            sizes = [entry.size for entry in self._entries.values() if entry.owner == owner]
+            stats.texts, stats.bytes = len(sizes), sum(sizes)
         self.stats.texts = len(self._entries)
         self.stats.bytes = sum(entry.size for entry in self._entries.values())
 
@@ -199,9 +243,9 @@ def shared_prefix(left: Int32, right: Int32) -> int:
     return int(differ[0]) if len(differ) else size
 
 
-def block_hashes(tokens: Int32) -> Iterable[int]:
-    """Yield a hash for each whole block, of all tokens up to its end."""
-    found, listed = 0, tokens.tolist()
+def block_hashes(tokens: Int32, owner: str) -> Iterable[int]:
+    """Yield a hash for each whole block, of its text's owner and all tokens up to its end."""
+    found, listed = hash(owner), tokens.tolist()
     for end in range(BLOCK, len(listed) + 1, BLOCK):
         found = hash((found, *listed[end - BLOCK : end]))
         yield found

@@ -17,11 +17,13 @@ from transformers import GenerationConfig
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
 from speculant.api.engines import AnyEngine
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
-from speculant.api.result import Generation
+from speculant.api.result import AnyTargetCache, Generation
 from speculant.core.drafter import Start
-from speculant.core.errors import PromptError, TokenizerError, UsageError
+from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
+from speculant.engines.hf.capabilities import acts_inside_generate
+from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
 from speculant.engines.hf.logprobs import TopLogprobs
 from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
@@ -29,6 +31,7 @@ from speculant.engines.hf.sampler import end_tokens, make_sampler
 
 MAX_NEW_TOKENS = 256
 MOST_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
+WATCHED_CHUNK = 128  # rows of a prompt whose logits, V floats each, are held at a time
 MOST_PENALTY = 2  # either way, as there
 DRAFTING_STREAM = 1  # the spawn key of drafters' random numbers, apart from the sampler's
 _ELSEWHERE = "results have no field for it; ask `model.generate(..., custom_generate=speculator)`"
@@ -41,7 +44,7 @@ REFUSED = {
 }
 OWN_OPTIONS = (
     *("max_new_tokens", "seed", "stop", "streamer", "cache"),
-    *("logit_bias", "presence_penalty", "frequency_penalty", "logprobs", "constraint"),
+    *("logit_bias", "presence_penalty", "frequency_penalty", "logprobs", "prompt_logprobs", "constraint"),
 )
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
@@ -79,6 +82,7 @@ class Preparation:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         constraint: Constraint | CompiledConstraint | None = None,
         **options: Any,
     ) -> Generation:
@@ -88,34 +92,42 @@ class Preparation:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
+        if acts_inside_generate(self._engine.entry):
+            raise UnsupportedError(
+                "the active adapter is in effect only while its own `generate` runs; use "
+                "`model.generate(..., custom_generate=speculator)`."
+            )
         options = {name: value for name, value in options.items() if value is not None}
         _check(options, temperature=temperature, top_p=top_p, top_k=top_k)
         for name, penalty in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
             check_number(name, penalty, least=-MOST_PENALTY, most=MOST_PENALTY)
-        check_number("logprobs", logprobs, least=0, most=MOST_LOGPROBS, whole=True)
+        for name, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+            check_number(name, count, least=0, most=MOST_LOGPROBS, whole=True)
+        if prompt_logprobs is not None:
+            _check_whole_prompt(cache, options)
         bias = check_logit_bias(logit_bias, self._engine.capabilities.vocabulary)
         if constraint is not None:
             _check_constrained(options)
         strings = check_stop(stop)
         ids = self._encode(prompt)
-        self._check_length(ids)
-        positions = self._engine.capabilities.positions
+        padding = options.get("attention_mask")
+        self._check_length(ids, padding)
+        positions, taken = self._engine.capabilities.positions, self._positions_taken(ids, padding)
         most, notes = _most(ids.shape[1], max_new_tokens, options), list[str]()
         if most < 1:
             raise UsageError(f"new tokens must be 1 or more, not {most}: see max_new_tokens and max_length.")
-        if positions is not None and ids.shape[1] + most > positions:
-            most = positions - ids.shape[1]
+        if positions is not None and taken + most > positions:
+            most = positions - taken
             notes.append(f"only {most} new tokens: the model has {positions} positions.")
         options.setdefault("attention_mask", torch.ones_like(ids))
         if presence_penalty or frequency_penalty:
             lowered = OutputPenalties(ids.shape[1], presence=presence_penalty or 0, frequency=frequency_penalty or 0)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
         options |= sampling_options(temperature, top_p, top_k, **options)
-        call = Call()
+        name = getattr(self._engine.capabilities, "cache_argument", "past_key_values")
+        call, given = Call(), {} if cache is None else {name: cache}
         try:
-            self._engine.model.generate(
-                ids, custom_generate=call, past_key_values=cache, max_new_tokens=most, **options
-            )
+            self._engine.entry.generate(input_ids=ids, custom_generate=call, max_new_tokens=most, **given, **options)
         except (ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"transformers refuses these options: {error}") from error
         generation = self.captured(
@@ -126,6 +138,7 @@ class Preparation:
             tokenizer=self._tokenizer,
             bias=bias,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             constraint=constraint,
         )
         generation.sequence.stats.notes += notes
@@ -143,6 +156,7 @@ class Preparation:
         tokenizer: Any,
         bias: Mapping[int, float] | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         constraint: Constraint | CompiledConstraint | None = None,
     ) -> Generation:
         """Return the request of one row that `generate` prepared.
@@ -156,8 +170,9 @@ class Preparation:
         engine = self._engine
         if call.model is not engine.model:
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
+        plain = not self.drafts(call)
         ids = call.ids[:, call.start :]
-        self._check_length(ids)
+        self._check_length(ids, None if call.padding is None else call.padding[:, call.start :])
         generator = None if seed is None else _generator(engine.model.device, seed)
         grammar, first = None, list[Any]()
         if constraint is not None:
@@ -167,38 +182,75 @@ class Preparation:
         if bias:
             first.append(LogitBias(bias, call.ids.device))
         call.processors = [*first, *call.processors]
-        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator)
-        cache = engine.open(
-            ids,
-            cache=call.cache,
-            padding=None if call.padding is None else call.padding[:, call.start :],
-            positions=None if call.positions is None else call.positions[:, call.start :],
-        )
+        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=plain)
+        cache = self._open(call, ids, plain=plain)
         if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
         sampler = make_sampler(call.ids, plan)
         start = Start(
-            prompt=ids[0].to(torch.int32).cpu().numpy().astype(np.int32),
+            prompt=ids[0, self._padding_read(call) :].to(torch.int32).cpu().numpy().astype(np.int32),
             sampling=sampling_settings(call),
             seed=_drafting_seed(seed),
             target=cache,
             constraint=grammar,
         )
-        stats = Stats(method=self._method, prompt_tokens=cache.unread, notes=list(engine.notes))
+        notes = list(engine.notes)
+        if plain and engine.capabilities.drafts:
+            why = (
+                "drafts are not verified behind images and other media yet"
+                if self._has_media(call)
+                else "other code than the model's prepares its inputs"
+            )
+            notes.append(f"{why}: decoded plainly, without drafts.")
+        sequence = DecodedSequence(
+            cache,
+            sampler,
+            start,
+            Stats(method=self._method, prompt_tokens=cache.unread, notes=notes),
+            recorder=None if logprobs is None else TopLogprobs(logprobs),
+            prompt_recorder=None if prompt_logprobs is None else TopLogprobs(prompt_logprobs, ranks=True),
+            draft_filter=grammar,
+        )
+        sequence.plain, chunk = plain, call.config.prefill_chunk_size
         return Generation(
-            DecodedSequence(
-                cache,
-                sampler,
-                start,
-                stats,
-                recorder=None if logprobs is None else TopLogprobs(logprobs),
-                draft_filter=grammar,
-            ),
+            sequence,
             sampler,
             target=cache,
             tokenizer=tokenizer,
             streamer=streamer,
-            chunk=call.config.prefill_chunk_size,
+            chunk=chunk if prompt_logprobs is None else min(chunk or WATCHED_CHUNK, WATCHED_CHUNK),
+        )
+
+    @property
+    def by_slot(self) -> bool:
+        """Whether the model takes positions by cache slot, so that padding counts."""
+        return isinstance(self._engine, HFEngine) and self._engine.capabilities.by_slot
+
+    @property
+    def reads_padding(self) -> bool:
+        """Whether padding in front of a row decides its text: by slots, or by the length at which factors change."""
+        return self.by_slot or (isinstance(self._engine, HFEngine) and self._engine.capabilities.rope_rereads)
+
+    def drafts(self, call: Call) -> bool:
+        """Return whether drafts can be verified on what `generate` prepared."""
+        return self._engine.capabilities.drafts and call.prepare_inputs is None and not self._has_media(call)
+
+    def _has_media(self, call: Call) -> bool:
+        """Return whether a call brings more than text, as far as the model takes that."""
+        return (
+            isinstance(self._engine, HFEngine)
+            and self._engine.capabilities.media
+            and bool(set(call.others) - {"use_cache"})
+        )
+
+    def _open(self, call: Call, ids: torch.Tensor, *, plain: bool) -> AnyTargetCache:
+        if plain and isinstance(self._engine, HFEngine):
+            return self._engine.open_plain(call)
+        return self._engine.open(
+            ids,
+            cache=call.cache,
+            padding=None if call.padding is None else call.padding[:, call.start :],
+            positions=None if call.positions is None else call.positions[:, call.start :],
         )
 
     def compile_constraint(self, constraint: Constraint, ends: Sequence[int] | None) -> CompiledConstraint:
@@ -244,12 +296,23 @@ class Preparation:
             raise PromptError(f"token ids must be below {vocabulary}, the model's vocabulary.")
         return ids.to(self._engine.model.device, torch.long)
 
-    def _check_length(self, ids: torch.Tensor) -> None:
+    def _check_length(self, ids: torch.Tensor, padding: Any = None) -> None:
+        length = self._positions_taken(ids, padding)
         if ids.shape[1] == 0:
             raise PromptError("the prompt is empty.")
         positions = self._engine.capabilities.positions
-        if positions is not None and ids.shape[1] >= positions:
-            raise PromptError(f"the prompt has {ids.shape[1]} tokens, the model {positions} positions. Shorten it.")
+        if positions is not None and length >= positions:
+            raise PromptError(f"the prompt has {length} tokens, the model {positions} positions. Shorten it.")
+
+    def _positions_taken(self, ids: torch.Tensor, padding: Any) -> int:
+        """Return how many positions a prompt takes: padding takes some where the model counts the rows of its cache."""
+        return int(ids.shape[1]) if padding is None or self.by_slot else int(padding[0].sum())
+
+    def _padding_read(self, call: Call) -> int:
+        """Return how many tokens in front of a prompt are padding that only moves positions; no drafter sees them."""
+        if call.padding is None or not self.by_slot:
+            return 0
+        return int(call.padding[0, call.start :].bool().int().argmax())
 
 
 def _check(options: dict[str, Any], *, temperature: Any, top_p: Any, top_k: Any) -> None:
@@ -279,6 +342,15 @@ def _check_constrained(options: dict[str, Any]) -> None:
     for name in ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id"):
         if options.get(name) or getattr(config, name, None):
             raise UsageError(f"`{name}` can contradict a constraint, which decides where the text ends; leave it out.")
+
+
+def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:
+    """Refuse what keeps tokens of the prompt from being computed, where their log-probabilities are wanted."""
+    padding = options.get("attention_mask")
+    if cache is not None:
+        raise UsageError("`prompt_logprobs` needs the whole prompt computed; leave out `cache`.")
+    if padding is not None and not bool(torch.as_tensor(padding).all()):
+        raise UsageError("`prompt_logprobs` has no meaning for padding; leave out `attention_mask`.")
 
 
 def _most(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:

@@ -15,11 +15,12 @@ from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence, Source, WatchedRound
 from speculant.decoding.step import Parts, prefill, step
+from speculant.engines.hf.opening import AnySequence
+from speculant.engines.hf.plain_cache import PlainTargetCache
 from speculant.engines.hf.sampler import HostSampler
-from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
-AnyTargetCache = HFTargetCache | LlamaTargetCache
+AnyTargetCache = AnySequence | PlainTargetCache | LlamaTargetCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Result:
         sources: per token, whether it was plain, an accepted draft or a bonus token.
         finish_reason: "stop", "length", "error", or "unfinished" if the stream was left early.
         logprobs: per token, its log-probability and those of the most probable ones; None unless they were asked for.
+        prompt_logprobs: the same per token of the prompt, None for the first; None unless they were asked for.
         stats: what happened.
         cache: the cache of everything but the last token, for a next turn's `cache=`; None where a batch kept none.
     """
@@ -61,6 +63,7 @@ class Result:
     sources: list[Source] = field(default_factory=list)
     finish_reason: str = "unfinished"
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     stats: Stats
     cache: Any = None
 
@@ -74,6 +77,8 @@ class Generation:
         result: what there is of its text so far; its finish_reason is "error" if the request failed.
         error: why it failed, or None.
         done: whether nothing more will come.
+        owner: whose requests share what their prompts begin with; "" for everybody's.
+        takes_prefix: whether its prompt may begin with cached rows; its batch says so.
     """
 
     def __init__(
@@ -98,10 +103,14 @@ class Generation:
         """
         self.sequence, self.sampler, self.target, self.chunk = sequence, sampler, target, chunk
         self.result = Result(
-            stats=sequence.stats, cache=target.cache, logprobs=[] if sequence.records_logprobs else None
+            stats=sequence.stats,
+            cache=target.cache,
+            logprobs=[] if sequence.records_logprobs else None,
+            prompt_logprobs=sequence.prompt_logprobs if sequence.records_prompt else None,
         )
         self.error: BaseException | None = None
         self.done = False
+        self.owner, self.takes_prefix = "", False
         self._streamer = streamer
         self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist())
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from speculant.api.options import AUTO
+from speculant.core.drafter import MAX_NODES
 from speculant.core.engine import Needs
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import MAX_NODES, Sizing
+from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.latency import LatencyModel

@@ -9,19 +9,18 @@ from typing import Any
 from speculant.api.bases import AUTOMATIC, Base, open_bases
 from speculant.api.decoder import Decoder
 from speculant.api.draft_caches import check_merged, drafts_of
-from speculant.api.engines import check_engine_can
-from speculant.api.heads import bundled_head, open_head
-from speculant.api.loading import load_model
-from speculant.api.online import open_online
-from speculant.api.options import check_bytes, check_model_object, check_nodes
-from speculant.core.drafter import MEMORY_LIMIT
+from speculant.api.engines import can_verify, check_engine_can
+from speculant.api.loading import bundled_head_folder, load_model, means_bundled
+from speculant.api.options import check_alone, check_bytes, check_model_object, check_nodes
+from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.drafters.checked import checked
 from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.llamacpp.options import DEFAULT_SEQUENCES, LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import build_verifier, find_method
+from speculant.registry import build_verifier, find_method, method_of
 from speculant.sharing.opening import check_sharing, open_sharing
 
 
@@ -48,6 +47,8 @@ class Speculator(Decoder):
         online: Any = None,
         fast: bool | Acceleration | None = None,
         share: Any = None,
+        strict: bool = False,
+        drafter: Drafter | None = None,
     ) -> Speculator:
         """Wrap a loaded model.
 
@@ -62,50 +63,76 @@ class Speculator(Decoder):
             memory: a memory file to begin with, if it exists.
             memory_limit: bytes the drafter's memory may take, as a number or as text such as "1GB".
             base: frozen bases under the memory of `mix`, which `speculant corpus build --kind mix-base` makes: a file
-                or several; "auto" for those of the user's folder that fit the tokenizer; None for none. They are mapped
-                read-only and count for nothing in the limit.
+                or several; "bundled" for the one of stories that comes with the package; "auto" for those of the user's
+                folder that fit the tokenizer, and the bundled one if it fits; None for none. They are mapped read-only
+                and count for nothing in the limit.
             settings: of the method's drafter, such as `MixSettings`, or a dict of some of them; None for its defaults.
             draft_model: for methods that require one: a smaller model, loaded or by name; None for the bundled draft
                 model where the target is the bundled model. Where its tokenizer is another one it drafts the tokens
                 that both have; `stats.notes` says how many. A list for `specinfer`, which merges what they draft.
                 Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
             draft_tokenizer: the draft model's tokenizer, or a list of them; None for what is loaded with a name.
-            head: for methods that require one: a trained head, by folder or hub id, or what `open_head` returned. Its
-                format is found by itself; None for the bundled one where the target is the bundled model.
+            head: for methods that require one: a trained head, by folder or hub id, "bundled" for the bundled model's,
+                or what `open_head` returned. Its format is detected; None for the bundled one where the target is the
+                bundled model.
             online: True, or `training.online.settings.OnlineSettings` or a dict of some of them, to distil the draft
                 model or head to the target while requests are served. Its weights are changed in place, and saved as
                 the memory. Lossless like all drafting; updates run in a thread, which `close` ends.
-            fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where that pays.
+            fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where it is faster.
                 Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
                 `fast=other.fast`.
             share: a store through which replicas learn from each other what they decode, such as
                 "redis://host:6379?tenant=NAME", or a `speculant.sharing.channel.Channel`; for methods whose memory
                 learns from text. Its failure costs drafts, never text; `close` ends its threads.
+            strict: whether to refuse a model that drafts cannot be verified on; else it is decoded plainly, without
+                what the method would load for drafting, and `stats.notes` says so.
+            drafter: one of your own, a `speculant.core.drafter.Drafter`, in place of a method; it is made already, so
+                options that make one are refused beside it.
 
         Raises:
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
+        if drafter is not None:
+            made = {"method": method, "settings": settings, "draft_model": draft_model, "head": head, "online": online}
+            limit = None if memory_limit == MEMORY_LIMIT else memory_limit
+            check_alone(made | {"share": share, "memory_limit": limit})
+            drafter = checked(drafter)
+        if means_bundled(head):
+            head = bundled_head_folder(None if method is None else find_method(method))
         check_engine_can(model, method=method, head=head)
         check_model_object(model, tokenizer)
+        if drafter is None and not strict and not can_verify(model):
+            method = method or "mix"  # a memory is still loaded and saved
+            method = method if find_method(method).replayable else "none"
+            verifier, draft_model, draft_tokenizer, head, online, share = None, None, None, None, None, None
         compiled = fast is not False
-        opened = None if head is None else open_head(head, model, fast=compiled)
+        opened = None
+        if head is not None:
+            from speculant.api.heads import open_head  # here, since most methods need none of the kinds of heads
+
+            opened = open_head(head, model, fast=compiled)
         method = method or ("mix" if opened is None else opened.method)
-        found = find_method(method)
-        opened = bundled_head(found, model, fast=compiled) if opened is None and found.heads else opened
+        found = find_method(method) if drafter is None else method_of(drafter.inner)
+        method = found.name
+        if opened is None and found.heads:
+            from speculant.api.heads import bundled_head
+
+            opened = bundled_head(found, model, fast=compiled)
         check_nodes(nodes)
         if not (fast is None or isinstance(fast, bool | Acceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
-        if memory is not None and found.memory is None and not online:
+        keeps = found.keeps_memory if drafter is None else isinstance(drafter, Persistent)
+        if memory is not None and not keeps and not online:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
         if share is not None:
             check_sharing(found)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
-        rule = build_verifier(method, verifier, lossy=lossy)
+        rule = build_verifier(found, verifier, lossy=lossy)
         fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
         bases = open_bases(found, base, vocabulary=vocabulary, tokenizer=fingerprint)
-        drafter = found.build(
+        drafter = drafter or found.build(
             vocabulary=vocabulary,
             tokenizer=fingerprint,
             memory_limit=check_bytes(memory_limit),
@@ -120,6 +147,8 @@ class Speculator(Decoder):
         if len(drafts) > 1:
             check_merged(verifier, lossy=lossy)
         if online:
+            from speculant.api.online import open_online
+
             drafter = open_online(
                 drafter, online, target=model, method=found, drafts=drafts, head=opened, tokenizer=fingerprint
             )
@@ -136,6 +165,7 @@ class Speculator(Decoder):
             fast=fast,
             notes=notes,
             bases=bases,
+            strict=strict,
         )
         if memory is not None and Path(memory).exists():
             speculator.load(memory)
@@ -163,16 +193,20 @@ class Speculator(Decoder):
         online: Any = None,
         fast: bool | Acceleration | None = None,
         share: Any = None,
+        strict: bool = False,
+        drafter: Drafter | None = None,
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
             method, verifier, lossy, nodes, memory, memory_limit, base, settings, fast, share: see `from_transformers`.
-            draft_model, draft_tokenizer, head, online: see there too.
+            draft_model, draft_tokenizer, head, online, strict, drafter: see there too.
         """
         if method is not None:
             find_method(method)
+        if drafter is not None:
+            checked(drafter)
         model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
         return cls.from_transformers(
             model,
@@ -191,6 +225,8 @@ class Speculator(Decoder):
             online=online,
             fast=fast,
             share=share,
+            strict=strict,
+            drafter=drafter,
         )
 
     @classmethod
@@ -218,6 +254,8 @@ class Speculator(Decoder):
         draft_tokenizer: Any = None,
         online: Any = None,
         share: Any = None,
+        strict: bool = False,
+        drafter: Drafter | None = None,
     ) -> Speculator:
         """Load a GGUF file with llama.cpp, weights, tokenizer and chat template, and wrap it.
 
@@ -228,7 +266,7 @@ class Speculator(Decoder):
             threads, gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: see
                 `engines.llamacpp.options.LlamaCppOptions`.
             method, verifier, lossy, nodes, memory, memory_limit, base, settings: see `from_transformers`.
-            draft_model, draft_tokenizer, online, share: see there too.
+            draft_model, draft_tokenizer, online, share, strict, drafter: see there too.
 
         Raises:
             ModelNotFoundError, ModelError: there is no such file, or it is damaged.
@@ -237,6 +275,8 @@ class Speculator(Decoder):
         """
         if method is not None:
             find_method(method)
+        if drafter is not None:
+            checked(drafter)
         options = LlamaCppOptions(
             threads=threads,
             gpu_layers=gpu_layers,
@@ -263,4 +303,6 @@ class Speculator(Decoder):
             draft_tokenizer=draft_tokenizer,
             online=online,
             share=share,
+            strict=strict,
+            drafter=drafter,
         )

@@ -71,7 +71,10 @@ def measure_step_cost(
     seconds: float = 15.0,
     advance: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Time passes over drafts of up to `most` nodes, sizes taking turns.
+    """Time passes over drafts of up to `most` nodes.
+
+    Sizes take turns, rising and falling: every pass follows one of about its size, as in decoding. A plain pass that
+    always followed the largest one would be timed with cold caches.
 
     Args:
         engine: whose model is run.
@@ -112,9 +115,11 @@ def _at_prefix(engine: AnyEngine, prefix: int, sizes: list[int], seconds: float)
         for size in sizes:
             _timed_pass(engine, cache, size)  # the first of each size allocates
         began = time.perf_counter()
+        order = range(len(sizes))[::-1]
         while len(samples[0]) < _LEAST_ROUNDS or time.perf_counter() - began < seconds:
-            for size, times in zip(sizes, samples, strict=True):
-                times.append(_timed_pass(engine, cache, size))
+            for place in order:
+                samples[place].append(_timed_pass(engine, cache, sizes[place]))
+            order = order[::-1]
             if cache.length > min(prefix + _DRIFT, (positions or math.inf) - len(sizes) - sizes[-1] - 1):
                 break
     return {"prefix": prefix, "seconds": [float(np.median(times)) for times in samples], "rounds": len(samples[0])}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from speculant.cli.terminal import counted
+
 NAMES = ("sources", "license", "source", "made")
 
 
@@ -23,6 +25,7 @@ def provenance(corpus: dict[str, Any] | None) -> list[str]:
 def source_line(source: dict[str, Any]) -> str:
     """Return one of the sources in a base's header for people."""
     line = (
-        f"{source['name']}, weight {source['weight']:g}: {source['documents']:,} documents, {source['tokens']:,} tokens"
+        f"{source['name']}, weight {source['weight']:g}: {counted(source['documents'], 'document')}, "
+        f"{counted(source['tokens'], 'token')}"
     )
-    return f"{line}; {source['excluded']:,} documents excluded" if source["excluded"] else line
+    return f"{line}; {counted(source['excluded'], 'document')} excluded" if source["excluded"] else line

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.comparison import Comparison, Timed, pairs_for
-from speculant.registry import METHODS
+from speculant.cli.comparison import Comparison, Timed, pairs_for, timed
+from speculant.registry import find_method
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -57,7 +57,7 @@ class Baselines:
 
     def before(self, prompt: str | Sequence[Message]) -> Comparison:
         """Decode plainly and keep a copy of what the speculator knows, before it decodes the prompt itself."""
-        if METHODS[self._speculator.method].memory:
+        if find_method(self._speculator.method).keeps_memory:
             self._learned = str(Path(self._folder.name) / "memory")
             self._speculator.save(self._learned)
         exactness = self._speculator.verifier.exactness
@@ -74,7 +74,7 @@ class Baselines:
                 self._speculator.method, nodes=self._speculator.nodes, memory_limit=self._limit, **limit
             )
             result = again.generate(prompt, **self._options)
-            comparison.drafted.append(Timed(result.ids, result.stats.seconds))
+            comparison.drafted.append(timed(result))
         comparison.reference = self._reference(prompt, self._options)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Baselines:
         A drafter that runs a draft model learns nothing, so the same one is used again.
         """
         speculator = self._speculator
-        if METHODS[method].takes_draft_model:
+        if find_method(method).takes_draft_model:
             return type(speculator)(
                 speculator.model,
                 speculator.tokenizer,
@@ -101,16 +101,15 @@ class Baselines:
             options |= {"verifier": self._loaded.verifier, "lossy": speculator.verifier.exactness == "lossy"}
         if method != "none" and self._loaded.settings is not None:
             options["settings"] = self._loaded.settings
-        options["base"] = [base.path for base in speculator.bases] if METHODS[method].takes_bases else None
-        if METHODS[method].heads:
+        options["base"] = [base.path for base in speculator.bases] if find_method(method).takes_bases else None
+        if find_method(method).heads:
             options["head"] = self._loaded.head
         return type(speculator).from_transformers(
             speculator.model, speculator.tokenizer, method=method, nodes=nodes, fast=speculator.fast, **options
         )
 
     def _plainly(self, prompt: str | Sequence[Message]) -> Timed:
-        result = self._plain.generate(prompt, **self._options)
-        return Timed(result.ids, result.stats.seconds)
+        return timed(self._plain.generate(prompt, **self._options))
 
     def _thread_notes(self) -> list[str]:
         """Return a note if plain decoding is clearly faster on one thread than on as many as are set."""

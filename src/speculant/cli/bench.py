@@ -69,6 +69,15 @@ def bench(
             rich_help_panel="What is decoded",
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH|ID",
+            help="with --forced: the recordings' tokenizer, for --base and for rows of text",
+            rich_help_panel="What is decoded",
+        ),
+    ] = None,
     config: Annotated[
         str | None,
         typer.Option(
@@ -122,6 +131,15 @@ def bench(
             metavar="NAME,...",
             help="of `speculant methods`, hf:generate, hf:prompt-lookup, hf:assisted, llamacpp; default: none,mix, and "
             "that of --head",
+            rich_help_panel="How",
+        ),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            "--drafter",
+            metavar="MODULE:CLASS",
+            help="a drafter of your own, timed too; modules of this folder are found, too",
             rich_help_panel="How",
         ),
     ] = None,
@@ -180,7 +198,8 @@ def bench(
         typer.Option(
             "--base",
             metavar="FILE",
-            help="a frozen base for the methods that take any, up to three; none is found by itself",
+            help="a frozen base for the methods that take any, up to three; bundled: that of the story model; "
+            "default: none",
             rich_help_panel="How",
         ),
     ] = None,
@@ -231,12 +250,14 @@ def bench(
         loading=Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads),
         tasks=tasks,
         forced=forced or [],
+        tokenizer=tokenizer,
         config=config,
         data=data,
         limit=limit,
         growth=growth,
         max_new_tokens=max_new_tokens,
         methods=methods,
+        drafter=drafter,
         draft_model=draft_model,
         head=head,
         settings=tuple(settings or ()),

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from speculant.cli.values import temperature
+from speculant.api.loading import find_draft_model
+from speculant.bench.suite.rows import check_same
+from speculant.cli.bench_values import batches, temperatures
+from speculant.cli.conditions import known_conditions
+from speculant.cli.files import file_size
+from speculant.cli.head_file import find_head
 from speculant.core.errors import FileError, UsageError
+from speculant.memory.bases import find_base
+from speculant.registry import find_method
 
 if TYPE_CHECKING:
     from speculant.cli.bench_settings import Bench
@@ -41,11 +46,63 @@ def check(asked: Bench, *, seeded: bool = False) -> None:
     ignored = [name for name in ("max_new_tokens", "data") if asked.forced and getattr(asked, name) is not None]
     if ignored:
         raise UsageError(f"a forced run takes texts and lengths from its recordings; leave {flags(ignored)} out.")
+    if asked.tokenizer is not None and not asked.forced:
+        raise UsageError("--tokenizer names that of recordings, so it needs --forced; a model brings its own.")
     check_folder(Path(asked.out), restart=asked.restart)
+    if not asked.restart and (before := earlier_settings(Path(asked.out) / ROWS)) is not None:
+        known = known_conditions(asked)
+        check_same(Path(asked.out), before, known, known)
     if asked.forced and any(temperatures(asked.temperature)):
         raise UsageError("a forced run follows recorded outputs and samples nothing; leave --temperature out.")
     if seeded and not any(temperatures(asked.temperature)):
         raise UsageError("--seed would be ignored: decoding is greedy. Add --temperature 1, or leave --seed out.")
+    check_methods(asked.methods or "")
+    check_named(asked)
+
+
+def check_methods(names: str) -> None:
+    """Check the methods of the registry in a list "NAME,..."; those of other projects are checked later.
+
+    Raises:
+        UnknownMethodError: there is no such method.
+    """
+    for name in filter(None, map(str.strip, names.split(","))):
+        if not name.startswith("hf:") and name != "llamacpp":
+            find_method(name)
+
+
+def check_named(asked: Bench) -> None:
+    """Check that the folders and files that options name are there.
+
+    Raises:
+        ModelNotFoundError, FileError: one is not.
+    """
+    from speculant.cli import loading
+
+    if asked.config is None:
+        loading.check_named(asked.loading)
+    else:
+        file_size(Path(asked.config) / "config.json" if Path(asked.config).is_dir() else Path(asked.config))
+    if asked.draft_model is not None:
+        find_draft_model(asked.draft_model)
+    if asked.head is not None:
+        find_head(asked.head)
+    for base in asked.bases:
+        find_base(base)
+    if asked.inflate is not None:
+        inflation(asked.inflate)
+
+
+def inflation(text: str) -> tuple[int, int | None]:
+    """Return the layers and the width of MLPs that "LAYERS[xMLP]" names.
+
+    Raises:
+        UsageError: it is of another form.
+    """
+    layers, _, mlp = text.partition("x")
+    if not layers.isdigit() or (mlp and not mlp.isdigit()):
+        raise UsageError(f"--inflate takes LAYERS or LAYERSxMLP, such as 24 or 24x8192, not '{text}'.")
+    return int(layers), int(mlp) if mlp else None
 
 
 def check_folder(folder: Path, *, restart: bool) -> None:
@@ -59,7 +116,7 @@ def check_folder(folder: Path, *, restart: bool) -> None:
         raise FileError(f"{folder} is a file; name a folder by --out.")
     rows = folder / ROWS
     if rows.exists():
-        foreign = [ROWS] if restart and not _ours(rows) else []
+        foreign = [ROWS] if restart and earlier_settings(rows) is None else []
     else:
         foreign = [name for name in RESULTS if (folder / name).exists()]
     if foreign:
@@ -69,46 +126,19 @@ def check_folder(folder: Path, *, restart: bool) -> None:
         )
 
 
-def _ours(rows: Path) -> bool:
-    """Return whether a file of rows begins with the settings of a run."""
+def earlier_settings(rows: Path) -> dict[str, Any] | None:
+    """Return the settings of a run, with which its file of rows begins; None if there is no such file."""
     try:
         with rows.open(encoding="utf-8") as file:
             settings = json.loads(file.readline())
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(settings, dict) and "trials" in settings
+        return None
+    return settings if isinstance(settings, dict) and "trials" in settings else None
 
 
 def flags(names: Sequence[str]) -> str:
     """Return options as they are typed."""
     return " and ".join(f"--{name.replace('_', '-')}" for name in names)
-
-
-def temperatures(text: str) -> list[float]:
-    """Return the numbers of "T,...".
-
-    Raises:
-        UsageError: they are none, or cannot be sampled at.
-    """
-    try:
-        found = [temperature(part) for part in text.split(",") if part.strip()]
-    except typer.BadParameter as error:
-        raise UsageError(f"--temperature takes numbers with commas between them: each {error.message}") from None
-    if not found:
-        raise UsageError(f"--temperature takes numbers with commas between them, not '{text}'.")
-    return list(dict.fromkeys(found))
-
-
-def batches(text: str) -> list[int]:
-    """Return the numbers of "N,...".
-
-    Raises:
-        UsageError: they are none, or below 1.
-    """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and int(part) for part in parts):
-        raise UsageError(f"--batch takes numbers of 1 or more with commas between them, not '{text}'.")
-    return list(dict.fromkeys(map(int, parts)))
 
 
 def task_names(asked: Bench) -> list[str]:

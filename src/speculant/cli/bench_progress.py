@@ -1,8 +1,7 @@
-"""How far a benchmark is: a bar on a terminal, lines in a log, and a warning where it will take long."""
+"""How far a benchmark is, and a warning where it will take long."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from speculant.bench.suite.estimate import Progress
 
 LONG = 600.0
-EVERY = 30.0  # seconds between lines
 
 
 @contextmanager
@@ -32,52 +30,42 @@ def shown(
     Yields:
         A function that takes how far the run has come.
     """
-    lines = Lines(total, found=found, clock=clock, silent=sys.stderr.isatty())
+    warning = LongRun(total, found=found, clock=clock)
     if expected is not None:
-        lines.warn(expected, "by the warm-up")
-    with progress("decoding", total, "items") as bar:
-        done = 0
+        warning.warn(expected, "by the warm-up")
+    with progress("decoding", total, "items", done=found) as bar:
+        done = found
 
         def advance(now: Progress) -> None:
             nonlocal done
-            bar(now.done - done)
-            if now.done > found:
-                lines.advance(now.done - max(done, found))
-            done = now.done
+            if now.done > done:
+                bar(now.done - done)
+                warning.advance(now.done - done)
+                done = now.done
 
         yield advance
 
 
-class Lines:
-    """Prints what is done and how long the rest will take, now and then."""
+class LongRun:
+    """Warns once where the rest will take long."""
 
-    def __init__(
-        self, total: int, *, found: int = 0, clock: Callable[[], float] = time.monotonic, silent: bool = False
-    ) -> None:
+    def __init__(self, total: int, *, found: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the clock.
 
         Args:
             total, found: items in all, and of them those an earlier run completed.
             clock: returns seconds.
-            silent: print only the warning, since a bar shows the rest.
         """
-        self._pace = Pace(total, found=found, clock=clock)
-        self._silent, self._warned, self._next = silent, False, EVERY
+        self._pace, self._warned = Pace(total, found=found, clock=clock), False
 
     def advance(self, items: int) -> None:
         """Count items."""
-        pace = self._pace
-        pace.advance(items)
-        left = pace.seconds_left
-        if left is None or not left:
-            return
-        self.warn(left, f"by the {pace.done} of {pace.total} items so far")
-        if not self._silent and pace.seconds >= self._next:
-            self._next = pace.seconds + EVERY
-            say(f"{pace.done} of {pace.total} items, about {duration(left)} left.")
+        self._pace.advance(items)
+        if left := self._pace.seconds_left:
+            self.warn(left, f"by the {self._pace.done} of {self._pace.total} items so far")
 
     def warn(self, left: float, reason: str) -> None:
-        """Warn once where the rest will take long."""
+        """Warn once if `left`, in seconds, is long."""
         if not self._warned and left > LONG:
             self._warned = True
             say(

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.bench_checks import batches, task_names, temperatures
+from speculant.api.loading import bundled_draft_model, find_draft_model, load_model
+from speculant.bench.report.extra import can_write_pages, missing_extra
+from speculant.cli.bench_checks import inflation, task_names
 from speculant.cli.bench_progress import shown
 from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
+from speculant.cli.bench_values import batches, temperatures
+from speculant.cli.compiling import compilation_announced
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
 from speculant.cli.head_file import head_title, read_head
-from speculant.cli.loading import check_device, load, model_source, quieten, set_threads_for
+from speculant.cli.loading import check_device, find_drafter, load, model_source, quieten, set_threads_for
 from speculant.cli.options import BUNDLED, DEFAULT_METHOD
+from speculant.cli.rejected import Rejected
+from speculant.cli.replay_run import named_tokenizer
 from speculant.cli.settings import build_settings_by_method
-from speculant.cli.terminal import print_table, progress, quick_imports, say, waiting
+from speculant.cli.terminal import importing, print_table, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
+from speculant.memory.bases import find_base
 
 if TYPE_CHECKING:
     from speculant.bench.suite.tasks import Task
     from speculant.drafters.mix.base import MixBase
+
+WIDTH = 120  # columns of what is printed below the table
 
 
 def run(asked: Bench) -> int:
@@ -29,29 +40,33 @@ def run(asked: Bench) -> int:
     Raises:
         SpeculantError: something cannot be loaded, decoded or written.
     """
-    with waiting("loading PyTorch and transformers"), quick_imports():
+    rejected = Rejected()
+    recorded = named_tokenizer(asked.tokenizer)
+    given = read_given(asked, rejected, recorded)
+    if not (page := can_write_pages()):
+        say(f"note: result.json and table.md are written, report.html is not: {missing_extra()}.")
+    with importing("PyTorch and transformers"):
         check_device(asked.loading.device)
         quieten()
-        from speculant.api.loading import load_model
-    from speculant.api.speculator import Speculator
-    from speculant.bench.report.bench_table import bench_table
-    from speculant.bench.report.result_files import write_results
-    from speculant.bench.report.scaling_table import scaling_findings, scaling_table
-    from speculant.bench.report.summary import measurement_warnings, summary
-    from speculant.bench.scaling.measure import lengths_of
-    from speculant.bench.suite.rows import RowFile
-    from speculant.bench.suite.runner import Runner
-    from speculant.bench.suite.tasks import Sampling
-    from speculant.bench.systems.bases import check_bases, open_target_bases
-    from speculant.bench.systems.llamacpp import LLAMACPP
-    from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model, takes_head
-    from speculant.bench.systems.system import PLAIN
+        from speculant.api.speculator import Speculator
+        from speculant.bench.report.bench_table import bench_table, legend
+        from speculant.bench.report.result_files import write_results
+        from speculant.bench.report.scaling_table import scaling_findings, scaling_table
+        from speculant.bench.report.summary import measurement_warnings, summary
+        from speculant.bench.scaling.measure import lengths_of
+        from speculant.bench.suite.rows import PLAIN, RowFile
+        from speculant.bench.suite.runner import Runner
+        from speculant.bench.suite.tasks import Sampling
+        from speculant.bench.systems.bases import check_bases, open_target_bases
+        from speculant.bench.systems.llamacpp import LLAMACPP
+        from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model, takes_head
 
     head_file = None if asked.head is None else read_head(asked.head)
+    named = asked.methods or ",".join(["none", DEFAULT_METHOD, *([head_file.format.method] if head_file else [])])
     methods = parse_methods(
-        asked.methods or ",".join(["none", DEFAULT_METHOD, *([head_file.format.method] if head_file else [])]),
+        named if asked.drafter is None else f"{named},{find_drafter(asked.drafter).name}",
         forced=bool(asked.forced),
-        draft_model=(draft_source := find_draft_model(asked)) is not None,
+        draft_model=(draft_source := draft_model_of(asked)) is not None,
         head=None if head_file is None else head_file.format.kind,
         bundled=asked.config is None and model_source(asked.loading.model) is None,
         sampled=any(temperatures(asked.temperature)),
@@ -62,20 +77,17 @@ def run(asked: Bench) -> int:
     if asked.head is not None and not any(map(takes_head, methods)):
         raise UsageError("--head would be ignored: none of --methods drafts with a head.")
     if asked.bases:
-        check_bases(methods, tokenizer=asked.config is None)  # before a model is loaded
+        check_bases(methods, tokenizer=asked.config is None or asked.tokenizer is not None)  # before a model is loaded
     chosen = build_settings_by_method(methods, asked.settings)
+    recorded = named_tokenizer(asked.tokenizer)
     model, tokenizer = target(asked)
     lengths = lengths_of(positions_of(model)) if asked.growth else []
     draft_model = draft_tokenizer = None
     if drafting:
-        draft_model, draft_tokenizer = load_model(model_source(draft_source), **placement(asked))
-    if asked.forced:
-        tasks, mapped = forced_tasks(asked, model)
-    elif asked.tasks is None:
-        tasks, mapped = [], False
-    else:
-        tasks, mapped = asked_tasks(asked, model, tokenizer), False
-    bases = open_target_bases([Path(path) for path in asked.bases], methods, model, tokenizer, mapped=mapped)
+        draft_model, draft_tokenizer = load_model(draft_source, **placement(asked))
+    tasks, mapped = tasks_of(asked, given, model, tokenizer)
+    paths = [find_base(name) for name in asked.bases]
+    bases = open_target_bases(paths, methods, model, tokenizer if recorded is None else recorded, mapped=mapped)
     options: dict[str, Any] = {
         "nodes": asked.nodes,
         "memory_limit": asked.memory_limit << 20,
@@ -86,9 +98,11 @@ def run(asked: Bench) -> int:
         "head": None if head_file is None else head_file.open(model),
         "bases": bases,
     }
+    with compilation_announced():
+        systems = build_systems(methods, model, draft_model=draft_model, **options)
     runner = Runner(
         tasks=tasks,
-        systems=build_systems(methods, model, draft_model=draft_model, **options),
+        systems=systems,
         plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
         samplings=[Sampling(temperature, asked.seed) for temperature in temperatures(asked.temperature)],
         trials=asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
@@ -102,7 +116,7 @@ def run(asked: Bench) -> int:
     if file.rows:
         say(f"going on with the run in {asked.out}.")
     if left := runner.remaining_items(file):
-        with waiting("warming up"):
+        with compilation_announced(), waiting("warming up"):
             runner.warm_up()
     with shown(runner.total_items, found=runner.total_items - left, expected=runner.estimate_seconds(file)) as advance:
         runner.run(file, advance)
@@ -112,7 +126,8 @@ def run(asked: Bench) -> int:
     notes += [note for task in tasks for note in task.notes]
     notes += [f"{note[0].upper()}{note[1:]}" for note in runner.systems[0].notes]
     notes += [note for each in runner.systems if each.name == LLAMACPP for note in each.notes]
-    notes += measurement_warnings(rows)
+    if rejected.count:
+        notes.append(f"Rows left out, since they could not be used: {rejected.count}.")
     write_results(
         Path(asked.out),
         rows,
@@ -121,13 +136,16 @@ def run(asked: Bench) -> int:
         settings=settings,
         environment=environment(model),
         scaling=scaling,
+        page=page,
     )
     if rows:
-        print_table(bench_table(rows), names=2)
+        lines = bench_table(rows)
+        print_table(lines, names=2)
+        print(fill(legend(lines), WIDTH))
     if scaling is not None:
         print_table(scaling_table(scaling), names=2)
         print("\n".join(scaling_findings(scaling)))
-    print("\n".join(notes), flush=True)
+    print("\n".join([*notes, *measurement_warnings(rows)]), flush=True)
     return 0
 
 
@@ -159,12 +177,12 @@ def measured_scaling(
         return measure_scaling(lambda: Speculator.from_transformers(model, **options), advance=advance)
 
 
-def find_draft_model(asked: Bench) -> str | None:
+def draft_model_of(asked: Bench) -> str | None:
     """Return the draft model: the one that is asked for, or the bundled one for the bundled model; None for none."""
-    from speculant.api.loading import bundled_draft_model
-
-    if asked.draft_model is not None or asked.config is not None or model_source(asked.loading.model) is not None:
-        return asked.draft_model
+    if asked.draft_model is not None:
+        return find_draft_model(asked.draft_model)
+    if asked.config is not None or model_source(asked.loading.model) is not None:
+        return None
     return str(bundled_draft_model())
 
 
@@ -184,10 +202,8 @@ def target(asked: Bench) -> tuple[Any, Any]:
     else:
         model, tokenizer, _ = load(asked.loading, gguf=True)
     if asked.inflate is not None:
-        layers, _, mlp = asked.inflate.partition("x")
-        if not layers.isdigit() or (mlp and not mlp.isdigit()):
-            raise UsageError(f"--inflate takes LAYERS or LAYERSxMLP, such as 24 or 24x8192, not '{asked.inflate}'.")
-        model = inflate(model, layers=int(layers), mlp=int(mlp) if mlp else None)
+        layers, mlp = inflation(asked.inflate)
+        model = inflate(model, layers=layers, mlp=mlp)
     set_threads_for(model, asked.loading.threads)
     return model, tokenizer
 
@@ -198,39 +214,51 @@ def positions_of(model: Any) -> int | None:
     return found
 
 
-def forced_tasks(asked: Bench, model: Any) -> tuple[list[Task], bool]:
-    """Return a task per file of recorded outputs, and whether ids were mapped."""
-    from speculant.bench.replay.traces import read_recordings
-    from speculant.bench.suite.tasks import recorded_task
+def read_given(asked: Bench, reject: Rejected, tokenizer: Any) -> Mapping[str, Sequence[Any]]:
+    """Return recordings or conversations by the names of their tasks, read before anything is loaded.
+
+    Args:
+        asked: the options.
+        reject: is given place and reason of each row that cannot be used.
+        tokenizer: of recordings that are text, or None.
+
+    Raises:
+        FileError, UsageError: a file cannot be read, or holds no row that can be used.
+    """
+    given: dict[str, Sequence[Any]] = {}
+    if asked.forced:
+        from speculant.bench.replay.traces import read_recordings
+
+        paths = [Path(path) for path in dict.fromkeys(asked.forced)]
+        given = {
+            path.stem: list(read_recordings(path, tokenizer=tokenizer, reject=reject))[: asked.limit] for path in paths
+        }
+    elif asked.tasks is not None:
+        from speculant.bench.suite.suites import read_suite
+
+        folder = None if asked.data is None else Path(asked.data)
+        names = {Path(name).stem if name.endswith(".jsonl") else name: name for name in task_names(asked)}
+        given = {title: read_suite(name, folder, reject)[: asked.limit] for title, name in names.items()}
+    for name, rows in given.items():
+        if not rows:
+            raise FileError(f"{name} holds no {'recorded output' if asked.forced else 'prompts'}.")
+    return given
+
+
+def tasks_of(asked: Bench, given: Mapping[str, Sequence[Any]], model: Any, tokenizer: Any) -> tuple[list[Task], bool]:
+    """Return the tasks that fit the model, and whether the ids of recordings were mapped into its vocabulary."""
+    from speculant.bench.suite.tasks import prompt_task, recorded_task
+
+    positions = positions_of(model)
+    if not asked.forced:
+        most = asked.max_new_tokens or NEW_TOKENS
+        found = [
+            prompt_task(name, rows, tokenizer, positions=positions, max_new_tokens=most) for name, rows in given.items()
+        ]
+        return found, False
     from speculant.bench.systems.forced import fit_vocabulary
 
-    paths = [Path(path) for path in dict.fromkeys(asked.forced)]
-    files = [list(read_recordings(path))[: asked.limit] for path in paths]
-    for path, file in zip(paths, files, strict=True):
-        if not file:
-            raise FileError(f"{path} holds no recorded output.")
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    fitted, mapped = fit_vocabulary([each for file in files for each in file], vocabulary)
-    tasks, begin = [], 0
-    for path, file in zip(paths, files, strict=True):
-        tasks.append(recorded_task(path.stem, fitted[begin : begin + len(file)], positions_of(model)))
-        begin += len(file)
-    return tasks, mapped
-
-
-def asked_tasks(asked: Bench, model: Any, tokenizer: Any) -> list[Task]:
-    """Return a task per suite."""
-    from speculant.bench.suite.suites import read_suite
-    from speculant.bench.suite.tasks import prompt_task
-
-    folder = None if asked.data is None else Path(asked.data)
-    return [
-        prompt_task(
-            Path(name).stem if name.endswith(".jsonl") else name,
-            read_suite(name, folder)[: asked.limit],
-            tokenizer,
-            positions=positions_of(model),
-            max_new_tokens=asked.max_new_tokens or NEW_TOKENS,
-        )
-        for name in task_names(asked)
-    ]
+    fitted, mapped = fit_vocabulary([each for rows in given.values() for each in rows], vocabulary)
+    rest = iter(fitted)
+    return [recorded_task(name, list(islice(rest, len(rows))), positions) for name, rows in given.items()], mapped

@@ -18,12 +18,14 @@ class Bench:
     loading: Loading
     tasks: str | None
     forced: Sequence[str]
+    tokenizer: str | None
     config: str | None
     data: str | None
     limit: int | None
     growth: bool
     max_new_tokens: int | None
     methods: str | None
+    drafter: str | None
     draft_model: str | None
     head: str | None
     settings: Sequence[str]

@@ -18,6 +18,7 @@ from speculant.cli.options import (
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
+    DrafterOption,
     Drafting,
     DraftModelsOption,
     DtypeOption,
@@ -38,6 +39,7 @@ from speculant.cli.options import (
     SetOption,
     ShareOption,
     StopOption,
+    StrictFlag,
     TemperatureOption,
     ThreadsOption,
     TopKOption,
@@ -86,6 +88,8 @@ def chat(
     seed: SeedOption = None,
     stop: StopOption = None,
     method: MethodOption = None,
+    drafter: DrafterOption = None,
+    strict: StrictFlag = False,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
@@ -123,6 +127,8 @@ def chat(
         check_writable(memory)
     drafting = Drafting(
         method=method,
+        drafter=drafter,
+        strict=strict,
         settings=tuple(settings or ()),
         nodes=nodes,
         memory=memory,
@@ -248,8 +254,8 @@ class Conversation:
         """
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if not shared:
+        if not shared or self._cache is None:
             return None
-        self._speculator.engine.crop(self._cache, shared)
+        shared = self._speculator.engine.crop(self._cache, shared)
         self._held = self._held[:shared]
-        return self._cache
+        return self._cache if shared else None

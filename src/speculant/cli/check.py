@@ -14,6 +14,7 @@ from speculant.cli.options import (
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
+    DrafterOption,
     Drafting,
     DraftModelsOption,
     DtypeOption,
@@ -28,6 +29,7 @@ from speculant.cli.options import (
     NoBaseFlag,
     NodesOption,
     SetOption,
+    StrictFlag,
     ThreadsOption,
     VerifierOption,
     named_bases,
@@ -84,6 +86,8 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, without any text")] = False,
     method: MethodOption = None,
+    drafter: DrafterOption = None,
+    strict: StrictFlag = False,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
@@ -116,13 +120,15 @@ def check(
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     if draft_model is not None and head is not None and method is None:
         raise UsageError("--draft-model and --head are reported one at a time; leave one out, or add --method.")
-    described = (draft_model is not None or head is not None) and method is None
+    described = (draft_model is not None or head is not None) and method is None and drafter is None
     if described and len(draft_model or ()) > 1:
         raise UsageError("draft models are described one at a time; leave the others out, or add --method specinfer.")
     if described and not (settings is None and nodes is None and verifier is None and not lossy):
         raise UsageError("--set, --nodes, --verifier and --lossy belong to a method; add --method, or leave them out.")
     drafting = Drafting(
         method=method,
+        drafter=drafter,
+        strict=strict,
         settings=tuple(settings or ()),
         nodes=nodes,
         memory_limit=memory_limit,

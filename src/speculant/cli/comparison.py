@@ -1,23 +1,31 @@
-"""Plain and drafted decoding of one prompt, timed in turns: the median ratio, and whether it can be trusted."""
+"""Plain and drafted decoding of one prompt, timed in turns: the pair in the middle, and whether it can be trusted.
+
+Both speeds, their ratio and the tokens per pass are those of one pair, the one whose ratio is the median. Medians taken
+apart would contradict each other on a noisy machine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from typing import TYPE_CHECKING
+
+from speculant.bench.report.noise import beyond_drafts, unsteady
+
+if TYPE_CHECKING:
+    from speculant.api.result import Result
 
 PAIRS = 5
 SECONDS = 40.0  # spent on the pairs of all prompts together, about
-STEADY = 1.3  # largest over smallest ratio of pairs, above which the machine does other things
-CLEAR = 1.1  # up to which it does not matter on which side of 1 they are
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """New token ids and the seconds they took, prompt included."""
+    """New token ids, the seconds they took, prompt included, and tokens per target pass; None where nobody counts."""
 
     ids: list[int]
     seconds: float
+    mat: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -42,35 +50,37 @@ class Comparison:
     exact: bool = True
 
     @property
+    def pairs(self) -> list[tuple[Timed, Timed]]:
+        """The complete pairs, plain and drafted, by rising ratio."""
+        pairs = [pair for pair in zip(self.plain, self.drafted, strict=False) if pair[0].tokens_per_second]
+        return sorted(pairs, key=_ratio)
+
+    @property
+    def middle(self) -> tuple[Timed, Timed] | None:
+        """The pair whose ratio is the median, of an even number the lower one; None before the first is complete."""
+        return self.pairs[self.place] if self.pairs else None
+
+    @property
+    def place(self) -> int:
+        """Its place among the pairs."""
+        return (len(self.pairs) - 1) // 2
+
+    @property
     def ratios(self) -> list[float]:
-        """Drafted over plain tokens per second, by pair."""
-        pairs = zip(self.plain, self.drafted, strict=False)
-        return [ours.tokens_per_second / plain.tokens_per_second for plain, ours in pairs if plain.tokens_per_second]
+        """Drafted over plain tokens per second, rising."""
+        return [_ratio(pair) for pair in self.pairs]
 
     @property
     def speedup(self) -> float | None:
-        """The median of the ratios; None before the first pair is complete."""
-        return median(self.ratios) if self.ratios else None
-
-    @property
-    def baseline(self) -> float:
-        """The median of plain decoding's tokens per second."""
-        return median(each.tokens_per_second for each in self.plain)
+        """The ratio of the pair in the middle."""
+        return None if self.middle is None else _ratio(self.middle)
 
     @property
     def noisy(self) -> str:
-        """Why the ratios do not tell what is faster; empty where they do."""
-        ratios, speeds = self.ratios, [each.tokens_per_second for each in self.plain]
-        if not ratios or max(ratios) <= CLEAR * min(ratios):
-            return ""
-        if max(ratios) > STEADY * min(ratios):
-            return (
-                f"this machine is too noisy to tell: the pairs range from {min(ratios):.2f}x to {max(ratios):.2f}x, "
-                f"plain decoding from {min(speeds):.0f} to {max(speeds):.0f} tokens/s. End other programs"
-            )
-        if min(ratios) < 1 < max(ratios):
-            return "the pairs disagree about which is faster. Generate more tokens for a clearer answer"
-        return ""
+        """Why the ratios do not tell which is faster; empty where they do."""
+        plain = [each.tokens_per_second for each, _ in self.pairs]
+        mat = None if self.middle is None else self.middle[1].mat
+        return unsteady(self.ratios, plain) or beyond_drafts(self.speedup, mat)
 
     @property
     def identical(self) -> bool | None:
@@ -96,6 +106,11 @@ class Comparison:
         return " and ".join(places)
 
 
+def timed(result: Result) -> Timed:
+    """Return what a request took."""
+    return Timed(result.ids, result.stats.seconds, result.stats.mat)
+
+
 def pairs_for(seconds: float, prompts: int) -> int:
     """Return how often a pair is timed.
 
@@ -106,10 +121,16 @@ def pairs_for(seconds: float, prompts: int) -> int:
     return max(1, min(PAIRS, round(SECONDS / max(1e-9, seconds * prompts))))
 
 
-def overall(runs: Sequence[Sequence[Timed]]) -> tuple[int, float]:
-    """Return tokens and seconds of several prompts, each by its run of median speed."""
-    middles = [sorted(each, key=lambda run: run.seconds)[len(each) // 2] for each in runs]
-    return sum(len(each.ids) for each in middles), sum(each.seconds for each in middles)
+def overall(compared: Sequence[Comparison]) -> tuple[int, float, float]:
+    """Return tokens, plain seconds and drafted seconds of several prompts, each by its pair in the middle."""
+    middles = [each.middle for each in compared if each.middle is not None]
+    tokens = sum(len(drafted.ids) for _, drafted in middles)
+    return tokens, sum(plain.seconds for plain, _ in middles), sum(drafted.seconds for _, drafted in middles)
+
+
+def _ratio(pair: tuple[Timed, Timed]) -> float:
+    plain, drafted = pair
+    return drafted.tokens_per_second / plain.tokens_per_second
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int:

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from speculant.cli.terminal import say
+from speculant.cli.heartbeat import heartbeat
+from speculant.cli.terminal import counted, say
 
 NOTICE = "compiling the drafter's kernels: once, up to a minute; later starts load them from the cache."
 
 
 @contextmanager
 def compilation_announced() -> Iterator[None]:
-    """Print a notice on a terminal, once, if kernels have to be compiled in here.
+    """Print a notice if kernels have to be compiled in here, and then now and then which one is being compiled.
 
     numba announces what it compiles and not what it finds in its cache, so a start that is fast stays silent.
     """
-    if not sys.stderr.isatty():
-        yield
-        return
     from numba.core import event
 
-    class Notice(event.Listener):  # type: ignore[misc]  # numba has no types
-        printed = False
+    with ExitStack() as ending:
 
-        def on_start(self, event: Any) -> None:
-            if not self.printed:
-                self.printed = True
-                say(NOTICE)
+        class Notice(event.Listener):  # type: ignore[misc]  # numba has no types
+            kernels: tuple[str, ...] = ()
+            running = 0  # a kernel may compile others that it calls
 
-        def on_end(self, event: Any) -> None:
-            pass
+            def on_start(self, event: Any) -> None:
+                self.running += 1
+                kernel = event.data["dispatcher"].py_func
+                if kernel.__module__.startswith("numba."):  # a part of one
+                    return
+                self.kernels += (kernel.__name__,)
+                if len(self.kernels) == 1:
+                    say(NOTICE)
+                    ending.enter_context(heartbeat(self.line))
 
-    with event.install_listener("numba:compile", Notice()):
-        yield
+            def on_end(self, event: Any) -> None:
+                self.running -= 1
+
+            def line(self, _seconds: float) -> str | None:
+                if not self.running:
+                    return None
+                return f"compiling {self.kernels[-1]}: {counted(len(self.kernels), 'kernel')} so far"
+
+        with event.install_listener("numba:compile", Notice()):
+            yield

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speculant.cli.bench_settings import FORCED_TRIALS, TRIALS
+from speculant.cli.bench_values import batches, temperatures
 from speculant.cli.loading import model_source
 from speculant.cli.options import BUNDLED
 from speculant.cli.settings import settings_json, settings_sentences
+from speculant.cli.terminal import counted
 
 if TYPE_CHECKING:
     from speculant.bench.suite.runner import Runner
@@ -27,6 +30,24 @@ def model_name(asked: Bench) -> str:
     if name is None:
         return BUNDLED
     return Path(name).resolve().name if Path(name).exists() else name
+
+
+def known_conditions(asked: Bench) -> dict[str, Any]:
+    """Return those conditions that are known before a model is loaded."""
+    return {
+        "model": model_name(asked),
+        "forced": bool(asked.forced),
+        "random_weights": asked.config is not None,
+        "inflated": asked.inflate,
+        "nodes": asked.nodes,
+        "memory_limit_mb": asked.memory_limit,
+        "temperatures": temperatures(asked.temperature),
+        "seed": asked.seed,
+        "batches": batches(asked.batch),
+        "trials": asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
+        "limit": asked.limit,
+        "max_new_tokens": asked.max_new_tokens,
+    }
 
 
 def conditions(
@@ -55,24 +76,13 @@ def conditions(
 
     gguf = isinstance(runner.plain.engine, LlamaEngine)
     return {
-        "model": model_name(asked),
+        **known_conditions(asked),
         "tasks": {task.name: len(task.items) for task in runner.tasks},
-        "forced": bool(asked.forced),
-        "random_weights": asked.config is not None,
-        "inflated": asked.inflate,
         "methods": [system.name for system in runner.systems],
         "draft_model": draft_model,
         **({} if head is None else {"head": head}),
         **({"bases": [_base_facts(base) for base in bases]} if bases else {}),
         "method_settings": settings_json(settings),
-        "nodes": asked.nodes,
-        "memory_limit_mb": asked.memory_limit,
-        "temperatures": [sampling.temperature for sampling in runner.samplings],
-        "seed": asked.seed,
-        "batches": list(runner.batches),
-        "trials": runner.trials,
-        "limit": asked.limit,
-        "max_new_tokens": asked.max_new_tokens,
         "dtype": str(runner.plain.model.dtype).removeprefix("torch."),
         "device": str(runner.plain.model.device),
         "attention": "llama.cpp's" if gguf else runner.plain.model.config._attn_implementation,
@@ -92,7 +102,7 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
 
     where = (
         f"Model {settings['model']}, {settings['dtype']} on {settings['device']}, {settings['attention']} attention, "
-        f"{settings['threads']} threads"
+        f"{counted(settings['threads'], 'thread')}"
     )
     how = (
         f"{where}; {_times(settings['trials'])} after a warm-up, all methods one after the other on each request; "
@@ -107,7 +117,7 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
     if not settings["tasks"]:
         how = f"{where}."
     if settings["fast"]:
-        how += " Passes of Speculant's methods, none included, run its own code for layers; those of hf: do not."
+        how += " Speculant's methods, plain decoding (`none`) too, run its own code for layers; those of hf: do not."
     found = [how]
     if settings["forced"]:
         found.append(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
-from speculant.core.errors import FileError, UsageError
+from speculant.cli.terminal import importing
+from speculant.core.errors import FileError, UnsupportedError, UsageError
 
 
 def constraint_options(json_schema: str | None, regex: str | None) -> dict[str, object]:
@@ -16,20 +18,30 @@ def constraint_options(json_schema: str | None, regex: str | None) -> dict[str, 
 
     Raises:
         FileError: the file cannot be read.
+        UnsupportedError: llguidance is not installed.
         UsageError: both are given, or one is no constraint.
     """
-    from speculant.api.constraints import Constraint
-
     if json_schema is not None and regex is not None:
         raise UsageError("--json-schema and --regex both say what the text must match; give one of them.")
-    if regex is not None:
-        return {"constraint": Constraint.regex(regex)}
-    if json_schema is None:
+    if json_schema is None and regex is None:
         return {}
+    if find_spec("llguidance") is None:
+        raise UnsupportedError("--json-schema and --regex need llguidance: pip install 'speculant[structured]'.")
+    text = regex or "" if json_schema is None else read_schema(Path(json_schema))
+    with importing("PyTorch"):
+        from speculant.api.constraints import Constraint
+    return {"constraint": Constraint.regex(text) if json_schema is None else Constraint.json_schema(text, compact=True)}
+
+
+def read_schema(path: Path) -> str:
+    """Return the text of a schema's file.
+
+    Raises:
+        FileError: it cannot be read.
+    """
     try:
-        text = Path(json_schema).read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise FileError(f"cannot read the JSON schema in {json_schema}: {error.strerror}.") from error
+        raise FileError(f"cannot read the JSON schema in {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise FileError(f"the JSON schema in {json_schema} is not UTF-8 text.") from error
-    return {"constraint": Constraint.json_schema(text, compact=True)}
+        raise FileError(f"the JSON schema in {path} is not UTF-8 text.") from error

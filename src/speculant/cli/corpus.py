@@ -13,7 +13,7 @@ import typer
 from speculant.cli.commands import Command, Group
 from speculant.cli.options import ModelOption
 from speculant.cli.rejected import Rejected
-from speculant.cli.terminal import progress
+from speculant.cli.terminal import importing, progress, waiting
 from speculant.cli.values import base_budget
 from speculant.core.errors import ModelNotFoundError, UsageError
 
@@ -138,15 +138,13 @@ def build(
             "name the model that the memory is for by --model, or its tokenizer by --tokenizer: a memory fits one "
             "tokenizer only. --model bundled is the story model that comes with the package."
         )
+    check_tokenizer(model, tokenizer)
     rejected = Rejected()
     sources = [find_source(text, rejected) for text in inputs]
     for path in excluded:
         why_no_text(path)  # fails here, before the work, if it cannot be read
     check_memory_output(output, [*(split_weight(text)[0] for text in inputs), *excluded], force=force)
     check_sources(sources, kind)
-    from speculant.cli.loading import quieten
-
-    quieten()
     loaded, vocabulary = load_vocabulary(model, tokenizer)
     if kind is Kind.MIX_BASE:
         from speculant.cli.base_plan import BaseSettings
@@ -230,6 +228,17 @@ def check_sources(sources: Sequence[Source], kind: Kind) -> None:
             )
 
 
+def check_tokenizer(model: str | None, tokenizer: str | None) -> None:
+    """Check before anything is read that a model or tokenizer is there, as far as its name tells.
+
+    Raises:
+        TokenizerError: it is a path, and nothing is there.
+    """
+    from speculant.api.loading import find_tokenizer
+
+    find_tokenizer(model if tokenizer is None else tokenizer)
+
+
 def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]:
     """Return the tokenizer and the number of token ids that the memory must have room for.
 
@@ -240,16 +249,19 @@ def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]
     Raises:
         ModelNotFoundError, TokenizerError: there is no such model or tokenizer.
     """
-    from speculant.api.loading import bundled_model, load_tokenizer
-    from speculant.cli.loading import model_source
+    from speculant.api.loading import find_tokenizer, load_tokenizer
+    from speculant.cli.loading import quieten
 
+    source = find_tokenizer(model if tokenizer is None else tokenizer)
+    if not Path(source).is_file():
+        with importing("transformers"):
+            quieten()
+    with waiting(f"loading the tokenizer of {model or tokenizer}"):
+        found = load_tokenizer(source)
     if tokenizer is not None:
-        found = load_tokenizer(tokenizer)
         return found, len(found)
     from transformers import AutoConfig
 
-    source = model_source(model) or str(bundled_model())
-    found = load_tokenizer(source)
     try:
         vocabulary: int = AutoConfig.from_pretrained(source).get_text_config(decoder=True).vocab_size
     except (OSError, ValueError, AttributeError) as error:

@@ -119,11 +119,11 @@ def build_base(
         ) from error
     finally:
         work.close()
-    size = path.stat().st_size
+    size, lacking = path.stat().st_size, max(0, built.dropped - built.surplus)
     lines = [
         f"tokens      {builder.tokens:,}",
         *(f"source      {line}" for line in map(source_line, facts["sources"])),
-        f"entries     {built.entries:,}; {built.dropped:,} others that would have added something did not fit",
+        f"entries     {built.entries:,}; left out {lacking:,} in full lines, {built.surplus:,} beyond 16 a context",
         f"bytes       {size:,}: {size / builder.tokens:.2f} per token",
     ]
     if scorer is not None:

@@ -1,4 +1,4 @@
-"""`speculant demo`: shows in about a minute what drafting does, on the bundled model."""
+"""`speculant demo`: shows in a minute or two what drafting does, on the bundled model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from speculant.bench.demo import Answer, Measured
 
 HELP = """\
-Show in about a minute what drafting does, on the bundled model.
+Show in about a minute what drafting does, on the bundled model; the first time kernels are compiled for another.
 
 A session whose memory fills, an edit, and stories with a base that knows the language beforehand, each decoded with
 drafts and without."""

@@ -11,8 +11,10 @@ from typing import Any
 import typer
 
 from speculant import __version__
+from speculant.api.loading import default_device
 from speculant.cli.commands import Command
 from speculant.cli.options import JsonFlag
+from speculant.cli.terminal import importing
 
 PACKAGES = ("transformers", "numba", "numpy")
 HELP = "Describe this machine and the versions in use, for bug reports. Names nobody and no folder."
@@ -42,10 +44,8 @@ def environment(model: Any = None) -> dict[str, Any]:
     Args:
         model: a loaded model whose dtype and device are given; None for those a model would be loaded with.
     """
-    import torch
-
-    from speculant.api.loading import default_device
-
+    with importing("PyTorch"):
+        import torch
     device = default_device() if model is None else str(model.device)
     default_dtype = "float32" if device == "cpu" else "the checkpoint's own"
     return {

@@ -14,6 +14,7 @@ from speculant.cli.options import (
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
+    DrafterOption,
     Drafting,
     DraftModelsOption,
     DtypeOption,
@@ -36,6 +37,7 @@ from speculant.cli.options import (
     SetOption,
     ShareOption,
     StopOption,
+    StrictFlag,
     TemperatureOption,
     ThreadsOption,
     TopKOption,
@@ -110,6 +112,8 @@ def generate(
     json_schema: JsonSchemaOption = None,
     regex: RegexOption = None,
     method: MethodOption = None,
+    drafter: DrafterOption = None,
+    strict: StrictFlag = False,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
@@ -135,7 +139,7 @@ def generate(
     from speculant.cli.constraining import constraint_options
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.generation import Generation, Output
-    from speculant.cli.loading import load_speculator
+    from speculant.cli.loading import check_drafting, check_named, load_speculator
     from speculant.cli.painting import can_paint
     from speculant.cli.prompts import given_prompt, read_prompts
     from speculant.cli.terminal import say
@@ -164,6 +168,8 @@ def generate(
     output = Output(many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat)
     drafting = Drafting(
         method=method,
+        drafter=drafter,
+        strict=strict,
         settings=tuple(settings or ()),
         nodes=nodes,
         memory=memory,
@@ -178,8 +184,10 @@ def generate(
         online=online,
         share=share,
     )
-    options = sampling.options() | constraint_options(json_schema, regex)
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    check_drafting(drafting)
+    check_named(loading, drafting)
+    options = sampling.options() | constraint_options(json_schema, regex)
     loaded = load_speculator(loading, drafting)
     generation = Generation(loaded, options, output)
     with ExitStack() as ending:  # called from the last to the first, each of them even if another fails

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.baselines import Baselines
-from speculant.cli.comparison import Timed
+from speculant.cli.comparison import timed
 from speculant.cli.env import environment
 from speculant.cli.files import write_json
 from speculant.cli.painting import legend, write_stream
@@ -193,7 +193,7 @@ class Generation:
             if self._output.json != "-" and self._as_lines:
                 self._print_line(outcome)
         if baselines is not None and comparison is not None:
-            comparison.drafted.append(Timed(outcome.result.ids, outcome.result.stats.seconds))
+            comparison.drafted.append(timed(outcome.result))
             with waiting("repeating both in turns"):
                 baselines.after(prompt, comparison)
 

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.terminal import quick_imports, say, waiting
+from speculant.api.loading import bundled_head_folder, means_bundled
+from speculant.cli.terminal import importing, say, waiting
+from speculant.core.errors import ModelNotFoundError
+from speculant.core.hub import asking, why_missing
 
 if TYPE_CHECKING:
     from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
     from speculant.drafters.heads.checkpoints.formats import Format
     from speculant.drafters.heads.drafter import LoadedHead
+    from speculant.registry import Method
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,23 +36,46 @@ class HeadFile:
         return open_head(self.checkpoint, model)
 
 
-def read_head(source: str) -> HeadFile:
+def find_head(source: str, method: Method | None = None) -> str:
+    """Return the folder or hub id of a head; the bundled model's for "bundled".
+
+    Args:
+        source: what was named.
+        method: that is to draft with it; None for the head's own.
+
+    Raises:
+        ModelNotFoundError: no folder is there, and the hub cannot have it.
+        UsageError: none of the bundled heads is for the method.
+    """
+    if means_bundled(source):
+        return str(bundled_head_folder(method))
+    if Path(source).is_file():
+        raise ModelNotFoundError(f"{source} is a file; name the folder that holds the head's config and weights.")
+    if reason := why_missing(source):
+        raise ModelNotFoundError(f"there is no head at {source}: {reason}.")
+    return source
+
+
+def read_head(source: str, method: Method | None = None) -> HeadFile:
     """Read a head's checkpoint.
 
     Args:
-        source: a folder, or a hub id.
+        source: a folder, a hub id, or "bundled".
+        method: that is to draft with it; None for the head's own.
 
     Raises:
         ModelNotFoundError: there is none, or it is damaged.
         UnsupportedError: its format is unknown.
+        UsageError: none of the bundled heads is for the method.
     """
-    if not Path(source).exists():
-        say(f"there is no folder {source} here; asking the hub, which may take a while.")
-    with waiting("loading PyTorch"), quick_imports():
+    found = find_head(source, method)
+    if not Path(found).exists():
+        say(asking(found))
+    with importing("PyTorch"):
         from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
         from speculant.drafters.heads.checkpoints.formats import find_format
-    with waiting(f"loading {source}"):
-        checkpoint = read_checkpoint(source)
+    with waiting(f"loading {found}"):
+        checkpoint = read_checkpoint(found)
     return HeadFile(checkpoint, find_format(checkpoint))
 
 

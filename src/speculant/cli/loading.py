@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speculant.api.loading import (
+    find_draft_model,
+    find_model,
+    is_bundled,
+    load_model,
+    means_bundled,
+)
 from speculant.cli.compiling import compilation_announced
-from speculant.cli.head_file import read_head
+from speculant.cli.head_file import find_head, read_head
 from speculant.cli.options import BUNDLED, DEFAULT_METHOD, Drafting, Loading
 from speculant.cli.settings import build_settings
-from speculant.cli.terminal import quick_imports, say, waiting
+from speculant.cli.terminal import importing, say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
-from speculant.registry import check_verifier, find_method
+from speculant.core.hub import asking
+from speculant.memory.bases import find_base
+from speculant.registry import Method, check_verifier, find_method, is_own
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
     from speculant.drafters.heads.drafter import LoadedHead
+    from speculant.registry import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +59,27 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     Raises:
         SpeculantError: the method, its settings, its acceptance rule or a model cannot be used.
     """
-    found = None if drafting.head is None else read_head(drafting.head)
-    method = find_method(drafting.method or DEFAULT_METHOD if found is None else drafting.method or found.format.method)
-    keeps = method.memory or drafting.online
-    if drafting.memory is not None and not keeps:  # what is misspelled should not cost the loading of a model
-        raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
-    check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
-    if drafting.share is not None:
-        from speculant.sharing.address import parse_address
-        from speculant.sharing.opening import check_sharing
-
-        check_sharing(method)
-        parse_address(drafting.share)
-    settings = build_settings(method, drafting.settings)
-    from speculant.api.loading import is_bundled
-
-    if is_gguf_model(loading.model):
-        check_gguf_options(loading)
-    bundled = is_bundled(model_source(loading.model))
-    method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(drafting.draft_models))
-    if len(drafting.draft_models) > 1:
-        method.check_several()  # before models are loaded
-    if found is not None or not bundled:
-        method.check_head(None if found is None else found.format.kind)
+    named = check_drafting(drafting)
+    check_named(loading, drafting)
+    with importing("PyTorch and transformers"):
+        found = None if drafting.head is None else read_head(drafting.head, named)
+        method = named or find_method(DEFAULT_METHOD if found is None else found.format.method)
+        check_keeps(method, drafting)
+        check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
+        settings = build_settings(method, drafting.settings)
+        bundled = is_bundled(loading.model)
+        method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(drafting.draft_models))
+        if len(drafting.draft_models) > 1:
+            method.check_several()  # before models are loaded
+        if found is not None or not bundled:
+            method.check_head(None if found is None else found.format.kind)
+        from speculant.api.bases import AUTOMATIC
+        from speculant.api.engines import check_engine_can
+        from speculant.api.speculator import Speculator
     model, tokenizer, threads = load(loading, gguf=True)
-    from speculant.api.engines import check_engine_can
-
     check_engine_can(model, method=method.name, head=found)
     drafts = [load_draft_model(name, drafting, loading) for name in drafting.draft_models]
     head = None if found is None else found.open(model)
-    from speculant.api.bases import AUTOMATIC
-    from speculant.api.speculator import Speculator
-
     options = {} if settings is None else {"settings": settings}
     with compilation_announced():
         speculator = Speculator.from_transformers(
@@ -96,10 +97,89 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             base=AUTOMATIC if drafting.bases is None else drafting.bases,
             fast=loading.fast,
             share=drafting.share,
+            strict=drafting.strict,
             **options,
         )
+        speculator.engine.probe()
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
+    if not speculator.engine.capabilities.drafts:
+        say(speculator.engine.capabilities.notes[-1])
     return Loaded(speculator, memory, settings, threads, drafting.verifier, head)
+
+
+def find_drafter(place: str) -> Method:
+    """Return the method of a user's own drafter, named by MODULE:CLASS; modules of the current folder are found too.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not is_own(place):
+        raise UsageError(f"--drafter takes MODULE:CLASS, as in my_drafter:MyDrafter, not '{place}'.")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    return find_method(place)
+
+
+def check_drafting(drafting: Drafting) -> Method | None:
+    """Check what can be told of the options without a package that takes seconds to import.
+
+    Returns:
+        The method that was named; None if it is to be that of the head, or the default.
+
+    Raises:
+        UsageError: there is no such method or acceptance rule, or it keeps no memory or cannot be shared.
+    """
+    if drafting.drafter is not None:
+        named: Method | None = find_drafter(drafting.drafter)
+    else:
+        named = None if drafting.method is None else find_method(drafting.method)
+    certain = named or (find_method(DEFAULT_METHOD) if drafting.head is None else None)
+    if certain is not None:
+        check_keeps(certain, drafting)
+        check_verifier(certain.name, drafting.verifier, lossy=drafting.lossy)
+    return named
+
+
+def check_keeps(method: Method, drafting: Drafting) -> None:
+    """Check that a method has the memory that is to be kept or shared.
+
+    Raises:
+        UnsupportedError, UsageError: it has none, the URL names no place, or redis-py is not installed.
+    """
+    if drafting.memory is not None and not (method.keeps_memory or drafting.online):
+        raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
+    if drafting.share is not None:
+        from speculant.sharing.opening import check_address, check_sharing
+
+        check_sharing(method)
+        check_address(drafting.share)
+
+
+def check_named(loading: Loading, drafting: Drafting | None = None) -> None:
+    """Check that the folders and files that options name are there, and what a GGUF file needs.
+
+    Raises:
+        ModelNotFoundError, ModelError, FileError: one is not, or is another kind of file.
+        UnsupportedError: llama.cpp is not installed.
+        UsageError: an option does not apply to a GGUF file.
+    """
+    if is_gguf_model(loading.model):
+        from speculant.engines.llamacpp.file import check_file
+        from speculant.engines.llamacpp.library import load_library
+
+        check_gguf_options(loading)
+        check_file(Path(str(loading.model)))
+        load_library()
+    else:
+        find_model(loading.model)
+    if drafting is None:
+        return
+    for name in drafting.draft_models:
+        find_draft_model(name)
+    if drafting.head is not None:
+        find_head(drafting.head)
+    for base in drafting.bases or ():
+        find_base(base)
 
 
 def load(loading: Loading, *, gguf: bool = False) -> tuple[Any, Any, str]:
@@ -122,13 +202,15 @@ def load(loading: Loading, *, gguf: bool = False) -> tuple[Any, Any, str]:
                 "and bench take GGUF files."
             )
         return load_gguf_model(name, loading)
-    if name is not None and not Path(name).exists():
-        say(f"there is no folder {name} here; asking the hub, which may take a while.")
-    with waiting("loading PyTorch and transformers"), quick_imports():
+    check_named(loading)
+    with importing("PyTorch and transformers"):
         check_device(loading.device)
         quieten()
-        from speculant.api.loading import load_model
-        from speculant.api.speculator import Speculator  # noqa: F401  (imported here, where the user sees a reason)
+        from transformers import AutoModelForCausalLM  # noqa: F401  (imported here, where the user sees a reason)
+
+        from speculant.api.speculator import Speculator  # noqa: F401
+    if name is not None and not Path(name).exists():
+        say(asking(name))
     with waiting(f"loading {loading.model or 'the bundled model'}"):
         model, tokenizer = load_model(name, dtype=loading.dtype, device=loading.device, attention=loading.attention)
     return model, tokenizer, set_threads_for(model, loading.threads)
@@ -136,8 +218,8 @@ def load(loading: Loading, *, gguf: bool = False) -> tuple[Any, Any, str]:
 
 def load_gguf_model(name: str, loading: Loading) -> tuple[Any, Any, str]:
     """Load a GGUF file with llama.cpp; see `load`."""
-    check_gguf_options(loading)
-    with waiting("loading PyTorch and transformers"), quick_imports():
+    check_named(loading)
+    with importing("PyTorch and transformers"):
         quieten()
         from speculant.api.speculator import Speculator  # noqa: F401  (imported here, where the user sees a reason)
         from speculant.engines.llamacpp.request_model import load_gguf
@@ -187,12 +269,10 @@ def load_draft_model(name: str, drafting: Drafting, loading: Loading) -> tuple[A
         ModelError: it cannot be loaded.
         UsageError: there is no such device or dtype.
     """
-    from speculant.api.loading import load_model
-
     device = drafting.draft_device or loading.device
     check_device(drafting.draft_device, option="--draft-device")
     with waiting(f"loading {name}"):
-        return load_model(model_source(name), dtype=drafting.draft_dtype or loading.dtype, device=device)
+        return load_model(find_draft_model(name), dtype=drafting.draft_dtype or loading.dtype, device=device)
 
 
 def set_threads_for(model: Any, asked: int | None) -> str:
@@ -204,7 +284,7 @@ def set_threads_for(model: Any, asked: int | None) -> str:
 
 def model_source(name: str | None) -> str | None:
     """Return a folder or hub id; None for the bundled model, which "bundled" names unless a folder is called so."""
-    return None if name == BUNDLED and not Path(name).exists() else name
+    return None if means_bundled(name) else name
 
 
 def model_title(name: str | None) -> str:

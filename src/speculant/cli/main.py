@@ -2,13 +2,14 @@
 
 Nothing heavy is imported before a command runs, so that `--help` answers at once. Exit codes: 0 done,
 1 something failed, 2 the request itself is wrong, 130 interrupted, 141 the reader of the output went away,
-143 ended by SIGTERM.
+143 ended by SIGTERM (`serve`, once drained, with 0).
 """
 
 from __future__ import annotations
 
 import difflib
 import errno
+import gc
 import io
 import os
 import sys
@@ -34,6 +35,7 @@ COMMANDS = {  # each registered by the module of that name
     "compare": "compare two benchmark results",
     "check": "prove that drafts change nothing",
     "replay": "measure methods on recorded answers, without a model",
+    "gguf": "write a model as a GGUF file",
     "tune": "measure what a target pass costs here",
     "tune-layers": "search the layers that layer-skip leaves out",
     "train": "train a head that drafts for a model",
@@ -120,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RuntimeError) and not any(phrase in str(error) for phrase in _NO_MEMORY):
             raise
         return _fail("this machine ran out of memory. Use a smaller model or dtype, a shorter prompt or fewer nodes.")
+    finally:
+        gc.unfreeze()  # what was imported is garbage now; bindings report what is never collected as leaked
     return code
 
 
@@ -128,7 +132,12 @@ def worded(error: Any) -> str:
     param, context = getattr(error, "param", None), getattr(error, "ctx", None)
     if type(error) is typer.BadParameter and param is not None:
         dashed = [name for name in param.opts if name.startswith("-")]
-        message = f"{max(dashed, key=len) if dashed else param.metavar or param.name} {error.message}"
+        reason = error.message.removeprefix("Value error, ")  # pydantic's, of which typer makes its own
+        message = f"{max(dashed, key=len) if dashed else param.metavar or param.name} {reason}"
+        given, mark, choices = reason.partition(" is not one of ")
+        known = [choice.strip("'. ") for choice in choices.split(",")]
+        if mark and (near := difflib.get_close_matches(given.strip("'"), known, n=1)):
+            message = f"{message.rstrip('.')}. Did you mean {near[0]}?"
     elif type(error).__name__ == "NoSuchOption":
         near = difflib.get_close_matches(error.option_name, error.possibilities or [], n=1)
         message = f"there is no option {error.option_name}." + (f" Did you mean {near[0]}?" if near else "")

@@ -16,7 +16,7 @@ from speculant.cli.base_facts import NAMES, provenance
 from speculant.cli.commands import Command, Group
 from speculant.cli.files import check_writable
 from speculant.cli.options import JsonFlag, MemoryLimitOption
-from speculant.cli.terminal import say
+from speculant.cli.terminal import say, waiting
 from speculant.core.errors import FileError, ForeignMemoryError, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def info(file: FileArgument, as_json: JsonFlag = False) -> int:
     from speculant.memory.file import read_any_memory
 
     path = Path(file)
-    found = described(path, read_any_memory(path))
+    tidy(path)
+    with waiting(f"reading {path}"):
+        found = described(path, read_any_memory(path))
     if as_json:
         holds = {name.replace(" ", "_").replace("-", "_"): n for name, n in found["holds"].items()}
         print(json.dumps(found | {"holds": holds}, indent=2))
@@ -96,17 +98,22 @@ def merge(
     check_writable(output)
     if len(paths) < 2:
         raise UsageError("merging takes two files or more. Name another, or copy the one.")
-    memories = [read_any_memory(path) for path in paths]
+    for path in paths:
+        tidy(path)
+    with waiting("reading the memories"):
+        memories = [read_any_memory(path) for path in paths]
     places = [path.resolve() for path in paths]
     if len(set(places)) < len(places):
         raise UsageError("a file is named twice; what it holds would count twice. Name each once.")
     if target.exists() and target.resolve() not in places:
         raise UsageError(f"{target} exists and is none of the files to merge; name it among them, or a new file.")
     check_alike(paths, memories)
-    kind, first = find_memory_kind(memories[0].kind), memories[0]
-    arrays, facts = kind.merge(memories, memory_limit << 20)
-    write_memory(target.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
-    merged = read_any_memory(target)
+    first = memories[0]
+    with waiting(f"merging into {target}"):
+        kind = find_memory_kind(first.kind)
+        arrays, facts = kind.merge(memories, memory_limit << 20)
+        write_memory(target.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
+        merged = read_any_memory(target)
     for path, memory in zip([*paths, target], [*memories, merged], strict=True):
         print(f"{'merged' if memory is merged else 'from':<11} {path}: {sentence(kind.describe(memory))}")
     print(f"bytes       {target.stat().st_size}")
@@ -127,6 +134,7 @@ def clear(
     from speculant.registry import find_memory_kind
 
     path = Path(file).resolve()  # a link's own file is what holds the text
+    tidy(path)
     memory = read_any_memory(path)
     kind = find_memory_kind(memory.kind)
     check_writable(str(path))
@@ -141,6 +149,14 @@ def clear(
     for name in sorted(glob.glob(f"{glob.escape(str(path.parent / f'.{path.name}'))}.*")):
         say(f"note: {name} may be of a save that was killed, and hold the same. Delete it if none is running.")
     return 0
+
+
+def tidy(path: Path) -> None:
+    """Remove what saves of a memory that were killed have left beside it."""
+    from speculant.memory.aside import remove_stale
+
+    for each in remove_stale(path.resolve()):
+        say(f"note: removed {each}, which a save that was killed had left.")
 
 
 def agreed(held: str) -> bool:

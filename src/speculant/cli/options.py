@@ -86,6 +86,23 @@ MethodOption = Annotated[
         autocompletion=_methods,
     ),
 ]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        metavar="MODULE:CLASS",
+        help="a drafter of your own in place of --method; modules of this folder are found, too",
+        rich_help_panel="Drafting",
+    ),
+]
+StrictFlag = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="refuse a model that drafts cannot be verified on; else it is decoded plainly, and a line says so",
+        rich_help_panel="Drafting",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -161,7 +178,7 @@ NodesOption = Annotated[
         "--nodes",
         metavar="N|auto",
         parser=node_count,
-        help="most tokens per draft; default: auto, chosen each round by what pays",
+        help="most tokens per draft; default: auto, chosen each round by cost and acceptance",
         rich_help_panel="Drafting",
     ),
 ]
@@ -180,7 +197,8 @@ BaseOption = Annotated[
     typer.Option(
         "--base",
         metavar="FILE",
-        help="a frozen base under the memory, up to three; default: those of `speculant base list` that fit",
+        help="a frozen base under the memory, up to three; bundled: that of the story model; default: those of "
+        "`speculant base list` that fit, and the bundled one if it fits",
         rich_help_panel="Drafting",
     ),
 ]
@@ -306,6 +324,7 @@ class Drafting:
 
     Attributes:
         method: of the registry; None for the head's own, or "mix" without a head.
+        drafter: "module:Class" of a user's own drafter, in place of a method; or None.
         settings: each "name=value".
         nodes: most nodes per draft, "auto", or None for the method's default.
         memory: the file to begin with and to save to.
@@ -318,12 +337,14 @@ class Drafting:
         head: a folder or a hub id for methods that need a trained head, or None.
         online: whether the draft model or head learns while it drafts.
         share: the URL of the store that replicas learn from each other through, or None.
+        strict: whether a model that drafts cannot be verified on is refused.
 
     Raises:
         UsageError: an option would have no effect.
     """
 
     method: str | None = None
+    drafter: str | None = None
     settings: tuple[str, ...] = ()
     nodes: int | str | None = None
     memory: str | None = None
@@ -337,8 +358,12 @@ class Drafting:
     head: str | None = None
     online: bool = False
     share: str | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
+        if self.drafter is not None and (self.method is not None or self.head is not None):
+            option = "--method" if self.method is not None else "--head"
+            raise UsageError(f"--drafter and {option} both say what drafts; leave one of them out.")
         given = {"--draft-dtype": self.draft_dtype, "--draft-device": self.draft_device}
         ignored = [name for name, value in given.items() if value is not None]
         if not self.draft_models and ignored:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.core.errors import FileError, UsageError
+from speculant.core.errors import FileError, PromptError, UsageError
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -21,6 +21,7 @@ def given_prompt(text: str) -> str:
     """Return the PROMPT argument; "-" stands for standard input, without its last line end.
 
     Raises:
+        PromptError: it is empty.
         UsageError: it is not text.
     """
     if text == "-":
@@ -30,6 +31,8 @@ def given_prompt(text: str) -> str:
             raise UsageError(f"standard input is not UTF-8 text: byte {error.start} does not belong there.") from error
     if not is_text(text):
         raise UsageError("the prompt is not UTF-8 text; write it to a file in UTF-8 and give that to --prompts.")
+    if not text:
+        raise PromptError("the prompt is empty; there is nothing to continue. Give it some text.")
     return text
 
 

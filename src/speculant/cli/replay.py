@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from speculant.cli.commands import Command
-from speculant.cli.options import MemoryLimitOption
+from speculant.cli.options import DEFAULT_METHOD, MemoryLimitOption
 from speculant.cli.replay_settings import Order, Replay
-from speculant.cli.values import node_limit, whole
+from speculant.cli.values import node_limits, whole
 from speculant.core.errors import UsageError
 
 HELP = """\
@@ -22,9 +22,10 @@ EXAMPLES = """
 speculant replay log.jsonl --tokenizer your/model   # your own chat logs
 speculant replay log.jsonl --tokenizer your/model --html gain.html
 speculant replay traces/*.jsonl --method mix,aded,lookup --json out.json
+speculant replay log.jsonl --chain --tree --nodes 5,20  # as in vLLM; as trees
 """
 
-NODES = 64
+NODES = "64"
 
 
 def register(app: typer.Typer) -> None:
@@ -44,14 +45,23 @@ def replay(
         typer.Option("--jobs", metavar="N", parser=whole(1), help="processes; default: as many as there are cores"),
     ] = None,
     method: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--method",
             metavar="NAME,...",
             help="see `speculant methods`; peer:draftretriever and peer:arctic, if installed; default: mix",
             rich_help_panel="Drafting",
         ),
-    ] = "mix",
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            "--drafter",
+            metavar="MODULE:CLASS",
+            help="a drafter of your own beside --method, or alone; modules of this folder are found, too",
+            rich_help_panel="Drafting",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,15 +72,23 @@ def replay(
         ),
     ] = None,
     nodes: Annotated[
-        int,
+        Any,
         typer.Option(
             "--nodes",
-            metavar="N",
-            parser=node_limit(),
-            help=f"most tokens per draft; default: {NODES}",
+            metavar="N,...",
+            parser=node_limits,
+            help=f"most tokens per draft, one or more numbers such as 5,20,64; default: {NODES}",
             rich_help_panel="Drafting",
         ),
     ] = NODES,
+    chain: Annotated[
+        bool,
+        typer.Option("--chain", help="drafts are chains, which is all that vLLM verifies", rich_help_panel="Drafting"),
+    ] = False,
+    tree: Annotated[
+        bool,
+        typer.Option("--tree", help="drafts are trees; the default. With --chain, both", rich_help_panel="Drafting"),
+    ] = False,
     keep_memory: Annotated[
         bool,
         typer.Option(
@@ -94,7 +112,8 @@ def replay(
         typer.Option(
             "--base",
             metavar="FILE",
-            help="a frozen base for the methods that take any, up to three; none is found by itself",
+            help="a frozen base for the methods that take any, up to three; bundled: that of the story model; "
+            "default: none",
             rich_help_panel="Drafting",
         ),
     ] = None,
@@ -146,7 +165,12 @@ def replay(
     """Read, play, and show what came of it."""
     if seed is not None and order is not Order.SHUFFLED:
         raise UsageError("--seed would be ignored: requests keep the file's order. Add --order shuffled.")
-    methods = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
+    named = method if method is not None else DEFAULT_METHOD if drafter is None else ""
+    methods = list(dict.fromkeys(name.strip() for name in named.split(",") if name.strip()))
+    if drafter is not None:
+        from speculant.cli.loading import find_drafter
+
+        methods.append(find_drafter(drafter).name)
     from speculant.cli.replay_run import run
 
     return run(
@@ -156,6 +180,7 @@ def replay(
             methods=methods,
             settings=tuple(settings or ()),
             nodes=nodes,
+            shapes=(*(["tree"] if tree or not chain else []), *(["chain"] if chain else [])),
             keep_memory=keep_memory,
             memory_limit=memory_limit,
             corpora=corpus or [],

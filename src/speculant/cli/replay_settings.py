@@ -22,7 +22,8 @@ class Replay:
     tokenizer: str | None
     methods: Sequence[str]
     settings: Sequence[str]
-    nodes: int
+    nodes: tuple[int, ...]
+    shapes: tuple[str, ...]
     keep_memory: bool
     memory_limit: int
     corpora: Sequence[str]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.comparison import Comparison, overall
+from speculant.bench.report.noise import beyond_drafts
+from speculant.cli.comparison import Comparison, Timed, overall
 
 if TYPE_CHECKING:
     from speculant.api.result import Result
@@ -31,19 +32,34 @@ class Outcome:
 
     @property
     def compared(self) -> Comparison | None:
-        """The comparison, if the runs it needs are complete."""
-        return self.comparison if self.complete and self.comparison is not None and self.comparison.drafted else None
+        """The comparison, if the runs it needs are complete and gave tokens."""
+        return self.comparison if self.complete and self.comparison is not None and self.comparison.pairs else None
 
     @property
     def speedup(self) -> float | None:
         """Tokens per second over those of plain decoding by the same loop, the median of the pairs."""
         return None if self.compared is None else self.compared.speedup
 
+    @property
+    def middle(self) -> tuple[Timed, Timed] | None:
+        """The pair of compared runs, plain and drafted, whose ratio is the median."""
+        return None if self.compared is None else self.compared.middle
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second, of compared runs those of the pair in the middle."""
+        return self.result.stats.tokens_per_second if self.middle is None else self.middle[1].tokens_per_second
+
+    @property
+    def mat(self) -> float:
+        """Tokens per target pass, likewise."""
+        return (self.middle and self.middle[1].mat) or self.result.stats.mat
+
     def to_json(self, environment: dict[str, Any]) -> dict[str, Any]:
-        """Return the record of one prompt."""
+        """Return the record of one prompt; times that only one run has are those of the first."""
         result, stats, compared = self.result, self.result.stats, self.compared
         reference = compared and compared.reference
-        ratios = compared.ratios if compared is not None else []
+        pairs, ratios = (compared.pairs, compared.ratios) if compared is not None else ([], [])
         return {
             "prompt": self.prompt,
             "text": result.text,
@@ -52,11 +68,13 @@ class Outcome:
             "method": stats.method,
             "tokens": stats.tokens,
             "rounds": stats.rounds,
-            "mat": stats.mat,
-            "tokens_per_second": stats.tokens_per_second,
-            "baseline_tokens_per_second": compared and compared.baseline,
+            "mat": self.mat,
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_range": span([drafted.tokens_per_second for _, drafted in pairs]),
+            "baseline_tokens_per_second": self.middle and self.middle[0].tokens_per_second,
+            "baseline_tokens_per_second_range": span([plain.tokens_per_second for plain, _ in pairs]),
             "speedup": self.speedup,
-            "speedup_range": [min(ratios), max(ratios)] if ratios else None,
+            "speedup_range": span(ratios),
             "pairs": len(ratios) or None,
             "noisy": bool(compared.noisy) if compared is not None else None,
             "identical": compared and compared.identical,
@@ -74,10 +92,8 @@ class Outcome:
     def block(self, *, verbose: bool = False) -> str:
         """Return the report, most important first."""
         stats = self.result.stats
-        lines = [speed(stats.tokens, stats.seconds)]
-        if self.compared is not None:
-            lines += compared_lines(self.compared)
-        lines.append(f"drafting    {stats.method}: {stats.mat:.2f} tokens per target pass, {accepted([stats])}")
+        lines = [speed(stats.tokens, stats.seconds)] if self.compared is None else compared_lines(self.compared)
+        lines.append(f"drafting    {stats.method}: {self.mat:.2f} tokens per target pass, {accepted([stats])}")
         if verbose:
             lines += details(stats)
         if not self.complete:
@@ -87,20 +103,28 @@ class Outcome:
     def line(self) -> str:
         """Return the same in a line, for one of many prompts."""
         stats = self.result.stats
-        parts = [f"{stats.tokens_per_second:.1f} tokens/s"]
+        parts = [f"{self.tokens_per_second:.1f} tokens/s"]
         if self.compared is not None:
             parts += [f"speed-up {self.speedup:.2f}x", f"identical: {identity(self.compared)}"]
-        parts += [f"{stats.tokens} tokens", f"MAT {stats.mat:.2f}"]
+        parts += [f"{stats.tokens} tokens", f"{self.mat:.2f} tokens per pass"]
         if not self.complete:
             parts.append("failed" if self.result.finish_reason == "error" else "interrupted")
         return ", ".join(parts)
 
 
 def compared_lines(compared: Comparison) -> list[str]:
-    """Return speed-up and identity."""
-    ratios, plain = compared.ratios, f"plain decoding at {compared.baseline:.1f} tokens/s"
-    spread = f" (median of {len(ratios)} pairs, {min(ratios):.2f}x to {max(ratios):.2f}x)" if len(ratios) > 1 else ""
-    lines = [f"speed-up    {compared.speedup:.2f}x over {plain}{spread}"]
+    """Return the speeds with drafts and without, the speed-up, all of the same runs, and identity."""
+    ratios, tokens = compared.ratios, len(compared.drafted[0].ids)
+    plain, drafted = ([pair[which].tokens_per_second for pair in compared.pairs] for which in (0, 1))
+    lines = [
+        f"speed       {_shown(drafted, compared.place)} tokens/s, {tokens} tokens",
+        f"plain       {_shown(plain, compared.place)} tokens/s",
+        f"speed-up    {_shown(ratios, compared.place, digits=2, unit='x')}",
+    ]
+    if len(ratios) > 1:
+        lines.append(
+            f"            the pair in the middle of {len(ratios)} in turns, and the least and the most of them"
+        )
     if compared.noisy:
         lines.append(f"            {compared.noisy}.")
     elif len(ratios) == 1:
@@ -137,11 +161,15 @@ def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
     """Return the report over many prompts; speeds are of all tokens over all seconds, which a batch's overlap."""
     stats = [outcome.result.stats for outcome in outcomes]
     tokens, rounds = sum(each.tokens for each in stats), sum(each.rounds for each in stats)
+    compared = [outcome.compared for outcome in outcomes if outcome.compared is not None]
     of_prefills = sum(each.tokens > 0 for each in stats)  # each begun text has one token that belongs to no round
     mat = (tokens - of_prefills) / rounds if rounds else 0.0
     lines = [
-        speed(tokens, sum(each.seconds for each in stats) if seconds is None else seconds),
-        *compared_totals([outcome.compared for outcome in outcomes if outcome.compared is not None]),
+        *(
+            compared_totals(compared, mat)
+            if compared
+            else [speed(tokens, sum(each.seconds for each in stats) if seconds is None else seconds)]
+        ),
         f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {accepted(stats)}",
         f"prompts     {len(outcomes)}",
     ]
@@ -149,23 +177,25 @@ def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
     return "\n".join(lines + [f"note        {note}" for note in notes])
 
 
-def compared_totals(compared: Sequence[Comparison]) -> list[str]:
-    """Return speed-up and identity over many prompts, each by its runs of median speed."""
-    if not compared:
-        return []
-    tokens, plain = overall([each.plain for each in compared])
-    _, drafted = overall([each.drafted for each in compared])
+def compared_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
+    """Return speeds, speed-up and identity over many prompts, each by its pair in the middle."""
+    tokens, plain, drafted = overall(compared)
+    ratios = [each.speedup for each in compared if each.speedup is not None]
     same = [each.identical for each in compared if each.identical is not None]
     alike = [each.matches_reference for each in compared if each.matches_reference is not None]
     noisy = sum(bool(each.noisy) for each in compared)
     ratio = plain / drafted if drafted else 0.0
+    beyond = beyond_drafts(ratio, mat)
     return [
-        f"speed-up    {ratio:.2f}x over plain decoding at {_rate(tokens, plain):.1f} tokens/s",
+        speed(tokens, drafted),
+        f"plain       {_rate(tokens, plain):.1f} tokens/s in {plain:.2f} s",
+        f"speed-up    {ratio:.2f}x, prompts from {min(ratios):.2f}x to {max(ratios):.2f}x",
         *(
-            [f"            for {noisy} of {len(compared)} prompts the pairs do not tell what is faster."]
+            [f"            for {noisy} of {len(compared)} prompts the runs do not tell which is faster."]
             if noisy
             else []
         ),
+        *([f"            {beyond}."] if beyond else []),
         f"identical   {sum(same)} of {len(same)} to plain decoding, {sum(alike)} of {len(alike)} to model.generate"
         if same
         else f"identical   {identity(compared[0])}",
@@ -183,6 +213,17 @@ def accepted(stats: Sequence[Stats]) -> str:
     if not drafted:
         return "nothing drafted"
     return f"{sum(each.accepted for each in stats)} of {drafted} drafted tokens accepted"
+
+
+def span(values: Sequence[float]) -> list[float] | None:
+    """Return the least and the most; None of nothing."""
+    return [min(values), max(values)] if values else None
+
+
+def _shown(values: Sequence[float], place: int, *, digits: int = 1, unit: str = "") -> str:
+    """Return one of the values, with the least and the most if there are several."""
+    low, shown, high = (f"{each:.{digits}f}{unit}" for each in (min(values), values[place], max(values)))
+    return shown if len(values) == 1 else f"{shown} ({low} to {high})"
 
 
 def _rate(tokens: int, seconds: float) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +16,7 @@ from speculant.cli.options import (
     DeviceOption,
     DraftDeviceOption,
     DraftDtypeOption,
+    DrafterOption,
     Drafting,
     DraftModelsOption,
     DtypeOption,
@@ -29,12 +32,15 @@ from speculant.cli.options import (
     OnlineFlag,
     SetOption,
     ShareOption,
+    StrictFlag,
     ThreadsOption,
     VerifierOption,
     named_bases,
 )
-from speculant.cli.values import nonempty, whole
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.cli.terminal import counted
+from speculant.cli.values import nonempty, positive, whole
+from speculant.core.errors import UsageError
+from speculant.core.packages import check_packages
 
 if TYPE_CHECKING:
     from speculant.cli.loading import Loaded
@@ -43,8 +49,8 @@ if TYPE_CHECKING:
 HELP = """\
 Serve a model over HTTP, as OpenAI's API does.
 
-Settings of the server, limits and memory can also come from environment variables, such as SPECULANT_PORT, or from
-lines of the file that --config names: see docs/serving.md.
+Settings of the server, limits and memory can also come from environment variables, or from lines of the file that
+--config names: SPECULANT_ and the option's name, such as SPECULANT_PORT=9000 and SPECULANT_SAVE_SECONDS=60.
 
 SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one ends at once."""
 
@@ -64,6 +70,10 @@ def _text(name: str, metavar: str, text: str, panel: str = _SERVER) -> Any:
 
 def _number(name: str, metavar: str, text: str, least: int = 1) -> Any:
     return typer.Option(name, metavar=metavar, help=text, parser=whole(least), rich_help_panel=_LIMITS)
+
+
+def _seconds(name: str, text: str, panel: str) -> Any:
+    return typer.Option(name, metavar="S", help=text, parser=positive, rich_help_panel=panel)
 
 
 def register(app: typer.Typer) -> None:
@@ -125,6 +135,15 @@ def serve(
     prefix_cache: Annotated[
         int | None, _number("--prefix-cache", "MB", "for what prompts have in common; default: 256, 0 for none", 0)
     ] = None,
+    prompt_chunk: Annotated[
+        int | None,
+        _number(
+            "--prompt-chunk",
+            "N",
+            "most prompt tokens between two rounds; default: 128 on CPUs, 512 on other devices",
+            0,
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int | None, _number("--max-new-tokens", "N", "most new tokens of a request; default: 4096")
     ] = None,
@@ -135,12 +154,14 @@ def serve(
         int | None, _number("--max-body-bytes", "N", "most bytes of a request; default: 1048576")
     ] = None,
     request_seconds: Annotated[
-        int | None, _number("--request-seconds", "S", "most time of a request, waiting included; default: 600")
+        float | None, _seconds("--request-seconds", "most time of a request, waiting included; default: 600", _LIMITS)
     ] = None,
     drain_seconds: Annotated[
         int | None, _number("--drain-seconds", "S", "for requests to end after SIGTERM; default: 30")
     ] = None,
     method: MethodOption = None,
+    drafter: DrafterOption = None,
+    strict: StrictFlag = False,
     settings: SetOption = None,
     verifier: VerifierOption = None,
     lossy: LossyFlag = False,
@@ -160,6 +181,14 @@ def serve(
             rich_help_panel="Drafting",
         ),
     ] = None,
+    memory_strict: Annotated[
+        bool,
+        typer.Option(
+            "--memory-strict",
+            help="refuse to start with a --memory file that cannot be used, in place of learning without saving",
+            rich_help_panel="Drafting",
+        ),
+    ] = False,
     corpus: Annotated[
         str | None,
         typer.Option(
@@ -178,14 +207,7 @@ def serve(
         _text("--memory-scope", "NAME", "shared, the default, or key: a memory for each API key", "Drafting"),
     ] = None,
     save_seconds: Annotated[
-        int | None,
-        typer.Option(
-            "--save-seconds",
-            metavar="S",
-            parser=whole(1),
-            help="between two savings of the memory; default: 300",
-            rich_help_panel="Drafting",
-        ),
+        float | None, _seconds("--save-seconds", "between two savings of the memory; default: 300", "Drafting")
     ] = None,
     share: ShareOption = None,
     dtype: DtypeOption = None,
@@ -195,7 +217,9 @@ def serve(
     threads: ThreadsOption = None,
 ) -> int:
     """Load the model, and serve it until a signal comes."""
-    _check_installed()
+    check_packages(
+        ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client"), what="`speculant serve`", extra="serve"
+    )
     if parameters:
         from speculant.serving.parameters import parameter_table
 
@@ -215,12 +239,14 @@ def serve(
             "max_concurrency": max_concurrency,
             "max_queue": max_queue,
             "prefix_cache": None if prefix_cache is None else prefix_cache << 20,
+            "prompt_chunk": prompt_chunk,
             "max_new_tokens": max_new_tokens,
             "max_prompt_tokens": max_prompt_tokens,
             "max_body_bytes": max_body_bytes,
             "request_seconds": request_seconds,
             "drain_seconds": drain_seconds,
             "memory": memory,
+            "memory_strict": memory_strict or None,
             "corpus": corpus,
             "base": named_bases(base, no_base=no_base),
             "memory_limit": None if memory_limit is None else memory_limit << 20,
@@ -231,6 +257,8 @@ def serve(
     )
     drafting = Drafting(
         method=method,
+        drafter=drafter,
+        strict=strict,
         settings=tuple(settings or ()),
         nodes=nodes,
         memory_limit=serving.memory_limit >> 20,
@@ -250,25 +278,30 @@ def serve(
 
 def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, served_name: str | None) -> int:
     from speculant.cli.files import check_no_input, check_writable
-    from speculant.cli.loading import load_speculator, model_name
-    from speculant.cli.terminal import say
+    from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
+    from speculant.cli.terminal import say, waiting
     from speculant.serving.logs import configure_logging
     from speculant.serving.server import bind, make_server, url
 
+    check_drafting(drafting)
+    check_named(loading, drafting)
     if serving.memory is not None:
         check_writable(str(serving.memory))
         check_no_input("--memory", serving.memory, [serving.corpus, *(serving.base or ())])
+        if serving.memory_strict:
+            check_memories(serving)
     if serving.memory_scope == "key" and drafting.share is not None:
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
     with bind(serving) as bound:
         loaded = load_speculator(loading, drafting)
         configure_logging(serving.log_format)
-        from speculant.serving.app import create_app
-
+        with waiting("starting the server"):
+            from speculant.serving.app import create_app
         name = served_name or model_name(loading.model)
         app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
         try:
-            server = make_server(app, serving, lambda: say(_block(loaded, serving, name, url(bound))))
+            unused = list(app.state.unused_memories)
+            server = make_server(app, serving, lambda: say(_block(loaded, serving, name, url(bound), unused=unused)))
             gc.freeze()  # the model's objects stay; a body of many values must not have them looked through each time
             server.run(sockets=[bound])
         finally:
@@ -276,10 +309,30 @@ def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, serve
     return 0
 
 
-def _block(loaded: Loaded, serving: ServingSettings, name: str, address: str) -> str:
+def check_memories(serving: ServingSettings) -> None:
+    """Check before a model is loaded that the files of memories, where there are any, are whole.
+
+    Raises:
+        FileError, MemoryFileError: one is not.
+    """
+    from speculant.memory.file import read_any_memory
+    from speculant.serving.keys import tenant_name
+    from speculant.serving.memory_keeper import tenant_path
+
+    by_key = serving.memory_scope == "key"
+    tenants = [tenant_name(key.get_secret_value()) for key in serving.api_keys] if by_key else [""]
+    for tenant in tenants:
+        path = tenant_path(Path(str(serving.memory)), tenant)
+        if path.exists():
+            read_any_memory(path)
+
+
+def _block(loaded: Loaded, serving: ServingSettings, name: str, address: str, *, unused: Sequence[Path] = ()) -> str:
     """Return what is shown once requests are accepted."""
-    keys = f"{len(serving.api_keys)} API keys" if serving.api_keys else "no API key"
+    keys = counted(len(serving.api_keys), "API key") if serving.api_keys else "no API key"
     memory = f"{serving.memory}, {serving.memory_scope}" if serving.memory else "not saved"
+    if unused:
+        memory = f"not saved: {', '.join(map(str, unused))} cannot be used and is left as it is"
     return "\n".join(
         [
             f"serving     {name} on {address} ({keys})",
@@ -287,19 +340,6 @@ def _block(loaded: Loaded, serving: ServingSettings, name: str, address: str) ->
             f"memory      {memory}",
             f"threads     {loaded.threads}",
             f"API         {address}/v1, metrics at {address}/metrics, schema at {address}/openapi.json",
-            "docs        docs/serving.md; Ctrl-C ends",
+            f"page        {address}/ shows drafts being accepted; Ctrl-C ends",
         ]
     )
-
-
-def _check_installed() -> None:
-    """Check that the packages of the extra `serve` are there.
-
-    Raises:
-        UnsupportedError: one is not.
-    """
-    from importlib.util import find_spec
-
-    missing = [name for name in ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client") if not find_spec(name)]
-    if missing:
-        raise UnsupportedError(f"{', '.join(missing)} not installed; `pip install 'speculant[serve]'` installs them.")

@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from speculant.cli.values import shortened
 from speculant.core.errors import UsageError
-from speculant.registry import METHODS, Method
+from speculant.registry import METHODS, Method, find_method, is_own
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -102,7 +102,7 @@ def build_settings_by_method(methods: Sequence[str], given: Sequence[str]) -> di
     Raises:
         UsageError: as of `build_settings`, or a setting's method is not known.
     """
-    own = {name: METHODS[name] for name in methods if name in METHODS}
+    own = {name: find_method(name) for name in methods if name in METHODS or is_own(name)}
     by_method: dict[str, list[str]] = {}
     for each in given:
         name, text = _addressed(own, each)

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from speculant.cli.heartbeat import heartbeat
+
 if TYPE_CHECKING:
     from speculant.cli.bars import Bar
 
 ERASE_LINE = "\r\033[K"
+STEADY = 10.0  # seconds of work after the first unit, from which on the time left can be told
 
 
 class Advance(Protocol):
@@ -38,9 +41,10 @@ def colored(stream: TextIO) -> bool:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show on a terminal what is being waited for, until it is done."""
+    """Show what is being waited for: a status line on a terminal until it is done; in a log, lines if it takes long."""
     if not sys.stderr.isatty():
-        yield
+        with heartbeat(lambda seconds: f"{what}, {duration(seconds)} so far ..."):
+            yield
         return
     print(f"{what} ...", end="", file=sys.stderr, flush=True)
     try:
@@ -50,8 +54,29 @@ def waiting(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def importing(what: str) -> Iterator[None]:
+    """Import large packages, and say so at once: no other thread can, while a library is being mapped.
+
+    Nothing is said where they have been imported. Meanwhile no garbage is collected, a tenth of the time: what is
+    imported is never garbage, until the process ends (`main`).
+    """
+    if ("torch" in sys.modules and "transformers" in sys.modules) or not gc.isenabled():
+        yield
+        return
+    if not sys.stderr.isatty():
+        say(f"loading {what} ...")
+    gc.disable()
+    try:
+        with waiting(f"loading {what}"):
+            yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
 def progress(what: str, total: int | None, unit: str, *, done: int = 0) -> Iterator[Advance]:
-    """Show a progress bar with rate and time left on a terminal, nothing elsewhere.
+    """Show a progress bar with rate and time left on a terminal; in a log, lines if it takes long.
 
     Args:
         what: what is being done.
@@ -63,7 +88,9 @@ def progress(what: str, total: int | None, unit: str, *, done: int = 0) -> Itera
         A function that takes how many more units are done.
     """
     if not sys.stderr.isatty():
-        yield lambda _units=1: None
+        pace = Pace(total, found=done)
+        with heartbeat(lambda _: f"{what}: {pace.line(unit)}"):
+            yield pace.advance
         return
     from speculant.cli.bars import Bar
 
@@ -76,23 +103,26 @@ class Pace:
     """Estimates the time left from the time that the first units took.
 
     Attributes:
-        total, done: units in all and so far.
+        total, done: units in all, None if that is not known, and so far.
     """
 
-    def __init__(self, total: int, *, found: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total: int | None, *, found: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the clock.
 
         Args:
-            total: units in all.
-            found: of them, those an earlier run completed; they are counted first and take no time.
+            total: units in all; None if that is not known.
+            found: of them, those an earlier run completed; they take no time.
             clock: returns seconds.
         """
-        self.total, self.done = total, 0
+        self.total, self.done = total, found
         self._found, self._clock, self._begin = found, clock, clock()
+        self._first: tuple[int, float] | None = None  # units done with the first call, and when
 
-    def advance(self, units: int) -> None:
+    def advance(self, units: int = 1, /) -> None:
         """Count units."""
         self.done += units
+        if self._first is None:
+            self._first = self.done, self._clock()
 
     @property
     def seconds(self) -> float:
@@ -101,20 +131,47 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until the end; None before the first unit was done."""
-        measured = self.done - self._found
-        return (self.total - self.done) * self.seconds / measured if measured > 0 else None
+        """Estimated seconds until the end; None where the total is not known, or too little is done to tell.
+
+        What comes before the first unit, such as compiling, is left out where others have followed: a tenth of all
+        units, or units for `STEADY` seconds, are the pace.
+        """
+        if self.total is None or self._first is None or self.done <= self._found:
+            return None
+        left, (first, at) = max(0, self.total - self.done), self._first
+        steady, measured = self._clock() - at, self.done - self._found
+        if 10 * measured < self.total - self._found and (steady < STEADY or self.done == first):
+            return None
+        return left * steady / (self.done - first) if self.done > first else left * self.seconds / measured
+
+    def line(self, unit: str) -> str:
+        """Return how far it is, in words.
+
+        Args:
+            unit: "bytes", or the plural of what is counted.
+        """
+        done, total = (f"{n / 1e6:,.1f} MB" if unit == "bytes" else f"{n:,}" for n in (self.done, self.total or 0))
+        counted_unit = unit.removesuffix("s") if (self.total or self.done) == 1 else unit
+        words = [done, *([] if self.total is None else ["of", total]), *([] if unit == "bytes" else [counted_unit])]
+        left = self.seconds_left
+        return " ".join(words) + (f", about {duration(left)} left" if left is not None and round(left) else "")
 
 
 def duration(seconds: float) -> str:
     """Return a time in words, in its two largest units at most."""
-    if seconds < 90:
-        return f"{seconds:.0f} seconds" if round(seconds) != 1 else "1 second"
+    whole = max(0, round(seconds))
+    if whole < 90:
+        return counted(whole, "second")
     minutes = round(seconds / 60)
     if minutes < 120:
         return f"{minutes} minutes"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} hours {minutes} minutes" if minutes and hours < 10 else f"{hours} hours"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun, such as "1 shard" and "2 shards"."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def print_table(lines: Sequence[Sequence[str]], *, names: int = 1) -> None:
@@ -142,17 +199,3 @@ def print_rendered(console: Any, renderable: Any) -> None:
     with console.capture() as captured:
         console.print(renderable)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Import large packages without collecting garbage, a tenth of the time; what is imported is never garbage."""
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -57,7 +57,7 @@ from speculant.cli.train_options import (
     WeightDecayOption,
 )
 from speculant.cli.values import shortened
-from speculant.core.errors import UsageError
+from speculant.core.errors import FileError, UsageError
 from speculant.training.kind import Kind
 from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 
@@ -157,16 +157,19 @@ def train(
     threads: ThreadsOption = None,
 ) -> int:
     """Load, train, write."""
-    from speculant.cli.loading import load, model_name, model_title
-    from speculant.cli.terminal import say
+    from speculant.cli.loading import check_named, load, model_name, model_title
+    from speculant.cli.terminal import importing, say
     from speculant.cli.train_progress import shown
     from speculant.training.checkpoints import state_file
-    from speculant.training.output import check_output, finished
+    from speculant.training.files import Files
+    from speculant.training.output import check_output
+    from speculant.training.settings import TrainSettings
 
+    check_named(Loading(model=model))
+    check_data(data)
     kind = find_kind(str(context.info_name))
     place = Path(out)
-    if not (resume and finished(place)):
-        check_output(place, resume=resume, noun=kind.noun)  # before the model is loaded
+    check_output(place, resume=resume, noun=kind.noun)  # before the model is loaded
     options: dict[str, Any] = {
         "loss": loss or kind.loss,
         "feature_weight": kind.feature_weight if feature_weight is None else feature_weight,
@@ -182,11 +185,6 @@ def train(
             f"--{ignored[0].replace('_', '-')} would be ignored without --on-policy: it is of the texts that the draft "
             "model writes. Add --on-policy, or leave it out."
         )
-    from speculant.training.files import Files
-    from speculant.training.run import train_head
-    from speculant.training.settings import TrainSettings
-    from speculant.training.workers import launched_device, launched_first
-
     settings = TrainSettings(
         **options,
         steps=steps,
@@ -207,6 +205,9 @@ def train(
         held_out=held_out,
         on_policy=on_policy,
     )
+    with importing("PyTorch and transformers"):
+        from speculant.training.run import train_head
+        from speculant.training.workers import launched_device, launched_first
     files = Files(
         out=place,
         cache=cache,
@@ -255,11 +256,27 @@ def train(
         raise
     if record is not None:
         best = record["best"]
+        if not best["step"]:
+            say(
+                f"warning: no measurement was better than the first, so the {kind.noun} is as it was before training. "
+                "Train for more --steps, with a lower --lr, or on more texts."
+            )
         print(f"{kind.noun:<12}{out}")
         print(f"best        step {best['step']} of {record['steps']}, {record['seconds'] / 60:.1f} minutes")
         print(f"acceptance  {' '.join(format(rate, '.3f') for rate in best['agreement'])} by depth, greedy")
         print(f"chain       {best['greedy']:.2f} tokens a round greedy, {best['sampled']:.2f} sampled (estimated)")
     return 0
+
+
+def check_data(paths: Sequence[str]) -> None:
+    """Check before anything is loaded that the files and folders of texts are there.
+
+    Raises:
+        FileError: one is not.
+    """
+    for path in paths:
+        if not Path(path).exists():
+            raise FileError(f"there is no file or folder {path}. `speculant train data` writes a folder of texts.")
 
 
 def head_options(kind: Kind, given: Sequence[str]) -> dict[str, Any]:

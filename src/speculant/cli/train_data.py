@@ -26,6 +26,7 @@ speculant train data --model your/model --prompts chats.jsonl --out texts
 speculant train data --model your/model --prompts books.txt --opening 6-24 --texts 5000 --out texts
 """
 MIX = "mix"
+MOST_ROWS = 64  # of a shard, unless --rows names another number
 
 
 class DataCommand(Command):
@@ -72,9 +73,9 @@ def data(
         ),
     ] = None,
     rows: Annotated[
-        int,
-        typer.Option("--rows", metavar="N", parser=whole(1), help="texts written at once; default: 64"),
-    ] = 64,
+        int | None,
+        typer.Option("--rows", metavar="N", parser=whole(1), help="texts written at once; default: up to 64"),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="default: 0")] = 0,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -82,14 +83,18 @@ def data(
     threads: ThreadsOption = None,
 ) -> int:
     """Read the prompts, write the shards."""
-    shares, lengths = parse_temperatures(temperatures), parse_opening(opening)
-    from speculant.cli.loading import load, model_name, model_title
+    from speculant.cli.loading import check_named, load, model_name, model_title
     from speculant.cli.prompts import read_prompts
-    from speculant.cli.terminal import progress, say
+    from speculant.cli.terminal import counted, importing, progress, say
 
+    lengths = parse_opening(opening)
+    shares = () if temperatures == MIX else parse_temperatures(temperatures)
     given = [prompt for path in prompts for prompt in read_prompts(path)]
-    from speculant.training.workers import join_workers, launched_device
+    check_named(Loading(model=model))
+    with importing("PyTorch and transformers"):
+        from speculant.training.workers import join_workers, launched_device
 
+        shares = shares or parse_temperatures(MIX)
     loading = Loading(
         model=model, dtype=dtype, device=device or launched_device(), attention=attention, threads=threads
     )
@@ -98,8 +103,10 @@ def data(
     from speculant.training.writing import WritingSettings, write_texts
 
     ids = encoded(given, tokenizer, target, say)
+    count = texts or len(ids)
+    rows = rows or rows_of_shards(Path(out), count)
     settings = WritingSettings(
-        texts=texts or len(ids),
+        texts=count,
         rows=rows,
         new_tokens=new_tokens,
         temperatures=shares,
@@ -107,7 +114,7 @@ def data(
         seed=seed,
     )
     identity = identify(target, tokenizer, name=model_title(model), source=model_name(model))
-    say(f"{settings.shards} shards of {rows} texts; threads: {used}.")
+    say(f"{counted(settings.shards, 'shard')} of {counted(rows, 'text')}; threads: {used}.")
     with progress("writing", settings.shards, "shards") as advance:
         try:
             written = write_texts(
@@ -124,8 +131,22 @@ def data(
             raise
     print(f"texts       {written.shards * rows} in {out}, {written.tokens} tokens")
     if written.found:
-        print(f"found       {written.found} shards of an earlier run")
+        print(f"found       {counted(written.found, 'shard')} of an earlier run")
     return 0
+
+
+def rows_of_shards(out: Path, texts: int) -> int:
+    """Return how many texts a shard gets: as an earlier run's have, or so that few more are written than asked for.
+
+    Raises:
+        FileError: the manifest of an earlier run cannot be read.
+    """
+    from speculant.training.shards import read_manifest
+
+    manifest = read_manifest(out) if out.is_dir() else None
+    if manifest is not None and "rows" in manifest.get("settings", {}):
+        return int(manifest["settings"]["rows"])
+    return -(-texts // -(-texts // MOST_ROWS))
 
 
 def encoded(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:

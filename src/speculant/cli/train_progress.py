@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from speculant.cli.heartbeat import heartbeat
 from speculant.cli.terminal import duration, say
 
 if TYPE_CHECKING:
     from speculant.training.progress import Progress
     from speculant.training.settings import TrainSettings
 
-EVERY = 30.0  # seconds between lines where nothing is measured
-
 
 @contextmanager
-def shown(
-    settings: TrainSettings, *, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[Progress], None]]:
+def shown(settings: TrainSettings) -> Iterator[Callable[[Progress], None]]:
     """Show the progress of a training.
 
     Yields:
         A function that takes it.
     """
-    last = clock()
     if not sys.stderr.isatty():
+        latest = "preparing the texts"
 
         def lines(now: Progress) -> None:
-            nonlocal last
-            if now.acceptance is not None or clock() - last >= EVERY:
-                last = clock()
-                say(line(now, settings))
+            nonlocal latest
+            latest = line(now, settings)
+            if now.acceptance is not None:
+                say(latest)
 
-        yield lines
+        with heartbeat(lambda _: latest):
+            yield lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn
@@ -48,10 +45,8 @@ def shown(
 
         def draw(now: Progress) -> None:
             left = f", {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
-            losses = " ".join(f"{loss:.3f}" for loss in now.losses)
-            bar.update(
-                task, completed=now.done, description=f"loss {losses}, {now.tokens_per_second:,.0f} tokens/s{left}"
-            )
+            rate = f"{now.tokens_per_second:,.0f} tokens/s"
+            bar.update(task, completed=now.done, description=f"{loss_by_depth(now)}, {rate}{left}")
             if now.acceptance is not None:
                 console.print(line(now, settings))
 
@@ -61,11 +56,18 @@ def shown(
 def line(now: Progress, settings: TrainSettings) -> str:
     """Return the progress in a line."""
     total = f" of {settings.steps}" if settings.steps else ""
-    parts = [f"step {now.step}{total}", "loss " + " ".join(f"{loss:.3f}" for loss in now.losses)]
+    parts = [f"step {now.step}{total}", loss_by_depth(now)]
     if now.acceptance is not None:
         agreed = " ".join(f"{rate:.3f}" for rate in now.acceptance.agreement)
-        parts.append(f"agreement {agreed} (chain {now.acceptance.greedy:.2f}){' *' if now.best else ''}")
+        best = ", best so far" if now.best else ""
+        parts.append(f"agreement {agreed} (chain of {now.acceptance.greedy:.2f} tokens{best})")
     parts.append(f"{now.tokens_per_second:,.0f} tokens/s")
     if now.seconds_left is not None and now.done < 1:
         parts.append(f"{duration(now.seconds_left)} left")
     return "  ".join(parts)
+
+
+def loss_by_depth(now: Progress) -> str:
+    """Return the losses, one for each depth of a draft; a dash where none was trained since the last measurement."""
+    named = "loss" if len(now.losses) == 1 else f"loss at depths 1 to {len(now.losses)}:"
+    return " ".join([named, *(f"{loss:.3f}" if loss else "-" for loss in now.losses)])

@@ -61,21 +61,23 @@ def tune_layers(
     """Search and print."""
     from speculant.cli.env import environment
     from speculant.cli.files import JSON, check_result, write_json
-    from speculant.cli.loading import load
+    from speculant.cli.loading import check_named, load
     from speculant.cli.prompts import read_prompts
     from speculant.cli.terminal import progress, say
     from speculant.core.errors import UsageError
+    from speculant.core.packages import check_packages
 
     if prompts is None:
         raise UsageError("name a file of a few typical prompts by --prompts.")
     check_result("--json", json, JSON)
     given = [prompt[0] if isinstance(prompt, tuple) else prompt for prompt in read_prompts(prompts)]
     loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
+    check_named(loading)
+    check_packages(["optuna"], what="the search of layers to skip", extra="search")
     loaded, tokenizer, _ = load(loading)
-    from speculant.api.layer_tuning import check_search, search_skipped_layers
+    from speculant.api.layer_tuning import search_skipped_layers
     from speculant.api.speculator import Speculator
 
-    check_search()
     speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=fast)
     say(f"decoding {len(given)} prompts, then trying {trials} sets of layers.")
     with progress("searching", trials, "sets") as advance:

@@ -45,6 +45,14 @@ def node_limit(least: int = 0) -> Callable[[Any], int]:
     return whole(least, MOST_NODES, why=why)
 
 
+def node_limits(value: Any) -> tuple[int, ...]:
+    """Parse "N,...", each as `node_limit` does; doubles are dropped."""
+    parts = [part.strip() for part in str(value).split(",") if part.strip()]
+    if not parts:
+        raise typer.BadParameter("must be one or more whole numbers with commas between them.")
+    return tuple(dict.fromkeys(map(node_limit(), parts)))
+
+
 def node_count(value: Any) -> int | str:
     """Parse how many nodes a draft may have: a number, or "auto"."""
     if str(value) == "auto":

@@ -17,8 +17,9 @@ import numpy as np
 from speculant.core.draft_filter import DraftFilter
 from speculant.core.engine import Needs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
-from speculant.core.tree import DraftTree, Float32, Float64, Int32
+from speculant.core.tree import UNLIMITED, DraftTree, Float32, Float64, Int32
 
+MAX_NODES = 64  # of a draft whose size is chosen round by round
 MEMORY_LIMIT = 256 << 20  # bytes that a drafter's memory may take if the user does not say
 
 
@@ -33,6 +34,8 @@ class Budget:
         queries: the deepest query row: what the model's positions and its rotary limits have room for. Queries may
             branch, whatever `trees` says. Where no draft is asked for they are not wanted either, since such a round
             is to cost what plain decoding costs.
+        branches: the most branches of nodes and queries together, which is how many leaves there may be beyond the
+            first. Chosen nodes are cut to it afterwards, so only queries and drafts that are sampled must keep to it.
         level_price: accepted tokens that the time for a further level of the draft would yield elsewhere. Drafts that
             grow level by level and whose tokens are chosen end where they expect less; 0 never ends them.
         node_price: the same for verifying a further node; nodes below this probability need not be expanded.
@@ -42,6 +45,7 @@ class Budget:
     depth: int
     trees: bool = True
     queries: int = 0
+    branches: int = UNLIMITED
     level_price: float = 0.0
     node_price: float = 0.0
 
@@ -113,6 +117,11 @@ class Session(Protocol):
 
     def observe(self, verified: Verified) -> None:
         """Learn from a round; called once after the prompt's pass too, with an empty tree and the first token."""
+
+    def follow(self, tokens: Int32) -> None:
+        """Learn what was committed in a pause of drafting, a token a round; in place of `observe`, once it ends."""
+        for place in range(len(tokens)):
+            self.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens[place : place + 1]))
 
     def close(self) -> None:
         """End the request; what was learned stays in the drafter."""

@@ -6,14 +6,15 @@ nothing here imports an engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from speculant.core.errors import UnsupportedError
-from speculant.core.tree import DraftTree, Float32, Int32
+from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
 
 Array = Any
+Found = TypeVar("Found", bound="Capabilities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Needs:
         prompt: whether the hidden states of the prompt are wanted too.
         queries: the most query rows of its drafts, see `tree.Queries`; models that verify chains only take none.
         explores: whether `top_k` at rejected nodes teaches it something, which sizing then counts as a gain.
+        always: whether it is wanted of every pass; else not of those in pauses of drafting, which are to take no longer
+            than plain passes. Hidden states always are.
     """
 
     top_k: int = 0
@@ -33,6 +36,12 @@ class Needs:
     prompt: bool = False
     queries: int = 0
     explores: bool = True
+    always: bool = False
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is wanted of passes in pauses of drafting."""
+        return not (self.always or self.hidden_layers)
 
 
 NO_NEEDS = Needs()
@@ -69,16 +78,31 @@ class Capabilities:
     Attributes:
         vocabulary: V, how many token ids the model knows.
         positions: the most tokens that the model has positions for; None for any number.
+        refusal: why drafts cannot be verified, so that every text is decoded plainly; "" where they can.
         trees: whether a pass can verify a tree; else only chains.
+        sequences: how many texts and branches of their drafts a pass may have together, see `Budget.branches`.
         hidden_layers: how many decoder layers can be tapped; 0 if none can.
         notes: what the user should know.
     """
 
     vocabulary: int
     positions: int | None = None
+    refusal: str = ""
     trees: bool = True
+    sequences: int = UNLIMITED
     hidden_layers: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether drafts can be verified."""
+        return not self.refusal
+
+
+def refused(capabilities: Found, reason: str) -> Found:
+    """Return the capabilities of a model that is decoded without drafts for this reason, which its notes give."""
+    note = f"{reason.rstrip('.')}: decoded plainly, without drafts."
+    return replace(capabilities, refusal=reason, notes=(*capabilities.notes, note))
 
 
 class TargetCache(Protocol):
@@ -101,9 +125,31 @@ class TargetCache(Protocol):
         """How deep a draft below a root may be now: what positions and rotary limits have room for."""
 
     @property
+    def room(self) -> int:
+        """How many rows a pass may append beside the root's."""
+        return UNLIMITED
+
+    @property
     def trees(self) -> bool:
         """Whether rows may branch; else each must follow the one before it."""
         return True
+
+    @property
+    def rereads(self) -> bool:
+        """Whether committed tokens can be read again, see `reread`."""
+        return True
+
+    def watch_prompt(self, take: Callable[[int, Array], None]) -> None:
+        """Hand the logits of every row of the prompt to `take` as `prefill` reads them; to be called before that.
+
+        Args:
+            take: gets the place of a part's first row in the prompt, and the part's logits [n, V], which hold until it
+                returns. Parts that are read again are handed over again.
+
+        Raises:
+            UnsupportedError: the engine keeps the last row's only.
+        """
+        raise UnsupportedError("this engine returns no logits of the prompt; leave out `prompt_logprobs`.")
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         """Read further prompt tokens, at most `most`; return None until all are read, then the last token's Pass.
@@ -211,6 +257,7 @@ class Engine(Protocol):
 
         Raises:
             OutOfMemoryError: the device is full.
+            DraftsRefusedError: the engine found that drafts change this model's output, and takes none from now on.
             UsageError, ValueError: a draft or cache is not what `TargetCache.check` accepts.
         """
 

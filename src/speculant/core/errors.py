@@ -5,6 +5,7 @@ SpeculantError
 │   ├── UnknownMethodError
 │   ├── PromptError           empty, or longer than the model's positions
 │   └── UnsupportedError      a model, cache or option that this path cannot honour
+│       └── DraftsRefusedError    drafts were found to change a model's output; the round goes on without them
 ├── ModelError                the model cannot be had
 │   ├── ModelNotFoundError
 │   ├── TokenizerError
@@ -41,6 +42,10 @@ class PromptError(UsageError):
 
 class UnsupportedError(UsageError):
     """This model, cache or option cannot be honoured here."""
+
+
+class DraftsRefusedError(UnsupportedError):
+    """A live check found that drafts change this model's output; from then on it is decoded plainly."""
 
 
 class ModelError(SpeculantError):

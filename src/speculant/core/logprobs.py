@@ -20,11 +20,13 @@ class TokenLogprobs:
         logprob: of the token itself.
         top_ids: the most probable tokens, best first, as many as were asked for.
         top_logprobs: theirs.
+        rank: the token's own place among all tokens, 1 for the most probable one; 0 where ranks are not recorded.
     """
 
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+    rank: int = 0
 
 
 class LogprobRecorder(Protocol):

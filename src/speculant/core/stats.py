@@ -110,7 +110,7 @@ class Stats:
             f"method      {self.method}",
             f"tokens      {self.tokens} in {self.seconds:.2f} s: {self.tokens_per_second:.1f} tokens/s",
             f"prompt      {self.prompt_tokens} tokens in {self.prefill_seconds:.3f} s",
-            f"rounds      {self.rounds}, MAT {self.mat:.2f} tokens per target pass",
+            f"rounds      {self.rounds}, {self.mat:.2f} tokens per target pass",
             f"accepted    {self.accepted} of {self.drafted} drafted; by depth: {depths}",
             f"time        draft {share['draft']:.1%}, target {share['target']:.1%}, rest {share['rest']:.1%}",
         ]

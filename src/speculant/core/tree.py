@@ -10,7 +10,7 @@ The mask that some engines take is in exports.py.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -28,6 +28,14 @@ UNLIMITED = 1 << 30  # nodes or levels: more than any text has
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """A token that was drawn behind the last node of a chain while the target's pass ran, and the q [V] it is from."""
+
+    token: int
+    q: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
     """The distributions that drafted tokens were sampled from. A draft whose tokens were all chosen has none.
 
@@ -36,11 +44,14 @@ class Proposal:
             the target's; an array of the drafter's, on its device. Lossless rules never read rows without children.
         drawn: "iid" if siblings were drawn with replacement, so that equal ones may occur; "distinct" if without.
         chosen: Bool[N], True at nodes that were chosen rather than sampled; None if all were sampled.
+        ahead: of a chain, waits for the token that is drawn behind it during the pass, None if there is none. Where the
+            whole chain is accepted, the target's own token is found by testing that one.
     """
 
     q: Any
     drawn: Literal["iid", "distinct"] = "iid"
     chosen: Bool | None = None
+    ahead: Callable[[], Ahead | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +114,8 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
+        if not all(isinstance(each, np.ndarray) for each in (self.tokens, self.parents, self.weights)):
+            raise ValueError("tokens, parents and weights are numpy arrays; DraftTree.from_paths makes them of lists")
         if len(self.parents) != n or len(self.weights) != n:
             raise ValueError(f"tokens, parents and weights differ: {n}, {len(self.parents)}, {len(self.weights)}")
         weights = self.weights.tolist()

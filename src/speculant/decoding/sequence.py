@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
 from speculant.core.draft_filter import DraftFilter
-from speculant.core.drafter import Session, Start
-from speculant.core.engine import Pass, TargetCache
+from speculant.core.drafter import Session, Start, Verified
+from speculant.core.engine import Array, Pass, TargetCache
 from speculant.core.errors import UsageError
 from speculant.core.logprobs import LogprobRecorder, TokenLogprobs
 from speculant.core.sampler import Sampler
@@ -49,9 +51,12 @@ class Sequence:
         error: what ended it early, or None.
         began: when its prompt was first read, in seconds of the clock; None before.
         logprobs: of each committed token, where they are recorded.
+        prompt_logprobs: of each token of the prompt, None for the first, where they are recorded; complete with the
+            first token of the text.
         filter: rules out drafted tokens that cannot follow; None for none.
         plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing; set before
             the prompt is read.
+        untaught: committed in a pause of drafting, which its session learns at the end of the pause.
         rounds: its rounds so far that nobody has taken, where somebody watches; None, the default, keeps none.
     """
 
@@ -63,12 +68,21 @@ class Sequence:
         stats: Stats,
         *,
         recorder: LogprobRecorder | None = None,
+        prompt_recorder: LogprobRecorder | None = None,
         draft_filter: DraftFilter | None = None,
     ) -> None:
-        """Take the parts of a sequence that is not begun; `recorder` records log-probabilities, None for none."""
+        """Take the parts of a sequence that is not begun; a recorder of None records no log-probabilities.
+
+        Raises:
+            UnsupportedError: the engine has none of the prompt.
+        """
         self.filter = draft_filter
         self.cache, self.sampler, self.start, self.stats = cache, sampler, start, stats
         self._recorder, self.logprobs = recorder, list[TokenLogprobs]()
+        self._prompt_recorder, self.prompt_logprobs = prompt_recorder, list[TokenLogprobs | None]()
+        if prompt_recorder is not None:
+            cache.watch_prompt(self._record_prompt)
+            self.prompt_logprobs.append(None)
         self.session: Session | None = None
         self.sizing: SizingState | None = None
         self.root = -1
@@ -77,6 +91,7 @@ class Sequence:
         self.error: BaseException | None = None
         self.began: float | None = None
         self.plain = False
+        self.untaught: list[int] = []
         self.rounds: list[WatchedRound] | None = None
         self._claimed = False
 
@@ -84,6 +99,11 @@ class Sequence:
     def records_logprobs(self) -> bool:
         """Whether log-probabilities are recorded."""
         return self._recorder is not None
+
+    @property
+    def records_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are recorded, so that all of it must be computed."""
+        return self._prompt_recorder is not None
 
     @property
     def active(self) -> bool:
@@ -131,6 +151,12 @@ class Sequence:
         self.root, self.ended = walk.tokens[-1], walk.ended
         self.cache.keep([0, *(node + 1 for node in walk.path)])  # last: an interrupted text may exceed its cache
 
+    def teach(self, verified: Verified) -> None:
+        """Let its session learn from a round, and from the pause before it."""
+        self._end_pause()
+        if self.session is not None:
+            self.session.observe(verified)
+
     def fail(self, error: BaseException) -> None:
         """End it because of an error; what was committed stays."""
         if self.error is None:
@@ -138,8 +164,24 @@ class Sequence:
         if self.session is not None:  # before that a failed pass has left the cache as it was
             self.cache.rollback()
 
+    def _record_prompt(self, start: int, logits: Array) -> None:
+        assert self._prompt_recorder is not None
+        following = self.start.prompt[start + 1 : start + 1 + len(logits)].tolist()
+        if following:  # the last token's row is followed by the text
+            found = self._prompt_recorder.record(logits, range(len(following)), following)
+            self.prompt_logprobs[start + 1 :] = found
+
     def close(self) -> None:
         """End its session, once; what it taught the drafter stays there."""
-        session, self.session = self.session, None
-        if session is not None:
-            session.close()
+        try:
+            if self.error is None:
+                self._end_pause()
+        finally:
+            session, self.session = self.session, None
+            if session is not None:
+                session.close()
+
+    def _end_pause(self) -> None:
+        if self.untaught and self.session is not None:
+            tokens, self.untaught = np.array(self.untaught, np.int32), []
+            self.session.follow(tokens)

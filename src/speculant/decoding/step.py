@@ -24,9 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from speculant.core.branches import fit_branches
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Verified
 from speculant.core.engine import NO_NEEDS, Engine, Needs, Pass
-from speculant.core.errors import OutOfMemoryError
+from speculant.core.errors import DraftsRefusedError, OutOfMemoryError
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
 from speculant.decoding.sequence import Sequence
@@ -90,10 +91,7 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
         drafted = clock()
         if not sequences:
             return Rounds([], drafted - began, 0.0)
-        passes = parts.engine.forward(
-            [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)],
-            _needs(sequences, parts),
-        )
+        drafts, passes = _forward(sequences, drafts, parts)
         _walk(sequences, drafts, passes, parts, found)
         verified = clock()
         rounds = _commit(found, parts)
@@ -178,13 +176,15 @@ def _open(sequence: Sequence, result: Pass, parts: Parts) -> None:
 def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], list[DraftTree]]:
     """Return the sequences whose drafter does not fail, and the draft of each."""
     trees = parts.engine.capabilities.trees and parts.verifier.trees
+    branches = parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     budgets = [
         Budget(
-            nodes=most if sequence.depth > 0 else 0,
+            nodes=min(most, max(0, sequence.cache.room - parts.drafter.needs.queries)) if sequence.depth > 0 else 0,
             depth=min(sequence.depth, _state(sequence).depth),
             trees=trees,
             queries=sequence.cache.depth,
+            branches=branches // len(sequences),
             level_price=_state(sequence).level_price,
             node_price=_state(sequence).node_price,
         )
@@ -201,14 +201,14 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
                 drafted.append((sequence, draft))
             except Exception as error:
                 sequence.fail(error)
-    sequences, drafts = [each for each, _ in drafted], [draft for _, draft in drafted]
+    sequences, drafts = [each for each, _ in drafted], fit_branches([draft for _, draft in drafted], branches)
     return sequences, parts.sizing.trim([_state(each) for each in sequences], drafts)
 
 
 def _propose(sequences: list[Sequence], budgets: list[Budget], parts: Parts) -> list[DraftTree | None]:
     """Return the draft of each sequence, an empty one of plain texts, None where its drafter failed."""
     proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
-    places = [place for place, sequence in enumerate(sequences) if not sequence.plain]
+    places = [place for place, sequence in enumerate(sequences) if not sequence.plain and budgets[place].nodes > 0]
     if not places:
         return proposed
     drafting, asked = [sequences[place] for place in places], [budgets[place] for place in places]
@@ -228,6 +228,18 @@ def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree 
     except Exception as error:
         sequence.fail(error)
         return None
+
+
+def _forward(sequences: list[Sequence], drafts: list[DraftTree], parts: Parts) -> tuple[list[DraftTree], list[Pass]]:
+    """Run the target pass; return it with the drafts that it verifies: none where the engine takes none any more."""
+    batch = [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)]
+    try:
+        return drafts, parts.engine.forward(batch, _needs(sequences, parts))
+    except DraftsRefusedError as refusal:
+        for sequence in sequences:
+            sequence.cache.rollback()
+            sequence.stats.notes.append(str(refusal))
+        return _forward(sequences, [DraftTree.empty() for _ in drafts], parts)
 
 
 def _walk(
@@ -256,7 +268,7 @@ def _walk(
 
 def _commit(found: list[Found], parts: Parts) -> list[Round]:
     """Commit and let each session learn; return what happened to those that did not fail, nor were committed before."""
-    rounds = []
+    rounds, rests = [], parts.drafter.needs.rests
     for each in found:
         sequence, draft, walk = each.sequence, each.draft, each.walk
         if sequence.error is not None or len(sequence.sources) == len(sequence.sampler.tokens):
@@ -264,7 +276,10 @@ def _commit(found: list[Found], parts: Parts) -> list[Round]:
         try:
             sequence.commit(draft, walk, each.result)
             began = parts.clock()
-            _session(sequence).observe(_verified(draft, walk, each.result))
+            if rests and _state(sequence).resting:
+                sequence.untaught += walk.tokens
+            else:
+                sequence.teach(_verified(draft, walk, each.result))
             rounds.append(Round(sequence, draft, walk, parts.clock() - began))
         except BaseException as error:
             sequence.fail(error)
@@ -292,8 +307,16 @@ def _observe(rounds: Rounds, parts: Parts) -> None:
 
 
 def _needs(sequences: list[Sequence], parts: Parts) -> Needs:
-    """Return what a pass is asked for beside logits: nothing where all texts are plain."""
-    return NO_NEEDS if all(sequence.plain for sequence in sequences) else parts.drafter.needs
+    """Return what a pass is asked for beside logits: nothing where all texts are plain.
+
+    Nor is anything asked for where drafting rests, unless it is always wanted.
+    """
+    drafting = [sequence for sequence in sequences if not sequence.plain]
+    if not drafting:
+        return NO_NEEDS
+    needs = parts.drafter.needs
+    resting = needs.rests and all(each.sizing is not None and each.sizing.resting for each in drafting)
+    return NO_NEEDS if resting else needs
 
 
 def _session(sequence: Sequence) -> Session:

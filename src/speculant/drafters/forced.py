@@ -16,7 +16,7 @@ import numpy as np
 from speculant.core.draft_filter import DraftFilter
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import Needs
-from speculant.core.tree import ROOT, DraftTree, Float64
+from speculant.core.tree import ROOT, DraftTree, Float64, Int32
 
 
 class ForcedDrafter(Drafter):
@@ -65,6 +65,10 @@ class ForcedSession(Session):
     def observe(self, verified: Verified) -> None:
         self._tokens += verified.tokens.tolist()
         self._inner.observe(verified)
+
+    def follow(self, tokens: Int32) -> None:
+        self._tokens += tokens.tolist()
+        self._inner.follow(tokens)
 
     def forecast(self, nodes: int) -> Float64 | None:
         return self._inner.forecast(nodes)

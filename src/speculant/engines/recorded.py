@@ -16,10 +16,16 @@ from speculant.core.tree import UNLIMITED, DraftTree, Int32
 
 
 class RecordedEngine(Engine):
-    """Passes over nothing; `on_pass` is called with the rows of each."""
+    """Passes over nothing; `on_pass` is called with the rows of each. Without `trees` it verifies chains alone."""
 
-    def __init__(self, *, vocabulary: int = UNLIMITED, on_pass: Callable[[int], object] = lambda _rows: None) -> None:
-        self._capabilities = Capabilities(vocabulary=vocabulary)
+    def __init__(
+        self,
+        *,
+        vocabulary: int = UNLIMITED,
+        trees: bool = True,
+        on_pass: Callable[[int], object] = lambda _rows: None,
+    ) -> None:
+        self._capabilities = Capabilities(vocabulary=vocabulary, trees=trees)
         self._on_pass = on_pass
 
     @property

@@ -7,7 +7,6 @@ runs.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -19,15 +18,13 @@ from typing import Any
 from speculant.api.bases import AUTOMATIC, open_bases
 from speculant.api.options import check_bytes, check_number
 from speculant.core.drafter import MEMORY_LIMIT, Drafter
+from speculant.core.environment import PREFIX, check_variables, nearest
 from speculant.core.errors import FileError, UnsupportedError, UsageError
 from speculant.registry import METHODS, Method, find_method
 from speculant.sharing.address import parse_address
 from speculant.sharing.opening import check_sharing, open_sharing
 
-PREFIX = "SPECULANT_"
 CONFIG = "SPECULANT_CONFIG"
-# Read by other rooms.
-ELSEWHERE = frozenset({"SPECULANT_DATA", "SPECULANT_BASES", "SPECULANT_WIDTH", "SPECULANT_EMULATE_BF16"})
 DRAFTED_PER_STEP = 256
 
 
@@ -128,15 +125,12 @@ def read_settings(environment: Mapping[str, str]) -> IntegrationSettings:
     if path := environment.get(CONFIG):
         for name, value in _read_file(Path(path)).items():
             if name not in named:
-                raise UsageError(f"{path}: there is no setting {name!r}. {_nearest(name, named)}")
+                raise UsageError(f"{path}: there is no setting {name!r}. {nearest(name, named)}")
             found[name] = value
     variables = {PREFIX + name.upper(): name for name in named}
-    for variable, value in environment.items():
-        if variable in variables:
-            if value:
-                found[variables[variable]] = value
-        elif variable.startswith(PREFIX) and variable != CONFIG and variable not in ELSEWHERE:
-            raise UsageError(f"the environment variable {variable} is no setting. {_nearest(variable, variables)}")
+    check_variables(environment, known={*named, "config"}, what="a setting")
+    given = {name.upper(): value for name, value in environment.items()}
+    found |= {name: given[variable] for variable, name in variables.items() if given.get(variable)}
     return IntegrationSettings(**{name: _parse(name, value) for name, value in found.items()})
 
 
@@ -193,8 +187,3 @@ def _parse_toml(text: str) -> Any:
     import tomllib
 
     return tomllib.loads(text)
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(sorted(known))}."

@@ -1,4 +1,4 @@
-"""The user's folder of frozen bases: which there are, and which fit a tokenizer.
+"""Frozen bases: those of the user's folder, which of them fit a tokenizer, and the one that comes with the package.
 
 A base is a memory file of kind `mix-base`: read-only, built from a corpus by `speculant corpus build`. The folder holds
 copies that the user has added; nothing is ever downloaded into it.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ import numpy as np
 
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, SpeculantError, UsageError
 from speculant.core.folders import data_folder
+from speculant.memory.aside import written_aside
 from speculant.memory.file import read_any_memory, read_header
 
 KIND = "mix-base"
 VARIABLE = "SPECULANT_BASES"
 SUFFIX = ".speculant"
+BUNDLED = "bundled"
 
 _logger = logging.getLogger(__name__)
 
@@ -60,6 +62,27 @@ def bases_folder() -> Path:
         return data_folder() / "bases"
     except OSError as error:
         raise FileError(f"there is no folder for bases ({error}). Name one by ${VARIABLE}.") from error
+
+
+def bundled_base() -> Path:
+    """Return the base that comes with the package, of stories, for the bundled model's tokenizer."""
+    return Path(str(files("speculant") / "models" / "stories" / f"base{SUFFIX}"))
+
+
+def find_base(name: str | Path) -> Path:
+    """Return the file of a base: a path, or "bundled" for the package's own unless a file is called so.
+
+    Raises:
+        FileError: there is no such file.
+    """
+    path = Path(name)
+    path = bundled_base() if str(name) == BUNDLED and not path.exists() else path
+    if not path.exists():
+        raise FileError(
+            f"there is no base {name}. Name the file of one; `speculant base list` shows those that are found on their "
+            "own."
+        )
+    return path
 
 
 def find_bases(tokenizer: str, *, folder: Path | None = None) -> list[Path]:
@@ -146,23 +169,11 @@ def add_base(path: Path, *, folder: Path, name: str | None = None, replace: bool
         raise UsageError(f"there is a base '{name}' already. Choose another name by --name, or add --force.")
     read_base_header(path)
     read_any_memory(path)
-    temporary = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (
-            path.open("rb") as file,
-            tempfile.NamedTemporaryFile(dir=folder, prefix=f".{target.name}.", delete=False) as copy,
-        ):
-            temporary = Path(copy.name)
+        with path.open("rb") as file, written_aside(target) as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
-            copy.flush()
-            os.fsync(copy.fileno())
-        temporary.replace(target)
-    except BaseException as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         raise FileError(
             f"cannot copy {path} to {target}: {error.strerror}. Nothing was changed; make room, or name another folder "
             f"by ${VARIABLE}."

@@ -2,15 +2,13 @@
 
 Layout: 8 bytes of magic, the header's length and CRC-32 (two UInt32), the header, then each array at a multiple of 64.
 The header holds format version, kind, tokenizer fingerprint and, per array, dtype, shape, offset and CRC-32. A file is
-written under a temporary name and renamed, so a reader sees the old file or the new one; on load the checksums are
+written aside and renamed (`aside.py`), so a reader sees the old file or the new one; on load the checksums are
 verified and the arrays are memory-mapped.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError
+from speculant.memory.aside import written_aside
 
 MAGIC = b"SPCLNT\r\n"
 VERSION = 1
@@ -67,22 +66,13 @@ def write_memory(
     encoded += b" " * (_padded(_PREAMBLE + len(encoded)) - _PREAMBLE - len(encoded))
     preamble = MAGIC + len(encoded).to_bytes(4, "little") + zlib.crc32(encoded).to_bytes(4, "little")
     path = Path(path)
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
+        with written_aside(path) as file:
             file.write(preamble + encoded)
             for blob in blobs.values():
                 file.write(blob)
                 file.write(bytes(_padded(blob.nbytes) - blob.nbytes))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         raise FileError(
             f"cannot write the memory file {path}: {error.strerror}. An existing file is unchanged; "
             "name a folder that exists, is writable and has room."

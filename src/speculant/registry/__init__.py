@@ -11,6 +11,7 @@ from speculant.registry.methods import (
     learns_from_text,
     methods_reading,
 )
+from speculant.registry.own import is_own, method_of
 from speculant.registry.rules import VERIFIERS, Rule, find_rule
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "find_memory_kind",
     "find_method",
     "find_rule",
+    "is_own",
     "learns_from_text",
+    "method_of",
     "methods_reading",
 ]

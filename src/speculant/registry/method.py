@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # numpy would make `speculant --help` wait
     from speculant.core.drafter import Drafter
 
 
+OWN = "a drafter of one's own"  # the family of what stands in no table
+_CHECKED = "speculant.drafters.checked:checked"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """One way to draft.
@@ -25,7 +29,7 @@ class Method:
         name: what users type.
         family: where it stands in the survey's taxonomy (Xia et al., arXiv 2401.07851, figure 3).
         summary: what it does, in a line.
-        drafter: "module:class" of its drafter, imported when it is used.
+        drafter: "module:class" of its drafter, imported when it is used; "" for an object of a user's own.
         source: paper and arXiv id.
         memory: "module:object" of the MemoryKind of the memory that it can save; None if it cannot.
         replayable: whether it drafts without the target's logits, so that a recorded trace can measure it.
@@ -103,8 +107,22 @@ class Method:
             "head": head,
             "sampled": sampled,
         }
-        drafter: Drafter = kind(**{name: value for name, value in given.items() if name in taken and value is not None})
-        return drafter
+        taking = {name: value for name, value in given.items() if name in taken and value is not None}
+        if self.family != OWN:
+            drafter: Drafter = kind(**taking)
+            return drafter
+        for name, each in taken.items():
+            if (
+                each.default is each.empty
+                and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+                and (name not in {"self", *taking})
+            ):
+                raise UsageError(
+                    f"{self.name} needs {name!r} to be made, which is unknown here. Give it a default, or pass an "
+                    "object in Python: drafter=."
+                )
+        own: Drafter = load_object(_CHECKED)(kind(**taking))
+        return own
 
     def check_draft_model(self, *, given: bool) -> None:
         """Check whether a draft model is given where its drafter needs one, and only there.
@@ -156,6 +174,14 @@ class Method:
         return tuple(rule.name for rule in VERIFIERS.values() if needed <= set(rule.drafts))
 
     @property
+    def keeps_memory(self) -> bool:
+        """Whether its drafter keeps a memory that can be saved."""
+        if self.family != OWN:
+            return self.memory is not None
+        kind = load_object(self.drafter)
+        return hasattr(kind, "save") and hasattr(kind, "load")
+
+    @property
     def takes_draft_model(self) -> bool:
         """Whether its drafter runs a draft model."""
         return "open_cache" in self._parameters()
@@ -183,6 +209,8 @@ class Method:
         return found[0] if found else None
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        if not self.drafter:
+            return {}
         kind = load_object(self.drafter)
         return inspect.signature(kind.__init__).parameters if kind.__init__ is not object.__init__ else {}
 

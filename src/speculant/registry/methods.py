@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from speculant.core.errors import ForeignMemoryError, UnknownMethodError, UnsupportedError
-from speculant.registry.method import Method, load_object
+from speculant.registry.method import OWN, Method, load_object
+from speculant.registry.own import find_own, is_own
 from speculant.registry.rules import VERIFIERS, find_rule
 from speculant.registry.tables.compositions import COMPOSITIONS
 from speculant.registry.tables.draft_models import DRAFT_MODELS
@@ -80,15 +81,18 @@ def learns_from_text(method: Method) -> bool:
 
 def drafts_from_text(method: Method) -> bool:
     """Return whether a method drafts chosen tokens from text alone, so that it can look ahead beside other sources."""
-    return method.replayable and not method.samples and method.name != "none"
+    return method.replayable and not method.samples and method.name != "none" and method.family != OWN
 
 
 def find_method(name: str) -> Method:
-    """Return the method of that name.
+    """Return the method of that name; "module:Class" names a user's own drafter.
 
     Raises:
         UnknownMethodError: there is none; the message suggests the nearest name.
+        UsageError: there is no such class, or it is no drafter.
     """
+    if is_own(name):
+        return find_own(name)
     if isinstance(name, str) and name in METHODS:
         return METHODS[name]
     raise UnknownMethodError(
@@ -96,7 +100,7 @@ def find_method(name: str) -> Method:
     )
 
 
-def build_verifier(method: str, name: str | None = None, *, lossy: bool = False) -> Verifier:
+def build_verifier(method: str | Method, name: str | None = None, *, lossy: bool = False) -> Verifier:
     """Return an acceptance rule: the one of that name, see `find_rule`, or the method's own.
 
     Raises:
@@ -104,20 +108,21 @@ def build_verifier(method: str, name: str | None = None, *, lossy: bool = False)
         UnsupportedError: the method's drafts cannot be verified by it, or it is lossy without consent.
     """
     check_verifier(method, name, lossy=lossy)
-    rule, settings = find_rule(find_method(method).verifier if name is None else name, lossy=lossy)
+    found = method if isinstance(method, Method) else find_method(method)
+    rule, settings = find_rule(found.verifier if name is None else name, lossy=lossy)
     return rule.build(settings)
 
 
-def check_verifier(method: str, name: str | None = None, *, lossy: bool = False) -> None:
+def check_verifier(method: str | Method, name: str | None = None, *, lossy: bool = False) -> None:
     """Refuse an acceptance rule that the method's drafts cannot be verified by; raises as `build_verifier`."""
-    found = find_method(method)
+    found = method if isinstance(method, Method) else find_method(method)
     rule, _ = find_rule(found.verifier if name is None else name, lossy=lossy)
     if rule.name not in found.verifiers:
         kinds = {"": "chosen", "iid": "drawn with replacement", "distinct": "drawn without replacement"}
         kinds["mixed"] = "partly drawn, partly chosen"
         kind = kinds.get(found.samples, "made for contrastive decoding")
         raise UnsupportedError(
-            f"drafts of the method '{method}' are {kind}, which the verifier '{rule.name}' does not take. "
+            f"drafts of the method '{found.name}' are {kind}, which the verifier '{rule.name}' does not take. "
             f"Use {', '.join(each for each in found.verifiers if not VERIFIERS[each].lossy) or found.verifier}."
         )
 

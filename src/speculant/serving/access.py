@@ -10,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from speculant.serving.metrics import Metrics
+from speculant.serving.keys import tenant_in
+from speculant.serving.scoped_metrics import ScopedMetrics
 
 _LOG = logging.getLogger("speculant.serving.access")
 _NOTES = "speculant.notes"
@@ -25,7 +26,7 @@ def note(request: Request, **facts: Any) -> None:
 class AccessLog:
     """Logs and counts requests, and names each in `x-request-id`."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ScopedMetrics) -> None:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +54,7 @@ class AccessLog:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             seconds = time.monotonic() - began
-            self._metrics.answered(route, status)
+            self._metrics.of(tenant_in(scope)).answered(route, status)
             facts = {"method": scope["method"], "path": route, "status": status, "seconds": round(seconds, 4)} | notes
             level = logging.DEBUG if route in QUIET else logging.INFO
             _LOG.log(level, "request", extra={"facts": facts})

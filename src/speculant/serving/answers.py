@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
 from speculant.serving.formats import Format
-from speculant.serving.logprobs import Entries, entries_of
+from speculant.serving.logprobs import Entries, PromptEntries, entries_of, prompt_logprobs
 from speculant.serving.responses import PromptDetails, RequestMetrics, SpeculativeMetrics, Usage
 from speculant.serving.schemas import SamplingRequest
 
@@ -68,9 +68,21 @@ class Service:
             message = f"{texts} texts were asked for, and a request may have {self.settings.max_choices}."
             raise ApiError(400, message, param="n", code="invalid_value")
         most = request.most_tokens
-        if most is not None and most > self.settings.max_new_tokens:
-            message = f"{most} new tokens were asked for, and the server allows {self.settings.max_new_tokens}."
+        allowed, positions = self.settings.max_new_tokens, self.prompts.positions
+        if most is not None and most > allowed and (positions is None or allowed <= positions):
+            message = f"{most} new tokens were asked for, and the server allows {allowed}."
             raise ApiError(400, message, param="max_tokens", code="invalid_value")
+        if most is not None and positions is not None and most > positions:
+            message = (
+                f"{most} new tokens were asked for, and the model has {positions} positions, the prompt's included."
+            )
+            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+        if most == 0 and not request.reads_prompt:
+            message = "'max_tokens' must be 1 or more; in completions it may be 0 with 'echo' or 'prompt_logprobs'."
+            raise ApiError(400, message, param="max_tokens", code="invalid_value")
+        if request.prompt_logprobs is not None and request.stream:
+            message = "'prompt_logprobs' is not available in streams; leave out \"stream\"."
+            raise ApiError(400, message, param="prompt_logprobs", code="invalid_value")
         if request.stream_options is not None and not request.stream:
             message = "'stream_options' is for streams; add \"stream\": true."
             raise ApiError(400, message, param="stream_options", code="invalid_value")
@@ -96,12 +108,13 @@ class Service:
                 code="context_length_exceeded",
             )
         options: dict[str, Any] = {
-            "max_new_tokens": most or min(left, self.settings.max_new_tokens),
+            "max_new_tokens": min(left, self.settings.max_new_tokens) if most is None else max(1, most),
             "repetition_penalty": request.repetition_penalty,
             "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
             "presence_penalty": request.presence_penalty or None,
             "frequency_penalty": request.frequency_penalty or None,
             "logprobs": request.alternatives,
+            "prompt_logprobs": request.prompt_alternatives,
             "eos_token_id": self._ends(request),
         }
         temperature = 1.0 if request.temperature is None else request.temperature
@@ -205,15 +218,24 @@ def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int) -> 
     )
 
 
-def last_figures(
-    service: Service, body: SamplingRequest, exchange: Exchange, prompt: int, completion: int
-) -> dict[str, Any]:
-    """Return what the last chunk of a stream holds beside its choices; empty where the client asked for nothing."""
+def prompt_logprobs_of(
+    service: Service, body: SamplingRequest, ids: Sequence[int], ticket: Ticket
+) -> list[dict[str, Any] | None] | None:
+    """Return the `prompt_logprobs` of a prompt's text that has begun; None where they were not asked for."""
+    if body.prompt_logprobs is None:
+        return None
+    return prompt_logprobs(prompt_entries(ids, ticket), service.prompts.token_text, most=body.prompt_logprobs)
+
+
+def prompt_entries(ids: Sequence[int], ticket: Ticket) -> PromptEntries:
+    """Return the tokens of a prompt with their log-probabilities, which are there once its text has begun."""
+    return list(zip(ids, ticket.prompt_logprobs or [], strict=True))
+
+
+def metrics_of(service: Service, exchange: Exchange) -> dict[str, Any]:
+    """Return the member of a stream's last chunk with the figures of drafting; empty where they are not asked for."""
     metrics = service.metrics(exchange.tickets)
-    more: dict[str, Any] = {} if metrics is None else {"metrics": metrics.model_dump()}
-    if body.stream_options is not None and body.stream_options.include_usage:
-        more["usage"] = usage(exchange, prompt, completion, choices=body.choices).model_dump()
-    return more
+    return {} if metrics is None else {"metrics": metrics.model_dump()}
 
 
 def outcome(exchange: Exchange) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from speculant import __version__
+from speculant.core.drafter import MAX_NODES
 from speculant.serving.access import AccessLog
 from speculant.serving.answers import Service, now
 from speculant.serving.bodies import BodyLimit
@@ -24,9 +24,9 @@ from speculant.serving.completions import create_completion
 from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import SERVER, ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
-from speculant.serving.keys import KeyCheck, tenant_name
+from speculant.serving.hosts import HostCheck
+from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
 from speculant.serving.memory_keeper import MemoryKeeper
-from speculant.serving.metrics import Metrics
 from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
 from speculant.serving.prompts import PromptEncoder
@@ -39,12 +39,13 @@ from speculant.serving.responses import (
     ModelList,
     TokenizeResponse,
 )
+from speculant.serving.room import RequestRoom
 from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
+from speculant.serving.scoped_metrics import ScopedMetrics
 from speculant.serving.settings import ServingSettings
 from speculant.serving.streams import EventStream, event
 from speculant.serving.watch import Watch, add_watch_routes
-from speculant.sizing.contract import MAX_NODES
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -65,11 +66,16 @@ def create_app(
         SpeculantError: the memory cannot be kept as the settings say.
     """
     keys = [key.get_secret_value() for key in settings.api_keys]
-    metrics = Metrics(model)
     tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
+    metrics = ScopedMetrics(model, tenants)
     drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
     keeper = MemoryKeeper(
-        drafters, settings.memory, corpus=settings.corpus, seconds=settings.save_seconds, metrics=metrics
+        drafters,
+        settings.memory,
+        corpus=settings.corpus,
+        seconds=settings.save_seconds,
+        strict=settings.memory_strict,
+        metrics=metrics,
     )
     engine = EngineLoop(
         speculator,
@@ -77,15 +83,16 @@ def create_app(
         queue=settings.max_queue,
         seconds=settings.request_seconds,
         buffer_tokens=settings.buffer_tokens,
-        prefix_cache=settings.prefix_cache if settings.memory_scope == "shared" else 0,
+        prefix_cache=settings.prefix_cache,
+        prompt_chunk=settings.prompt_chunk or None,
         observer=metrics,
     )
-    metrics.watch("num_requests_running", "Texts that are decoded.", lambda: engine.running)
-    metrics.watch("num_requests_waiting", "Texts that wait.", lambda: engine.waiting)
-    metrics.watch("prefix_cache_queries", "Prompts looked up there.", lambda: engine.prefixes.lookups)
-    metrics.watch("prefix_cache_hits", "Prompts that began with what it held.", lambda: engine.prefixes.hits)
-    metrics.watch("prefix_cache_tokens", "Prompt tokens not computed.", lambda: engine.prefixes.reused_tokens)
-    metrics.watch("prefix_cache_bytes", "What it holds.", lambda: engine.prefixes.bytes)
+    metrics.watch("num_requests_running", "Texts that are decoded.", engine.running)
+    metrics.watch("num_requests_waiting", "Texts that wait.", engine.waiting)
+    metrics.watch("prefix_cache_queries", "Prompts looked up there.", lambda own: engine.prefixes(own).lookups)
+    metrics.watch("prefix_cache_hits", "Prompts that began with what it held.", lambda own: engine.prefixes(own).hits)
+    metrics.watch("prefix_cache_tokens", "Prompt tokens not computed.", lambda own: engine.prefixes(own).reused_tokens)
+    metrics.watch("prefix_cache_bytes", "What it holds.", lambda own: engine.prefixes(own).bytes)
     service = Service(
         model=model,
         created=now(),
@@ -104,6 +111,7 @@ def create_app(
         redoc_url=None,
         middleware=_middleware(settings, keys, metrics),
     )
+    app.state.unused_memories = keeper.unused
     add_error_handlers(app)
     add_openapi(app, keys=bool(keys))
     _add_text_routes(app, service)
@@ -129,21 +137,21 @@ def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
                 await saving
             service.prompts.close()
             service.grammars.close()
-            await asyncio.to_thread(keeper.save)
+            await asyncio.to_thread(keeper.close)
 
     return lifespan
 
 
-def _middleware(settings: ServingSettings, keys: list[str], metrics: Metrics) -> list[Middleware]:
+def _middleware(settings: ServingSettings, keys: list[str], metrics: ScopedMetrics) -> list[Middleware]:
     """Return what every request passes, the outermost first."""
-    found = [Middleware(AccessLog, metrics=metrics)]
+    found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, most=settings.max_connections)]
     if settings.cors_origins:
         origins = list(settings.cors_origins)
         found.append(
             Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         )
     if settings.hosts:
-        found.append(Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts, www_redirect=False))
+        found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
     found.append(Middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds))
     return found
@@ -171,7 +179,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         if body.messages is not None:
             ids = await service.prompts.chat(body.messages)
         else:
-            ids = await service.prompts.text(body.prompt or "", special=body.add_special_tokens)
+            ids = await service.prompts.text(body.prompt or "", special=body.add_special_tokens is not False)
         return TokenizeResponse(count=len(ids), max_model_len=service.prompts.positions, tokens=ids)
 
     @app.post("/detokenize", responses=errors(*BODY))
@@ -181,7 +189,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         return DetokenizeResponse(prompt=await service.prompts.decode(body.tokens))
 
 
-def _add_server_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
+def _add_server_routes(app: FastAPI, service: Service, metrics: ScopedMetrics) -> None:
     card = ModelCard(id=service.model, created=service.created, max_model_len=service.prompts.positions)
 
     @app.get("/v1/models", responses=errors(*READING))
@@ -210,9 +218,9 @@ def _add_server_routes(app: FastAPI, service: Service, metrics: Metrics) -> None
         return Health()
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=errors(*READING))
-    async def prometheus() -> Response:
-        """Return Prometheus metrics."""
-        return Response(metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def prometheus(request: Request) -> Response:
+        """Return Prometheus metrics, of one's own requests where memories are kept by key."""
+        return Response(metrics.of(tenant_of(request)).page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _response(answer: BaseModel | Response) -> Response:

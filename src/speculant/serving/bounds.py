@@ -5,7 +5,8 @@ A body of a megabyte could hold hundreds of thousands of errors, which take seco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -25,16 +26,42 @@ def at_most(count: int) -> Callable[[Any], Any]:
     return check
 
 
+class UnknownMemberError(ValueError):
+    """A member of an object that has none of that name.
+
+    Attributes:
+        name: of the member.
+        near: the name of the one that was likely meant; None where none is alike.
+    """
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__("it has an unknown member")  # not its name, which may be no UTF-8
+        self.name = name
+        self.near = next(iter(difflib.get_close_matches(name[:64], known, n=1)), None)
+
+
 Rows = Annotated[list[T], Field(fail_fast=True)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(at_most(4096))]
 
 
-class Strict(BaseModel):
-    """A part of a request."""
+def _nulls_allowed(schema: dict[str, Any]) -> None:
+    if schema.get("additionalProperties") is False:
+        schema["additionalProperties"] = {"type": "null"}
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class Strict(BaseModel):
+    """A part of a request. A member that is null asks for nothing, so it is taken as left out, an unknown one too."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_nulls_allowed)
 
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, value: Any) -> Any:
-        return at_most(MOST_FIELDS)(value)
+        value = at_most(MOST_FIELDS)(value)
+        if not isinstance(value, dict):
+            return value
+        fields = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
+        given = {name: each for name, each in value.items() if each is not None or fields.get(name)}
+        if cls.model_config.get("extra") == "forbid" and (unknown := [name for name in given if name not in fields]):
+            raise UnknownMemberError(unknown[0], fields)
+        return given

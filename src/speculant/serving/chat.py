@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from speculant.serving.answers import Collected, Service, answer_id, collect, deltas, now, usage
+from speculant.serving.answers import Collected, Service, answer_id, collect, deltas, now, prompt_logprobs_of, usage
 from speculant.serving.endpoint import Answer, respond
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Job
@@ -50,7 +50,7 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
             exchange.submit(
                 Job(prompt=prompt, options=options, stop=body.stops, tenant=tenant_of(request), prediction=prediction)
             )
-        return ChatAnswer(service, body, exchange, len(prompt), plan)
+        return ChatAnswer(service, body, exchange, prompt, plan)
 
     return await respond(service, body, request, texts=body.choices, begin=begin)
 
@@ -67,9 +67,12 @@ class ChatAnswer(Answer):
 
     kind = "chatcmpl", "chat.completion.chunk"
 
-    def __init__(self, service: Service, body: ChatRequest, exchange: Exchange, prompt: int, plan: ToolPlan) -> None:
+    def __init__(
+        self, service: Service, body: ChatRequest, exchange: Exchange, prompt: list[int], plan: ToolPlan
+    ) -> None:
         self._service, self._body, self._exchange, self._plan = service, body, exchange, plan
-        self.prompt, self.completion = prompt, 0
+        self._ids = prompt
+        self.prompt, self.completion = len(prompt), 0
 
     async def whole(self) -> ChatResponse:
         texts = await collect(self._exchange)
@@ -78,6 +81,7 @@ class ChatAnswer(Answer):
             created=now(),
             model=self._service.model,
             choices=[self._choice(index, each) for index, each in enumerate(texts)],
+            prompt_logprobs=prompt_logprobs_of(self._service, self._body, self._ids, self._exchange.tickets[0]),
             usage=usage(self._exchange, self.prompt, sum(each.tokens for each in texts), choices=self._body.choices),
             metrics=self._service.metrics(self._exchange.tickets),
         )

@@ -8,13 +8,23 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from speculant.serving.answers import Collected, Service, answer_id, collect, deltas, now, usage
+from speculant.serving.answers import (
+    Collected,
+    Service,
+    answer_id,
+    collect,
+    deltas,
+    now,
+    prompt_entries,
+    prompt_logprobs_of,
+    usage,
+)
 from speculant.serving.endpoint import Answer, respond
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import format_of
 from speculant.serving.keys import tenant_of
-from speculant.serving.logprobs import completion_logprobs, entries_of
+from speculant.serving.logprobs import PromptEntries, completion_logprobs, entries_of
 from speculant.serving.parameters import COMPLETIONS, check_honoured
 from speculant.serving.responses import CompletionChoice, CompletionResponse
 from speculant.serving.schemas import CompletionRequest
@@ -43,9 +53,16 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
         for ids in encoded:
             for choice in range(body.choices):
                 options = service.options(body, len(ids), choice=choice) | {"constraint": constraint}
-                exchange.submit(Job(prompt=ids, options=options, stop=body.stops, tenant=tenant_of(request)))
+                job = Job(
+                    prompt=ids,
+                    options=options,
+                    stop=body.stops,
+                    tenant=tenant_of(request),
+                    prompt_only=body.most_tokens == 0,
+                )
+                exchange.submit(job)
         echoes = [await _echo(service, body, *pair) for pair in zip(prompts, encoded, strict=True)]
-        return CompletionAnswer(service, body, exchange, sum(map(len, encoded)), echoes)
+        return CompletionAnswer(service, body, exchange, encoded, echoes)
 
     return await respond(service, body, request, texts=texts, begin=begin)
 
@@ -70,11 +87,17 @@ class CompletionAnswer(Answer):
     kind = "cmpl", "text_completion"
 
     def __init__(
-        self, service: Service, body: CompletionRequest, exchange: Exchange, prompt: int, echoes: list[str]
+        self,
+        service: Service,
+        body: CompletionRequest,
+        exchange: Exchange,
+        prompts: list[list[int]],
+        echoes: list[str],
     ) -> None:
         self._service, self._body, self._exchange = service, body, exchange
+        self._prompts = [prompts[index // body.choices] for index in range(len(exchange.tickets))]
         self._echoes = [echoes[index // body.choices] for index in range(len(exchange.tickets))]
-        self.prompt, self.completion = prompt, 0
+        self.prompt, self.completion = sum(map(len, prompts)), 0
 
     async def whole(self) -> CompletionResponse:
         texts = await collect(self._exchange)
@@ -90,26 +113,42 @@ class CompletionAnswer(Answer):
     def _choice(self, index: int, found: Collected) -> CompletionChoice:
         echo, logprobs = self._echoes[index], None
         if self._body.alternatives is not None:
-            logprobs = completion_logprobs(found.logprobs, self._service.prompts.token_text, offset=len(echo))
+            before, new = self._echoed(index), self._logprobs(found.logprobs, len(echo))
+            logprobs = {name: before[name] + values for name, values in new.items()} if before else new
+        ids, ticket = self._prompts[index], self._exchange.tickets[index]
         return CompletionChoice.model_validate(
             {
                 "index": index,
                 "text": echo + found.text,
                 "logprobs": logprobs,
+                "prompt_logprobs": prompt_logprobs_of(self._service, self._body, ids, ticket),
                 "finish_reason": found.finish_reason,
             }
         )
 
+    def _logprobs(self, entries: PromptEntries, offset: int) -> dict[str, Any]:
+        text, most = self._service.prompts.token_text, self._body.alternatives or 0
+        return completion_logprobs(entries, text, most=most, offset=offset)
+
+    def _echoed(self, index: int) -> dict[str, Any] | None:
+        """Return the `logprobs` of the prompt before a text that has begun; None where they are not asked for."""
+        if not self._body.echo or self._body.alternatives is None:
+            return None
+        entries, text = prompt_entries(self._prompts[index], self._exchange.tickets[index]), self._echoes[index]
+        return self._logprobs(
+            entries, len(text) - sum(len(self._service.prompts.token_text(each)) for each, _ in entries)
+        )
+
     async def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
-        sent = list(map(len, self._echoes))
-        if self._body.echo:
-            for index, echo in enumerate(self._echoes):
-                yield [_choice(index, echo)]
+        sent, begun = list(map(len, self._echoes)), set[int]()
         async for index, delta in deltas(self._exchange, first):
+            if self._body.echo and index not in begun:
+                begun.add(index)
+                yield [_choice(index, self._echoes[index], logprobs=self._echoed(index))]
             self.completion += delta.tokens
             entries, logprobs = entries_of(delta), None
             if entries:
-                logprobs = completion_logprobs(entries, self._service.prompts.token_text, offset=sent[index])
+                logprobs = self._logprobs(entries, sent[index])
                 sent[index] += sum(map(len, logprobs["tokens"]))
             if delta.text or delta.last or entries:
                 yield [_choice(index, delta.text, delta.finish_reason, logprobs=logprobs)]

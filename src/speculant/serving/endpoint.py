@@ -9,8 +9,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from speculant.serving.access import note
-from speculant.serving.answers import Service, chunker, last_figures, outcome
+from speculant.serving.answers import Service, chunker, metrics_of, outcome, usage
 from speculant.serving.exchange import Delta, Exchange
+from speculant.serving.keys import tenant_of
 from speculant.serving.schemas import SamplingRequest
 from speculant.serving.streams import EventStream, while_connected
 
@@ -55,7 +56,7 @@ async def respond(
     Raises:
         ApiError: there is no room, or the request cannot be honoured.
     """
-    exchange = service.engine.open(texts)
+    exchange = service.engine.open(texts, tenant=tenant_of(request))
     try:
         answer = await while_connected(request, begin(exchange))
         note(request, prompt_tokens=answer.prompt, user=body.user)
@@ -84,8 +85,12 @@ async def _chunks(
     prefix, kind = answer.kind
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     chunk = chunker(prefix, kind, service.model, with_usage=with_usage)
+    left = len(exchange.tickets)
     async for choices in answer.chunks(first):
-        yield chunk(choices)
+        left -= sum(choice["finish_reason"] is not None for choice in choices)
+        # Clients read the first choice of every chunk, unless they asked for one with usage alone.
+        yield chunk(choices) if left or with_usage else chunk(choices, **metrics_of(service, exchange))
     note(request, **outcome(exchange))
-    if more := last_figures(service, body, exchange, answer.prompt, answer.completion):
-        yield chunk([], **more)
+    if with_usage:
+        tokens = usage(exchange, answer.prompt, answer.completion, choices=body.choices)
+        yield chunk([], **metrics_of(service, exchange), usage=tokens.model_dump())

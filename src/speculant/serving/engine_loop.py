@@ -11,7 +11,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,8 +43,8 @@ class Observer(Protocol):
     def cancelled(self, ticket: Ticket) -> None:
         """A text was cancelled."""
 
-    def decoded(self, sequences: int) -> None:
-        """A round took so many texts further."""
+    def decoded(self, tickets: Sequence[Ticket]) -> None:
+        """A round took these texts further."""
 
 
 class EngineLoop:
@@ -62,6 +64,7 @@ class EngineLoop:
         seconds: float,
         buffer_tokens: int,
         prefix_cache: int = 0,
+        prompt_chunk: int | None = None,
         observer: Observer,
     ) -> None:
         """Prepare; `start` begins.
@@ -72,17 +75,18 @@ class EngineLoop:
             queue: requests that may wait beyond these.
             seconds: that a request may take.
             buffer_tokens: of a request that may wait to be read.
-            prefix_cache: bytes in which what prompts have in common is kept; 0 for nothing.
+            prefix_cache: bytes in which what prompts of one tenant have in common is kept; 0 for nothing.
+            prompt_chunk: tokens of prompts between two rounds; None for as many as suit the device.
             observer: is told of every event.
 
         Raises:
             UnsupportedError: the model cannot decode several texts together.
         """
         self.speculator, self.size = speculator, size
-        self._batch = speculator.batch(size, prefix_cache=prefix_cache or None)
+        self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
         self._places = size + queue
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
-        self._used = 0  # places; the event loop's
+        self._used: Counter[str] = Counter()  # places, by tenant; the event loop's
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
         self._waiting: deque[Ticket] = deque()
         self._active: dict[Generation, Ticket] = {}  # oldest first
@@ -97,21 +101,21 @@ class EngineLoop:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    @property
-    def prefixes(self) -> PrefixCacheStats:
-        """What the prefix cache did so far."""
+    def prefixes(self, tenant: str | None = None) -> PrefixCacheStats:
+        """Return what the prefix cache did so far, for one tenant or for all."""
         cache = self._batch.prefix_cache
-        return PrefixCacheStats() if cache is None else cache.stats
+        if cache is None:
+            return PrefixCacheStats()
+        return cache.stats if tenant is None else cache.stats_of(tenant)
 
-    @property
-    def running(self) -> int:
-        """Requests that are decoded."""
-        return len(self._active)
+    def running(self, tenant: str | None = None) -> int:
+        """Return how many texts are decoded, of one tenant or of all."""
+        return sum(tenant in (None, ticket.job.tenant) for ticket in list(self._active.values()))
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait."""
-        return max(0, self._used - len(self._active))
+    def waiting(self, tenant: str | None = None) -> int:
+        """Return how many texts wait, of one tenant or of all."""
+        used = self._used.total() if tenant is None else self._used[tenant]
+        return max(0, used - self.running(tenant))
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin; deltas are handed to this event loop."""
@@ -130,32 +134,32 @@ class EngineLoop:
         self._commands.put(("stop", None))
         await asyncio.to_thread(self._thread.join)
 
-    def open(self, places: int) -> Exchange:
-        """Return an exchange for so many texts.
+    def open(self, places: int, *, tenant: str = "") -> Exchange:
+        """Return an exchange for so many texts of a tenant.
 
         Raises:
             ApiError: too many requests wait already.
         """
-        if self._used + places > self._places:
+        if self._used.total() + places > self._places:
             raise ApiError(
                 429,
-                f"the queue is full: {self._used} texts are decoded or wait, of at most {self._places}. Try again.",
+                f"the queue is full: at most {self._places} texts are decoded or wait. Try again.",
                 type="rate_limit_error",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        self._used += places
+        self._used[tenant] += places
         return Exchange(
             lambda ticket: self._commands.put(("submit", ticket)),
             lambda ticket: self._commands.put(("cancel", ticket)),
-            self._release,
+            partial(self._release, tenant),
             places=places,
             seconds=self._seconds,
             buffer_tokens=self._buffer_tokens,
         )
 
-    def _release(self, places: int) -> None:
-        self._used -= places
+    def _release(self, tenant: str, places: int) -> None:
+        self._used[tenant] -= places
 
     def _run(self) -> None:
         import torch
@@ -218,22 +222,24 @@ class EngineLoop:
                     _LOG.exception("a request could not be prepared")
                 self._finish(ticket, Delta(error=error))
                 continue
+            generation.owner = job.tenant
             generation.sequence.start = routed(generation.sequence.start, job)
-            generation.sequence.plain = job.plain
+            generation.sequence.plain = job.plain or job.prompt_only
             generation.sequence.rounds = [] if job.watched else None
-            ticket.stats = generation.result.stats
+            ticket.stats, ticket.prompt_logprobs = generation.result.stats, generation.result.prompt_logprobs
             self._active[generation] = ticket
             self._observer.admitted(ticket)
 
     def _step(self, batch: Batch) -> None:
         if not self._active:
             return
-        rounds, sequences = batch.stats.rounds, batch.stats.sequences
+        rounds = batch.stats.rounds
+        decoding = [ticket for generation, ticket in self._active.items() if generation.sequence.active]
         try:
             pieces = batch.step()
         finally:
             if batch.stats.rounds > rounds:  # some steps read prompts alone
-                self._observer.decoded(batch.stats.sequences - sequences)
+                self._observer.decoded(decoding)
         last = {generation: place for place, (generation, _) in enumerate(pieces)}  # an earlier step may have failed
         for place, (generation, piece) in enumerate(pieces):
             ticket = self._active.get(generation)
@@ -288,7 +294,7 @@ class EngineLoop:
     def _receive(self, deltas: list[tuple[Ticket, Delta]]) -> None:
         for ticket, delta in deltas:
             if delta.last:
-                self._used -= 1
+                self._used[ticket.job.tenant] -= 1
             ticket.exchange.put(ticket, delta)
 
 

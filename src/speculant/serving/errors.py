@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from speculant.core.errors import OutOfMemoryError, SpeculantError, TokenizerError, UsageError
+from speculant.serving.bounds import UnknownMemberError
 
 _LOG = logging.getLogger(__name__)
 INVALID, SERVER = "invalid_request_error", "server_error"
@@ -71,13 +74,17 @@ def add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, ApiError)
         return error.response()
 
-    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return validation_error(error.errors()).response()
+        found = validation_error(error.errors())
+        if found.code != "missing_parameter" and not _is_json(request):  # of other types nothing was parsed
+            message = "the body is not declared as JSON; send the header Content-Type: application/json."
+            found = ApiError(415, message, code="unsupported_media_type")
+        return found.response()
 
-    async def http(_request: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {})).response()
+        return routing_error(request, error).response()
 
     async def known(_request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response()
@@ -100,14 +107,37 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     if kind == "json_invalid":
         return ApiError(400, "the body is not valid JSON.", code="invalid_json")
-    if kind == "extra_forbidden":
-        return ApiError(400, f"there is no parameter '{place}'; leave it out.", param=place, code="unknown_parameter")
+    if isinstance(unknown := first.get("ctx", {}).get("error"), UnknownMemberError):
+        place = f"{place}.{unknown.name}" if place else unknown.name
+        way_out = f"did you mean '{unknown.near}'?" if unknown.near else "leave it out."
+        return ApiError(400, f"there is no parameter '{place}'; {way_out}", param=place, code="unknown_parameter")
     if kind == "missing":
         message = f"the parameter '{place}' is missing." if place else "the body is missing; send JSON."
         return ApiError(400, message, param=place or None, code="missing_parameter")
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     named = f"'{place}': {message}." if place else f"{message}."
     return ApiError(400, named, param=place or None, code="invalid_value")
+
+
+def routing_error(request: Request, error: HTTPException) -> ApiError:
+    """Return the error of a request that no route takes: it names the right method, or the nearest path."""
+    path, headers = request.scope["path"], dict(error.headers or {})
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
+    if error.status_code == 405:
+        methods = sorted({name for route in routes if route.path_regex.match(path) for name in route.methods or ()})
+        message = f"{request.method} is not a method of {path}; send {' or '.join(methods)}."
+        return ApiError(405, message, code="wrong_method", headers=headers | {"Allow": ", ".join(methods)})
+    if error.status_code == 404:
+        known = [route.path for route in routes if route.include_in_schema and "{" not in route.path]
+        near = difflib.get_close_matches(path[:LONGEST], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "GET /openapi.json describes those that there are."
+        return ApiError(404, f"there is no path {path} here; {hint}", code="unknown_path", headers=headers)
+    return ApiError(error.status_code, str(error.detail), headers=headers)
+
+
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _encodable(text: str) -> str:

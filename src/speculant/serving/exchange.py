@@ -18,6 +18,7 @@ from speculant.serving.stops import StopFilter
 
 if TYPE_CHECKING:
     from speculant.api.result import Generation, Piece
+    from speculant.core.logprobs import TokenLogprobs
     from speculant.core.stats import Stats
 
 
@@ -32,6 +33,7 @@ class Job:
         tenant: whose memory drafts for it; "" for the shared one.
         prediction: token ids that the text is expected to resemble, or ().
         plain: whether to decode without drafts, and to learn nothing.
+        prompt_only: whether the text is left out of the answer, which is about the prompt.
         watched: whether its pieces hold the drafts of their rounds.
     """
 
@@ -41,6 +43,7 @@ class Job:
     tenant: str = ""
     prediction: Sequence[int] = ()
     plain: bool = False
+    prompt_only: bool = False
     watched: bool = False
 
 
@@ -78,6 +81,7 @@ class Ticket:
         submitted, admitted, last_token: when, in seconds of the clock; 0 if it has not happened.
         deadline: when it is cancelled.
         stats: of its decoding, once that has begun.
+        prompt_logprobs: of its prompt, complete with its first delta; None where they are not recorded.
         finished: whether the decoding thread is done with it.
     """
 
@@ -87,6 +91,7 @@ class Ticket:
         self.deadline = self.submitted + seconds
         self.admitted = self.last_token = 0.0
         self.stats: Stats | None = None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.finished = False
         self._filter = StopFilter(job.stop)
 
@@ -98,6 +103,8 @@ class Ticket:
             piece: of it.
             last: whether no other piece of the text is known yet.
         """
+        if self.job.prompt_only and generation.error is None:
+            return Delta(finish_reason="length")
         count, text = len(piece.tokens), piece.text
         if self.job.stop:
             count, text = self._filtered(piece)

@@ -23,7 +23,12 @@ def tenant_name(key: str) -> str:
 
 def tenant_of(request: Request) -> str:
     """Return the tenant of a request, "" without keys."""
-    tenant: str = request.scope.get(_TENANT, "")
+    return tenant_in(request.scope)
+
+
+def tenant_in(scope: Scope) -> str:
+    """Return the same of an ASGI scope, "" too before its key was checked."""
+    tenant: str = scope.get(_TENANT, "")
     return tenant
 
 

@@ -10,6 +10,7 @@ from speculant.serving.exchange import Delta
 
 TokenText = Callable[[int], str]
 Entries = list[tuple[int, TokenLogprobs]]
+PromptEntries = Sequence[tuple[int, TokenLogprobs | None]]  # a prompt's first token follows nothing
 
 
 def entries_of(delta: Delta) -> Entries:
@@ -33,17 +34,39 @@ def chat_logprobs(entries: Entries, text: TokenText) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Entries, text: TokenText, *, offset: int) -> dict[str, Any]:
-    """Return the `logprobs` of a completion's choice or chunk; `offset` is where its first token begins."""
+def completion_logprobs(entries: PromptEntries, text: TokenText, *, most: int, offset: int) -> dict[str, Any]:
+    """Return the `logprobs` of a completion's choice or chunk.
+
+    Args:
+        entries: its tokens.
+        text: returns a token's text.
+        most: alternatives of each token, of which more may be recorded.
+        offset: where its first token begins; below 0 where tokens are not in the text, as one that begins prompts.
+    """
     texts = [text(token) for token, _ in entries]
     return {
         "tokens": texts,
-        "token_logprobs": [each.logprob for _, each in entries],
+        "token_logprobs": [None if each is None else each.logprob for _, each in entries],
         "top_logprobs": [
-            {text(other): value for other, value in zip(each.top_ids, each.top_logprobs, strict=True)}
+            None
+            if each is None
+            else {text(other): value for other, value in zip(each.top_ids[:most], each.top_logprobs, strict=False)}
             for _, each in entries
         ],
         "text_offset": _offsets(texts, offset),
+    }
+
+
+def prompt_logprobs(entries: PromptEntries, text: TokenText, *, most: int) -> list[dict[str, Any] | None]:
+    """Return the `prompt_logprobs` of a response, in vLLM's form: by token id, the prompt's own token first."""
+    return [None if each is None else _ranked(token, each, text, most) for token, each in entries]
+
+
+def _ranked(token: int, found: TokenLogprobs, text: TokenText, most: int) -> dict[str, Any]:
+    best = zip(found.top_ids[:most], found.top_logprobs, range(1, most + 1), strict=False)
+    return {
+        str(each): {"logprob": value, "rank": rank, "decoded_token": text(each)}
+        for each, value, rank in [(token, found.logprob, found.rank), *best]
     }
 
 
@@ -55,6 +78,6 @@ def _named(text: str, logprob: float) -> dict[str, Any]:
 def _offsets(texts: Sequence[str], offset: int) -> list[int]:
     found = []
     for text in texts:
-        found.append(offset)
+        found.append(max(0, offset))
         offset += len(text)
     return found

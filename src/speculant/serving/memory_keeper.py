@@ -15,13 +15,17 @@ from pathlib import Path
 
 from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import FileError, MemoryFileError, SpeculantError, UnsupportedError
-from speculant.serving.metrics import Metrics
+from speculant.serving.scoped_metrics import ScopedMetrics
 
 _LOG = logging.getLogger(__name__)
 
 
 class MemoryKeeper:
-    """Saves the memories of one server."""
+    """Saves the memories of one server.
+
+    Attributes:
+        unused: files that could not be used, and why; they are left as they are.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,8 @@ class MemoryKeeper:
         *,
         corpus: Path | None,
         seconds: float,
-        metrics: Metrics,
+        strict: bool = False,
+        metrics: ScopedMetrics,
     ) -> None:
         """Load what there is.
 
@@ -40,15 +45,19 @@ class MemoryKeeper:
                 nothing.
             corpus: a memory to begin with where there is no file yet; None for an empty one.
             seconds: between two savings.
+            strict: whether a file that cannot be used is an error, rather than a memory that begins empty and is not
+                saved.
             metrics: count savings and failures.
 
         Raises:
-            FileError, MemoryFileError: the corpus cannot be used, or the folder does not exist.
+            FileError, MemoryFileError: the corpus cannot be used, nor a memory with `strict`, or there is no folder.
             UnsupportedError: the method keeps no memory, or the corpus does not fit.
         """
         self._seconds, self._metrics = seconds, metrics
         self._lock = threading.Lock()
-        self._files: dict[Path, Persistent] = {}
+        self._strict = strict
+        self._files: dict[Path, tuple[str, Persistent]] = {}
+        self.unused: dict[Path, str] = {}
         if path is not None and not path.parent.is_dir():
             raise FileError(f"cannot keep a memory in {path}: there is no folder {path.parent}.")
         for tenant, drafter in drafters.items():
@@ -58,20 +67,24 @@ class MemoryKeeper:
                         "this drafting method keeps no memory; leave out --memory and --corpus, or use --method mix."
                     )
             else:
-                self._begin(drafter, None if path is None else tenant_path(path, tenant), corpus)
-        metrics.watch("memory_bytes", "Bytes of all drafter memories.", lambda: float(memory_bytes(drafters)))
+                self._begin(tenant, drafter, None if path is None else tenant_path(path, tenant), corpus)
+        metrics.watch("memory_bytes", "Bytes of drafter memories.", lambda own: float(memory_bytes(drafters, own)))
 
-    def _begin(self, drafter: Persistent, path: Path | None, corpus: Path | None) -> None:
+    def _begin(self, tenant: str, drafter: Persistent, path: Path | None, corpus: Path | None) -> None:
         if path is not None and path.exists():
             try:
                 drafter.load(path)
             except (MemoryFileError, FileError, UnsupportedError) as error:
+                if self._strict:
+                    raise
+                self.unused[path] = str(error)
+                self._metrics.of(tenant).unused.set(1)
                 _LOG.warning("%s Drafting begins without it; the file is left as it is, and nothing is saved.", error)
                 return
         elif corpus is not None:
             drafter.load(corpus)
         if path is not None:
-            self._files[path] = drafter
+            self._files[path] = tenant, drafter
 
     async def run(self) -> None:
         """Save every few seconds, until cancelled."""
@@ -83,17 +96,24 @@ class MemoryKeeper:
         """Save every memory; return whether all of them could be."""
         done = True
         with self._lock:
-            for path, drafter in self._files.items():
+            for path, (tenant, drafter) in self._files.items():
+                metrics = self._metrics.of(tenant)
                 try:
                     drafter.save(path)
                 except (SpeculantError, OSError, MemoryError) as error:
-                    self._metrics.save_failures.inc()
+                    metrics.save_failures.inc()
                     _LOG.error("the drafter memory was not saved: %s", error)
                     done = False
                 else:
-                    self._metrics.saves.inc()
-                    self._metrics.saved_at.set(time.time())
+                    metrics.saves.inc()
+                    metrics.saved_at.set(time.time())
         return done
+
+    def close(self) -> None:
+        """Save every memory for the last time, and say so."""
+        if self.save():
+            for path in self._files:
+                _LOG.info("memory saved to %s", path)
 
 
 def tenant_path(path: Path, tenant: str) -> Path:
@@ -101,6 +121,12 @@ def tenant_path(path: Path, tenant: str) -> Path:
     return path if not tenant else path.with_name(f"{path.stem}.{tenant}{path.suffix}")
 
 
-def memory_bytes(drafters: Mapping[str, Drafter]) -> int:
-    """Return the bytes that memories take now, of drafters that report them."""
-    return sum(getattr(drafter, "memory_bytes", None) or 0 for drafter in drafters.values())
+def memory_bytes(drafters: Mapping[str, Drafter], tenant: str | None = None) -> int:
+    """Return the bytes that memories take now, of drafters that report them.
+
+    Args:
+        drafters: by tenant, "" for the shared one.
+        tenant: whose memory and the shared one are counted; None for all.
+    """
+    own = [drafter for name, drafter in drafters.items() if tenant is None or name in ("", tenant)]
+    return sum(getattr(drafter, "memory_bytes", None) or 0 for drafter in own)

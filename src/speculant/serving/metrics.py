@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -52,6 +52,7 @@ class Metrics:
         self.saves = self._counter("memory_saves", "Times that a drafter memory was saved.")
         self.save_failures = self._counter("memory_save_failures", "Times that it could not be saved.")
         self.saved_at = self._gauge("memory_saved_timestamp_seconds", "When it was saved last.")
+        self.unused = self._gauge("memory_unused", "1 where its file could not be used, so that nothing is saved.")
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is read when metrics are asked for."""
@@ -99,8 +100,8 @@ class Metrics:
     def cancelled(self, ticket: Ticket) -> None:
         self._cancelled.inc()
 
-    def decoded(self, sequences: int) -> None:
-        self._batch.set(sequences)
+    def decoded(self, tickets: Sequence[Ticket]) -> None:
+        self._batch.set(len(tickets))
         self._rounds.inc()
 
     def _count_drafts(self, ticket: Ticket) -> None:

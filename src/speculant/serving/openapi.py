@@ -18,6 +18,7 @@ DESCRIPTIONS = {
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    415: "The body is not declared as JSON.",
     429: "The queue is full.",
     499: "The client left before the answer.",
     500: "The server failed on this request.",
@@ -25,7 +26,7 @@ DESCRIPTIONS = {
     504: "The request took longer than the server allows.",
 }
 READING = (401,)  # what may answer a request without a body
-BODY = (400, 401, 404, 408, 413)  # and one with a body
+BODY = (400, 401, 404, 408, 413, 415)  # and one with a body
 DECODING = (*BODY, 429, 499, 500, 503, 504)  # and one for a text
 
 

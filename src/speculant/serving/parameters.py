@@ -47,7 +47,11 @@ PARAMETERS = (
     Parameter(name="prompt", note="text, token ids, or a list of either", endpoints=(COMPLETIONS,)),
     Parameter(name="stream", note="server-sent events"),
     Parameter(name="stream_options", note="`include_usage`; `include_obfuscation` only as false"),
-    Parameter(name="max_tokens", note="at most the server's limit and what the model has positions for"),
+    Parameter(
+        name="max_tokens",
+        note="at most the server's limit and what the model has positions for; in completions 0 with `echo` or "
+        "`prompt_logprobs`, for the prompt alone",
+    ),
     Parameter(name="max_completion_tokens", note="the same as `max_tokens`", endpoints=(CHAT,)),
     Parameter(name="temperature", note="0 for greedy decoding; default 1"),
     Parameter(name="top_p", note="above 0; default: the model's generation config"),
@@ -73,12 +77,21 @@ PARAMETERS = (
     Parameter(name="parallel_tool_calls", note="false for one call at most, by a grammar", endpoints=(CHAT,)),
     Parameter(
         name="prediction",
-        note="drafts are copied from it where that pays; for methods that draft from text",
+        note="drafts are copied from it where they are accepted; for methods that draft from text",
         endpoints=(CHAT,),
     ),
-    Parameter(name="echo", note="puts the prompt before the text", endpoints=(COMPLETIONS,)),
+    Parameter(
+        name="echo",
+        note="puts the prompt before the text and, with `logprobs`, its tokens before the text's",
+        endpoints=(COMPLETIONS,),
+    ),
     Parameter(name="best_of", note="only equal to `n`: all texts are returned", endpoints=(COMPLETIONS,)),
     Parameter(name="logprobs", note="of the model's own distribution, as in vLLM; in completions a number, up to 20"),
+    Parameter(
+        name="prompt_logprobs",
+        note="as in vLLM: up to 20, of each token of the prompt but the first; not in streams. The prompt is computed "
+        "whole, without the prefix cache",
+    ),
     Parameter(name="top_logprobs", note="up to 20, with `logprobs`", endpoints=(CHAT,)),
     Parameter(name="logit_bias", note="-100 to 100, by token id"),
     Parameter(name="presence_penalty", note="-2 to 2; of the text so far, not of the prompt"),

@@ -71,6 +71,14 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
+class PromptLogprob(BaseModel):
+    """The log-probability of one token at a place of the prompt, in vLLM's form."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class SpeculativeMetrics(BaseModel):
     """What drafting did for a request, in vLLM's form.
 
@@ -106,6 +114,7 @@ class ChatResponse(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     usage: Usage
     metrics: RequestMetrics | None = None
 
@@ -116,6 +125,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: dict[str, Any] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     finish_reason: Literal["stop", "length"]
 
 

@@ -19,7 +19,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import drafts_from_text, find_method, learns_from_text
+from speculant.registry import METHODS, drafts_from_text, find_method, learns_from_text
 from speculant.serving.exchange import Job
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def routed(start: Start, job: Job) -> RoutedStart:
 
 def can_route(speculator: Speculator) -> bool:
     """Return whether a speculator drafts from text alone, so that its drafter can be one of several."""
-    return drafts_from_text(find_method(speculator.method))
+    return speculator.method in METHODS and drafts_from_text(find_method(speculator.method))
 
 
 def route(
@@ -66,15 +66,14 @@ def route(
     Raises:
         UnsupportedError: the method keeps no memory that learns from text, so there is nothing to keep apart.
     """
-    method = find_method(speculator.method)
-    if tenants and not (learns_from_text(method) and can_route(speculator)):
+    if tenants and not (can_route(speculator) and learns_from_text(find_method(speculator.method))):
         raise UnsupportedError(
-            f"the method '{method.name}' has no memory that learns from text, so none can be kept for each key. Leave "
-            "out --memory-scope, or use --method mix."
+            f"the method '{speculator.method}' has no memory that learns from text, so none can be kept for each key. "
+            "Leave out --memory-scope, or use --method mix."
         )
     if not can_route(speculator):
         return {"": speculator.drafter}
-    vocabulary = speculator.engine.capabilities.vocabulary
+    method, vocabulary = find_method(speculator.method), speculator.engine.capabilities.vocabulary
     drafters = {"": speculator.drafter}
     if tenants:
         fingerprint = tokenizer_fingerprint(speculator.tokenizer, vocabulary)
@@ -142,6 +141,10 @@ class PredictedSession(Session):
     def observe(self, verified: Verified) -> None:
         self._inner.observe(verified)
         self._copying.observe(verified)
+
+    def follow(self, tokens: Int32) -> None:
+        self._inner.follow(tokens)
+        self._copying.follow(tokens)
 
     def forecast(self, nodes: int) -> Float64 | None:
         return self._inner.forecast(nodes)

@@ -1,7 +1,7 @@
 """Requests as they are on the wire.
 
-Types are strict and unknown fields are errors, so that a misspelled parameter is not ignored. A parameter that is
-refused still has its field here, since `parameters.check_honoured` says why.
+Types are strict and unknown fields are errors, unless they are null, so that a misspelled parameter is not ignored. A
+parameter that is refused still has its field here, since `parameters.check_honoured` says why.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ToolCall(Strict):
     """A call that an earlier answer made."""
 
     id: str
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: CalledFunction
     index: int | None = None
 
@@ -150,7 +150,8 @@ class SamplingRequest(Strict):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=0)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
     temperature: Finite | None = Field(default=None, ge=0, le=100)
     top_p: Finite | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
@@ -203,6 +204,16 @@ class SamplingRequest(Strict):
     def alternatives(self) -> int | None:
         """How many most probable tokens are returned beside each token; None for no log-probabilities."""
         return None
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """The same for each token of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether there is an answer without new tokens."""
+        return False
 
 
 class ChatRequest(SamplingRequest):
@@ -264,6 +275,17 @@ class CompletionRequest(SamplingRequest):
         return self.logprobs
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        """The same for each token of the prompt, which `echo` shows too."""
+        asked = [each for each in (self.prompt_logprobs, self.logprobs if self.echo else None) if each is not None]
+        return max(asked, default=None)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether there is an answer without new tokens."""
+        return bool(self.echo) or self.prompt_logprobs is not None
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         """Each prompt, as text or token ids."""
         prompt: Any = self.prompt
@@ -276,7 +298,7 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: Rows[Message] | None = Field(default=None, min_length=1, max_length=4096)
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
 
 
 class LoadRequest(Strict):

@@ -1,11 +1,17 @@
-"""uvicorn around the application: binds early, drains at the first signal, ends at once at the second."""
+"""uvicorn around the application: binds early, drains at the first signal, ends at once at the second.
+
+A terminal that is closed (SIGHUP) asks for the same as SIGTERM; further SIGHUPs change nothing, since terminals and
+service managers send several.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from speculant.core.errors import UsageError
-from speculant.serving.connection import TimedConnection
+from speculant.serving.connection import BoundedConnection
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 32 << 10
 KEEP_ALIVE_SECONDS = 30
+HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
+SIGNALS = tuple(each for each in (signal.SIGINT, signal.SIGTERM, HANGUP) if each is not None)
 
 
 class Server(uvicorn.Server):
@@ -41,8 +49,24 @@ class Server(uvicorn.Server):
         if self.started:
             self.ready()
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals meanwhile; none is raised again afterwards, so that a drained server has ended well."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]  # as `nohup` leaves SIGHUP
+        before = {each: signal.signal(each, self.handle_exit) for each in signals}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal; at the second end as if there were no handler."""
+        if self.should_exit and sig == HANGUP:
+            return
         if self.should_exit:
             signal.signal(sig, signal.SIG_DFL)
             os.kill(os.getpid(), sig)
@@ -86,12 +110,14 @@ def make_server(app: FastAPI, settings: ServingSettings, ready: Callable[[], Non
         "access_log": False,
         "log_config": None,
         "http": partial(
-            TimedConnection, head_seconds=settings.body_seconds, stall_seconds=settings.stall_seconds
+            BoundedConnection,
+            head_seconds=settings.body_seconds,
+            stall_seconds=settings.stall_seconds,
+            most=settings.max_connections,
         ),  # h11, whose limit of headers is known
         "h11_max_incomplete_event_size": HEADER_BYTES,
         "ws": "none",
         "lifespan": "on",
-        "limit_concurrency": settings.max_connections,
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "timeout_graceful_shutdown": settings.drain_seconds,
         "server_header": False,

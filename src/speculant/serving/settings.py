@@ -7,12 +7,12 @@ same names (`SPECULANT_PORT=8000`), which `--config` names.
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    PositiveFloat,
     PositiveInt,
     SecretStr,
     ValidationError,
@@ -24,9 +24,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from speculant.api.options import check_bytes
 from speculant.core.drafter import MEMORY_LIMIT
-from speculant.core.errors import FileError, UsageError
+from speculant.core.environment import PREFIX, check_variables
+from speculant.core.errors import UsageError
+from speculant.serving.config_file import setting_lines
 
 LEAST_BYTES = 1 << 20  # of a memory
+MOST_SECONDS = 10_000_000  # four months; timers cannot wait for ever
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
@@ -47,9 +51,12 @@ class ServingSettings(BaseSettings):
         max_concurrency: requests decoded together.
         max_queue: requests that wait beyond these; more get 429.
         prefix_cache: bytes, or text such as "1GB", in which what prompts have in common is kept, such as system
-            prompts; 0 for nothing. With scope "key" there is none, since it would show one key's prompts to another by
-            their speed.
-        max_connections: open connections; more get 503.
+            prompts; 0 for nothing. Prompts share with those of the same key only, since how much was cached tells what
+            others have asked.
+        prompt_chunk: the most tokens of prompts that are read between two rounds, which is how long streams may pause;
+            0 for as many as suit the device.
+        max_connections: requests that are being answered; more get 503, `/health` excepted. As many connections may be
+            open; beyond, the one that has had no request for longest is closed.
         request_seconds: that a request may take, waiting included.
         body_seconds: in which a request's headers must arrive, and then its body.
         stall_seconds: that an answer may wait without the client reading any of it.
@@ -59,6 +66,8 @@ class ServingSettings(BaseSettings):
         corpus: a memory file that it begins with where `memory` does not exist yet; it is only read.
         base: frozen bases under the memories, separated by commas in the environment; None for those of the user's
             folder that fit, empty ("none" in the environment) for none.
+        memory_strict: whether the server refuses to start where the memory's file cannot be used, rather than to begin
+            with an empty memory that is not saved.
         memory_limit: bytes, or text such as "1GB", that the memory may take, at least 1 MiB; with scope "key", of all
             memories together.
         memory_scope: "shared" for one memory, "key" for one per API key.
@@ -82,18 +91,20 @@ class ServingSettings(BaseSettings):
     max_concurrency: int = Field(default=8, ge=1, le=1024)
     max_queue: int = Field(default=64, ge=0)
     prefix_cache: int = 256 << 20
+    prompt_chunk: int = Field(default=0, ge=0)
     max_connections: PositiveInt = 512
-    request_seconds: PositiveFloat = 600.0
-    body_seconds: PositiveFloat = 20.0
-    stall_seconds: PositiveFloat = 10.0
+    request_seconds: Seconds = 600.0
+    body_seconds: Seconds = 20.0
+    stall_seconds: Seconds = 10.0
     buffer_tokens: PositiveInt = 8192
-    drain_seconds: PositiveInt = 30
+    drain_seconds: int = Field(default=30, ge=1, le=MOST_SECONDS)
     memory: Path | None = None
     corpus: Path | None = None
     base: Annotated[tuple[Path, ...] | None, NoDecode] = None
+    memory_strict: bool = False
     memory_limit: int = MEMORY_LIMIT
     memory_scope: Literal["shared", "key"] = "shared"
-    save_seconds: PositiveFloat = 300.0
+    save_seconds: Seconds = 300.0
     per_request_metrics: bool = False
     log_format: Literal["text", "json"] = "text"
 
@@ -138,7 +149,7 @@ class ServingSettings(BaseSettings):
         if not self.loopback and not self.api_keys and not self.allow_no_key:
             raise ValueError(
                 f"host {self.host} is reachable from other machines, and there is no API key: whoever reaches it could "
-                "use the model. Add --api-key (or SPECULANT_API_KEYS), or insist with --allow-no-key"
+                "use the model. Add --api-key (or SPECULANT_API_KEYS), or allow it by --allow-no-key"
             )
         if self.memory_scope == "key" and not self.api_keys:
             raise ValueError("memory scope 'key' needs API keys; add --api-key, or leave it 'shared'")
@@ -166,18 +177,31 @@ def load_settings(flags: dict[str, Any], *, config: str | Path | None = None) ->
         config: a file with lines SPECULANT_NAME=value, or None.
 
     Raises:
-        FileError: there is no such file.
-        UsageError: a value is wrong; the message names it.
+        FileError: the file cannot be read.
+        UsageError: a value is wrong, or the environment or the file names a setting that there is not; the message says
+            where.
     """
-    if config is not None and not Path(config).is_file():
-        raise FileError(f"there is no settings file {config}.")
+    check_variables(os.environ, known=ServingSettings.model_fields, what="a setting of `speculant serve`")
+    lines = {} if config is None else setting_lines(config, ServingSettings.model_fields)
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         read: Any = ServingSettings  # its constructor takes more than its fields
-        settings: ServingSettings = read(_env_file=config, **given)
+        settings: ServingSettings = read(_env_file=config, _env_file_encoding="utf-8", **given)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
-        raise UsageError(f"{place}: {message}." if place else f"{message}.") from None
+        name = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] != "value_error" and isinstance(first["input"], str):  # our own messages quote what may be
+            message = f"{message[0].lower()}{message[1:]}, not {first['input']!r}"
+        if not name:
+            raise UsageError(f"{message}.") from None
+        place = name if name in given else _place(PREFIX + name.upper(), config, lines.get(name))
+        raise UsageError(f"{place}: {message}.") from None
     return settings
+
+
+def _place(variable: str, config: str | Path | None, line: int | None) -> str:
+    """Return where a setting that is no flag was given: the environment comes before the file."""
+    if line is None or any(name.upper() == variable for name in os.environ):
+        return f"the environment variable {variable}"
+    return f"{config}, line {line}: {variable}"

@@ -22,8 +22,8 @@ from speculant.serving.bounds import Strict
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.keys import tenant_of
 from speculant.serving.memory_keeper import memory_bytes
-from speculant.serving.metrics import Metrics
 from speculant.serving.schemas import CompletionRequest, Message
+from speculant.serving.scoped_metrics import ScopedMetrics
 from speculant.serving.streams import EventStream, while_connected
 from speculant.serving.token_types import Finite
 
@@ -54,7 +54,7 @@ class WatchRequest(Strict):
 class Watch:
     """Answers the page."""
 
-    def __init__(self, service: Service, method: str, drafters: Mapping[str, Drafter], metrics: Metrics) -> None:
+    def __init__(self, service: Service, method: str, drafters: Mapping[str, Drafter], metrics: ScopedMetrics) -> None:
         """Take the parts of the server.
 
         Args:
@@ -80,7 +80,7 @@ class Watch:
             seed=body.seed,
         )
         service.check_shape(asked, 1)
-        exchange = service.engine.open(1)
+        exchange = service.engine.open(1, tenant=tenant_of(request))
         try:
             if body.chat:
                 ids = await service.prompts.chat([Message(role="user", content=body.prompt)])
@@ -100,9 +100,13 @@ class Watch:
     async def state(self, request: Request) -> dict[str, Any]:
         """Return what the page shows of the server: the model, its limits, and the memory of who asks."""
         prompts, settings = self._service.prompts, self._service.settings
-        drafts, hits = self._metrics.drafting()
-        own = {name: each for name, each in self._drafters.items() if name in ("", tenant_of(request))}
-        memory = {"bytes": memory_bytes(own), "limit": settings.memory_limit, "scope": settings.memory_scope}
+        tenant = tenant_of(request)
+        drafts, hits = self._metrics.of(tenant).drafting()
+        memory = {
+            "bytes": memory_bytes(self._drafters, tenant),
+            "limit": settings.memory_limit,
+            "scope": settings.memory_scope,
+        }
         return {
             "version": __version__,
             "model": self._service.model,

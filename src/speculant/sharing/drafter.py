@@ -117,6 +117,11 @@ class SharingSession(Session):
         self.inner.observe(verified)
         self._publish(verified.tokens)
 
+    def follow(self, tokens: Int32) -> None:
+        """The same for tokens of a pause."""
+        self.inner.follow(tokens)
+        self._publish(tokens)
+
     def forecast(self, nodes: int) -> Float64 | None:
         return self.inner.forecast(nodes)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from speculant.core.drafter import Drafter
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.packages import check_packages
 from speculant.registry import Method, learns_from_text
 from speculant.sharing.address import parse_address
 from speculant.sharing.channel import Channel
@@ -24,6 +25,17 @@ def check_sharing(method: Method) -> None:
             f"the method '{method.name}' has no memory that learns from committed tokens alone, so it cannot learn "
             "from other replicas; leave out share=, --share in a command, or use 'mix'."
         )
+
+
+def check_address(share: str) -> None:
+    """Check that a URL names a place to share by, and that redis-py is there.
+
+    Raises:
+        UsageError: it names none.
+        UnsupportedError: redis-py is not installed.
+    """
+    parse_address(share)
+    check_packages(["redis"], what="sharing", extra="share")
 
 
 def open_sharing(drafter: Drafter, share: Any, *, method: Method, tokenizer: str, vocabulary: int) -> SharingDrafter:

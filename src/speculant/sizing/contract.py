@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from speculant.core.drafter import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.pausing import Pausing
 
 Forecast = Callable[[int], Float64 | None]
-
-MAX_NODES = 64  # of a draft whose size is chosen round by round
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +24,7 @@ class SizingState:
         wanted: the largest size of late, slowly falling.
         sampled: whether its last draft was sampled.
         forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
+        resting: whether neither this round nor the next asks for a draft, so that nothing is wanted of its pass.
         asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
         by_level: whether drafting is to be paid by the level in this round, else by the node.
         levels: of this round's draft before it was trimmed.
@@ -40,6 +40,7 @@ class SizingState:
     wanted: float = MAX_NODES
     sampled: bool = False
     forecast: Forecast | None = None
+    resting: bool = False
     asked: int = 0
     depth: int = UNLIMITED
     by_level: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speculant.core.tree import DraftTree
+from speculant.core.tree import UNLIMITED, DraftTree
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Forecast, SizingState
@@ -12,13 +12,13 @@ from speculant.sizing.division import gains_of, heads, share
 
 
 class FixedSizing:
-    """The same most nodes in every pass, shared by its sequences."""
+    """The same most nodes in every pass, shared by its sequences, and the same most levels."""
 
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: int, *, depth: int = UNLIMITED) -> None:
+        self._nodes, self._depth = nodes, depth
 
     def open(self, forecast: Forecast | None = None) -> SizingState:
-        return SizingState(AcceptanceModel())
+        return SizingState(AcceptanceModel(), depth=self._depth)
 
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
         return [self._nodes for _ in states]

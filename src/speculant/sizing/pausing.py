@@ -1,8 +1,13 @@
-"""Pauses of drafting: where drafts gained less than the time they took, none is asked for in some rounds.
+"""Pauses of drafting: where drafts cost more than they gain, none is asked for in some rounds.
 
-The first pauses are short. They double while drafts do not pay, until asking again costs no more than a small share of
-the time. Where drafting takes so long that pauses get long, a new request goes on with those of the last one: it would
-ask in vain as often as that did.
+Where drafts of late were expected to gain less than the time they took, pauses begin short and double, until asking
+again costs no more than a small share of the time.
+
+Expectations can be wrong, and what is spent on learning may never be earned. So what drafts cost and gained is booked
+as well: their balance is in credit with what they gained, up to a limit, and with a small share of every round. Where
+it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has paid the debt back, but no
+longer than twice the last one: drafts that are never right cost the share and no more in the end, and bad luck costs
+little. A request goes on with the balance of the last one, and a small grant, so that it can find out for itself.
 """
 
 from __future__ import annotations
@@ -11,9 +16,12 @@ import math
 from dataclasses import dataclass, replace
 
 _DECAY = 0.9  # per round in which a draft was asked for
-_USUAL = 8  # rounds of the longest pause, where asking costs little
-_MOST = 64  # rounds of the longest pause at all
-_SHARE = 0.015  # of the time that asking in vain may cost
+_USUAL = 8  # rounds of the longest pause by what drafts are expected to gain, where asking costs little
+_MOST = 64  # rounds of the longest such pause at all
+_VAIN = 0.015  # of the time that asking may take, by what drafts are expected to gain
+_SHARE = 0.005  # of the tokens that drafts may lose
+_DOUBLINGS = 12  # of pauses of debt
+_START, _GRANT, _LIMIT = 2.0, 0.5, 16.0  # tokens: the first balance, what a new request is granted, the most credit
 
 
 @dataclass(slots=True)
@@ -23,35 +31,55 @@ class Pausing:
     Attributes:
         pause, left: rounds without a draft: how many at a time, and still to come.
         gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
+        balance: tokens that drafts have gained more than their time would have yielded elsewhere.
+        debts: pauses in a row since drafts lost what they did not have.
     """
 
     pause: int = 0
     left: int = 0
     gained: float = 0.0
     asks: float = 0.0
+    balance: float = _START
+    debts: int = 0
 
     def begin(self) -> Pausing:
         """Return what a new request begins with."""
-        return replace(self) if self.pause > _USUAL else Pausing()
+        balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
+        if self.pause > _USUAL:
+            return replace(self, balance=balance)
+        return Pausing(balance=balance, debts=self.debts, left=self.left if balance < 0 else 0)
 
     def follow(self, other: Pausing) -> None:
         """Be what the pauses of a request are now."""
         self.pause, self.left, self.gained, self.asks = other.pause, other.left, other.gained, other.asks
+        self.balance, self.debts = other.balance, other.debts
 
     def skip(self) -> None:
         """Count a round of a pause."""
         self.left -= 1
+        self._book(0.0)
 
-    def observe(self, gain: float, took: float, price: float) -> None:
+    def observe(self, gain: float, took: float, price: float, profit: float) -> None:
         """Add a round in which a draft was asked for.
 
         Args:
             gain: tokens that the draft was expected to gain.
             took: tokens that the usual time of drafting would have yielded elsewhere.
             price: tokens that a plain pass would have yielded.
+            profit: tokens that the draft gained, less those that its time would have yielded without drafts.
         """
         self.gained = _DECAY * self.gained + gain
         self.asks = _DECAY * self.asks + 1
         lost = took - self.gained / self.asks
-        longest = min(_MOST, max(_USUAL, math.ceil(lost / (_SHARE * price)))) if lost > 0 else 0
-        self.pause = self.left = min(longest, 2 * self.pause + 1) if lost > 0 else 0
+        longest = min(_MOST, max(_USUAL, math.ceil(lost / (_VAIN * price)))) if lost > 0 else 0
+        self.pause = min(longest, 2 * self.pause + 1) if lost > 0 else 0
+        self._book(profit)
+        self.left = self.pause
+        if profit > 0:
+            self.debts = 0
+        elif self.balance < 0:
+            self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), _USUAL << self.debts))
+            self.debts = min(self.debts + 1, _DOUBLINGS)
+
+    def _book(self, profit: float) -> None:
+        self.balance = min(_LIMIT, self.balance + _SHARE + profit)

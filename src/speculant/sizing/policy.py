@@ -29,10 +29,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from speculant.core.drafter import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import MAX_NODES, Forecast, SizingState
+from speculant.sizing.contract import Forecast, SizingState
 from speculant.sizing.division import gains_of, heads, share
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
@@ -41,6 +42,7 @@ from speculant.sizing.throughput import Throughput
 
 _LEAST_ASKED = 4
 _EXPENSIVE = 0.01  # of a plain pass, per node: drafting that should not produce nodes to be dropped
+_UNWATCHED = 4  # rounds before the end of a pause until which passes are not timed; then their time is known again
 _SHRINK = 0.9  # of the largest size of late, per round
 
 
@@ -78,18 +80,17 @@ class AdaptiveSizing:
         most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
         for state in states:
             state.gain, state.depth, state.asked = 0.0, UNLIMITED, 0
+            state.resting = not state.plain and state.pausing.left > 1
         if all(state.plain or state.pausing.left for state in states):
             return [0 for _ in states]
         level_price, node_price = self._marginal_prices(len(states), most)
         for state in states:
-            if state.plain:
+            if state.plain or state.pausing.left:
                 continue
             state.level_price, state.node_price = level_price, node_price
             gains = state.forecast(most) if state.forecast is not None and most else None
             state.by_level = gains is not None
-            if state.pausing.left:
-                state.asked = 0
-            elif gains is not None:
+            if gains is not None:
                 state.asked, state.depth = self._forecast_size(state, gains, most, len(states))
             elif state.sampled or self._latency.drafting > _EXPENSIVE:
                 state.asked = self._chain_length(state, most, len(states))
@@ -194,19 +195,28 @@ class AdaptiveSizing:
         target_seconds: float,
         draft_seconds: float,
     ) -> None:
-        latency, nodes = self._latency, sum(len(draft) for draft in drafts)
+        latency, asking = self._latency, sum(state.asked > 0 for state in states)
+        if not asking and all(state.pausing.left > _UNWATCHED for state in states):
+            for state, walk in zip(states, walks, strict=True):
+                self._count_pause(state, walk)
+            return
+        nodes = sum(len(draft) for draft in drafts)
         rows = min(nodes + sum(len(draft.queries) for draft in drafts) + len(drafts), len(latency.curve)) - 1
         latency.observe(rows, target_seconds)
         if all(state.plain for state in states):
             return
-        asking, drafted = sum(state.asked > 0 for state in states), list(zip(states, drafts, strict=True))
+        drafted = list(zip(states, drafts, strict=True))
         units = sum(state.levels if state.by_level else len(draft) for state, draft in drafted)
         even = all(state.by_level or state.sampled or state.plain for state in states)
         drafting = latency.observe_drafting(units, draft_seconds, even=even) if asking else 0.0
+        plain = float(latency.curve[len(drafts) - 1])
         tokens = sum(len(walk.tokens) for walk in walks)
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, float(latency.curve[rows]) + drafting)
         for state, draft, walk in zip(states, drafts, walks, strict=True):
+            if state.resting:
+                self._count_pause(state, walk)
+                continue
             if len(draft):
                 state.acceptance.observe(draft, walk.path)
                 self._acceptance.observe(draft, walk.path)
@@ -221,10 +231,21 @@ class AdaptiveSizing:
             state.skipped += not len(draft)
             state.paused += not state.asked
             if not state.plain:
-                self._plan(state, len(draft), len(states), asking)
+                share = (len(draft) + len(draft.queries)) / max(1, rows + 1 - len(drafts))
+                spent = share * (float(latency.curve[rows]) - plain) + drafting / max(1, asking)
+                self._plan(state, len(draft), len(states), asking, len(walk.path) - spent * len(drafts) / plain)
 
-    def _plan(self, state: SizingState, nodes: int, sequences: int, asking: int) -> None:
-        """Set how much to ask for next, and whether to ask at all."""
+    def _count_pause(self, state: SizingState, walk: Walk) -> None:
+        """Count a round of a pause that goes on."""
+        state.text = [*state.text, *walk.tokens][-2:]
+        state.rounds += 1
+        state.skipped += 1
+        state.paused += 1
+        state.pausing.skip()
+        self._pausing.follow(state.pausing)
+
+    def _plan(self, state: SizingState, nodes: int, sequences: int, asking: int, profit: float) -> None:
+        """Set how much to ask for next, and whether to ask at all; `profit` as in `Pausing.observe`."""
         if state.pausing.left:
             state.pausing.skip()
         elif state.asked:
@@ -232,7 +253,7 @@ class AdaptiveSizing:
             price, most = self._price(sequences), self._latency.most
             if nodes == state.asked == most < self._latency.sizes[-1]:
                 return  # larger drafts have not been tried yet, so it is not known what drafts gain
-            state.pausing.observe(state.gain, price * self._latency.usual_drafting / asking, price)
+            state.pausing.observe(state.gain, price * self._latency.usual_drafting / asking, price, profit)
         self._pausing.follow(state.pausing)
 
     def reason(self, state: SizingState) -> str:

@@ -1,12 +1,13 @@
-"""The state of an unfinished training, in one file, written aside and renamed: it is whole whatever interrupts it."""
+"""The state of an unfinished training, in one file, written aside and renamed: it is whole whatever interrupts it.
+
+PyTorch is imported where a state is read or written: commands look for one before.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from speculant.core.errors import FileError
 
@@ -24,6 +25,8 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     Raises:
         FileError: it cannot be written; an earlier state is kept.
     """
+    import torch
+
     aside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,6 +48,8 @@ def load_state(path: Path) -> dict[str, Any]:
     Raises:
         FileError: it is damaged.
     """
+    import torch
+
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found["step"], found["head"], found["about"]

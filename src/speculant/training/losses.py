@@ -19,19 +19,18 @@ over [A, V'] only one tensor of that size is kept, its gradient.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from speculant.core.errors import UsageError
+from speculant.training.loss_terms import Term, parse_terms
 
 Divergence = Callable[[Tensor, Tensor, Tensor], Tensor]
 CHUNK = 1 << 23  # logits handled at once
-_TERM = re.compile(r"(?P<weight>\d*\.?\d+(?:e-?\d+)?)?\*?(?P<name>[a-z]+)(?:\((?P<option>[^()]*)\))?")
 
 
 def cross_entropy(logits: Tensor, _target: Tensor, tokens: Tensor) -> Tensor:
@@ -115,27 +114,15 @@ def parse_loss(text: str) -> Loss:
     Raises:
         UsageError: it names none; the message says what is understood.
     """
-    return Loss(text, tuple(_parse_term(text, term) for term in text.replace(" ", "").split("+")))
+    return Loss(text, tuple((term.weight, _divergence(term)) for term in parse_terms(text)))
 
 
-def _parse_term(text: str, term: str) -> tuple[float, Divergence]:
-    match = _TERM.fullmatch(term)
-    if match is None or match["name"] not in DIVERGENCES:
-        raise UsageError(
-            f"there is no loss {text!r}; a loss is one of {', '.join(DIVERGENCES)}, or a weighted sum as in kl+0.1ce."
-        )
-    weight, name = float(match["weight"] or 1), match["name"]
-    if match["option"] is None:
-        return weight, DIVERGENCES[name]
-    try:
-        number = float(match["option"])
-    except ValueError:
-        number = -1.0
-    if name == "jsd" and 0 < number < 1:
-        return weight, lambda logits, target, tokens: jensen_shannon(logits, target, tokens, share=number)
-    if name == "top" and number >= 1 and number.is_integer():
-        return weight, lambda logits, target, tokens: top_tokens(logits, target, tokens, count=int(number))
-    raise UsageError(f"the loss {term!r} cannot be read: jsd takes a share between 0 and 1, top a whole number.")
+def _divergence(term: Term) -> Divergence:
+    if term.number is None:
+        return DIVERGENCES[term.name]
+    if term.name == "jsd":
+        return partial(jensen_shannon, share=term.number)
+    return partial(top_tokens, count=int(term.number))
 
 
 def _finite(logs: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import UsageError
+from speculant.training.settings import OPTIMIZERS
 
-OPTIMIZERS = ("adamw", "muon")
 BETAS = (0.9, 0.95)
 
 

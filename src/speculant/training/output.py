@@ -7,15 +7,17 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from speculant.core.errors import FileError, UsageError
-from speculant.drafters.heads.head import TargetParts
 from speculant.training.card import FIGURES, model_card
 from speculant.training.checkpoints import FOLDER, state_file
 from speculant.training.kind import Kind
+
+if TYPE_CHECKING:  # torch would make a folder that cannot be used known seconds later
+    from torch import nn
+
+    from speculant.drafters.heads.head import TargetParts
 
 CARD = "README.md"
 
@@ -24,11 +26,16 @@ def check_output(out: Path, *, resume: bool, noun: str = "head") -> bool:
     """Check where a head or draft model, a `noun`, is to go; return whether the folder holds a state to go on from.
 
     Raises:
-        UsageError: it holds something else, or a training although none was to be gone on with.
+        UsageError: it holds something else, a training although none was to be gone on with, or one that is over.
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file. Name a folder that does not exist yet.")
     there = {each.name for each in out.iterdir()} if out.exists() else set()
+    if resume and FIGURES in there and not state_file(out).exists():
+        raise UsageError(
+            f"the {noun} in {out} is finished, so there is nothing to go on with. To train it further, name it by "
+            "--init and another folder by --out."
+        )
     if state_file(out).exists():
         if not resume:
             raise UsageError(
@@ -39,11 +46,6 @@ def check_output(out: Path, *, resume: bool, noun: str = "head") -> bool:
         what = f"a trained {noun} already" if FIGURES in there else "other files, which are not overwritten"
         raise UsageError(f"{out} holds {what}. Name another folder by --out.")
     return False
-
-
-def finished(out: Path) -> bool:
-    """Whether a folder holds the result of a training that is over."""
-    return (out / FIGURES).exists() and not state_file(out).exists()
 
 
 def write_head(

@@ -17,7 +17,7 @@ from speculant.training.checkpoints import state_file
 from speculant.training.files import Files, title
 from speculant.training.fingerprint import TargetIdentity, weights_digest
 from speculant.training.kind import Kind
-from speculant.training.output import check_output, finished, remove_state, write_head
+from speculant.training.output import check_output, remove_state, write_head
 from speculant.training.preparing import attach_caches, build_head, check_kind, fitting_depths, fitting_texts, fixed
 from speculant.training.progress import Progress, TrainState
 from speculant.training.rank_tree import find_tree
@@ -45,7 +45,7 @@ def train_head(
 ) -> dict[str, Any] | None:
     """Train a head or a draft model and write it.
 
-    Returns its figures, None if another process writes them or it was finished before.
+    Returns its figures, None if another process writes them.
 
     Args:
         kind: of the head, or `DRAFT_MODEL`.
@@ -64,9 +64,6 @@ def train_head(
         KeyboardInterrupt: it was interrupted; its state is saved.
     """
     check_kind(kind, settings, files)
-    if files.resume and finished(files.out):
-        note(f"the {kind.noun} in {files.out} is finished; there is nothing to go on with.")
-        return None
     unfinished = check_output(files.out, resume=files.resume, noun=kind.noun)
     if files.resume and not unfinished:
         note(f"{files.out} holds no state of a training; it begins anew.")
@@ -152,7 +149,9 @@ def _record(
 ) -> dict[str, Any]:
     """Return the figures of a finished training."""
     best = next(entry for entry in state.history if entry["step"] == state.best_step)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    threads = torch.get_num_threads()
+    on_cpu = "1 CPU thread" if threads == 1 else f"{threads} CPU threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
     return {
         "kind": kind.name,
         "target": identity.record(),

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from speculant.core.errors import UsageError
-from speculant.training.losses import parse_loss
-from speculant.training.optimizers import OPTIMIZERS
+from speculant.training.loss_terms import parse_terms
 from speculant.training.schedule import SCHEDULES
 
+OPTIMIZERS = ("adamw", "muon")
 PRECISIONS = ("float32", "bfloat16")
 KEPT = ("best", "last")
 MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change where a training goes on
@@ -75,7 +75,7 @@ class TrainSettings:
     new_tokens: int = 64
 
     def __post_init__(self) -> None:
-        parse_loss(self.loss)
+        parse_terms(self.loss)
         for name, value, known in (
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("schedule", self.schedule, SCHEDULES),

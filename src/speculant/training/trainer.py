@@ -251,7 +251,7 @@ class Trainer:
         if losses is None:
             losses = tuple((self._sums[:-1] / self._sums[-1].clamp(min=1)).tolist())
         share = max(1e-9, done - self._begun_share())
-        left = spent * (1 - done) / share if state.step > self._begun.step + 5 else None
+        left = spent * max(0.0, 1 - done) / share if state.step > self._begun.step + 5 else None
         rate = (state.tokens - self._begun.tokens) / spent
         return Progress(state.step, done, losses, state.seconds, left, rate, acceptance, best)
 

@@ -101,6 +101,17 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
+def settled(p: Tensor, tokens: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the law [B, V] of a token with the distribution p, given a token each [B] that was drawn from q [B, V].
+
+    One-hot where that token passes the test of speculative sampling, else the residual; over q and the uniform numbers
+    [B] it is p, which need not be normalised.
+    """
+    p, at = p / p.sum(-1, keepdim=True), tokens[:, None]
+    accepted = uniforms[:, None] * q.gather(1, at) < p.gather(1, at)
+    return torch.where(accepted, torch.zeros_like(p).scatter_(1, at, 1.0), residual(p, q))
+
+
 def without(q: Tensor, tokens: Tensor) -> Tensor:
     """Return q [B, V] without one token each [B], normalised; q itself where nothing else is left."""
     left = q.scatter(1, tokens[:, None], 0.0)

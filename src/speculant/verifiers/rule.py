@@ -24,9 +24,9 @@ from torch import Tensor
 from speculant.core.engine import Array, Pass
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
-from speculant.core.tree import ROOT, DraftTree
+from speculant.core.tree import ROOT, Ahead, DraftTree
 from speculant.core.verifier import Verifier, Walk
-from speculant.verifiers.forest import Forest, draw
+from speculant.verifiers.forest import Forest, draw, settled
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 
@@ -65,13 +65,15 @@ class NodeRule(Protocol):
 class Work:
     """A sequence's part of a round's verification: its draft, p [N + 1, V], and uniform numbers [N + 1].
 
-    Where decoding is greedy, `p` is that of temperature 1, and the own token is its argmax.
+    Where decoding is greedy, `p` is that of temperature 1, and the own token is its argmax. `ahead` is a token that was
+    drawn behind the draft, or None; with it there is one more uniform number, for its test.
     """
 
     draft: DraftTree
     p: Tensor
     uniforms: Tensor
     greedy: bool
+    ahead: Ahead | None = None
 
 
 class RuleVerifier(Verifier):
@@ -110,7 +112,8 @@ class RuleVerifier(Verifier):
                 "look at the text, and kept scores, leave only the verifiers 'sample-then-follow' and "
                 "'speculative-sampling'."
             )
-        return Work(tree, p, sampler.uniforms(len(tree) + 1), sampler.greedy)
+        ahead = None if sampler.greedy else ahead_of(tree)
+        return Work(tree, p, sampler.uniforms(len(tree) + 1 + (ahead is not None)), sampler.greedy, ahead)
 
     def decide(self, prepared: Sequence[Any]) -> list[Array]:
         """Run the rule for all sequences at once; return the last accepted row and the own token of each, Int64[2]."""
@@ -119,11 +122,11 @@ class RuleVerifier(Verifier):
             return list(prepared)
         size = max(len(work.draft) for work in works)
         p = torch.stack([_padded(work.p, size + 1) for work in works])
-        uniforms = torch.stack([_padded(work.uniforms, size + 1) for work in works])
-        outcome = self.rule(Forest.of([work.draft for work in works], p), p, uniforms[:, :size])
+        uniforms = torch.stack([_padded(work.uniforms[: len(work.draft)], size) for work in works])
+        outcome = self.rule(Forest.of([work.draft for work in works], p), p, uniforms)
         last = torch.stack([work.uniforms[-1] for work in works])
         greedy = torch.tensor([work.greedy for work in works], device=p.device)
-        own = torch.where(greedy, outcome.rest.argmax(-1), draw(outcome.rest, last))
+        own = torch.where(greedy, outcome.rest.argmax(-1), draw(_settled(works, outcome), last))
         decided = iter(torch.stack([outcome.rows, own], 1).unbind())
         return [next(decided) if isinstance(each, Work) else each for each in prepared]
 
@@ -172,7 +175,9 @@ class DescentVerifier(RuleVerifier):
             choice = self.choose(forest, torch.tensor([node + 1], device=p.device), p, uniforms[:, :-1])
             taken = int(choice.taken)
             if taken < 0:
-                own = int(draw(choice.rest, uniforms[:, -1]))
+                ahead = ahead_of(tree) if node == len(tree) - 1 else None
+                law = choice.rest if ahead is None else _tested(ahead, choice.rest, sampler)
+                own = int(draw(law, uniforms[:, -1]))
                 return Walk(path, [*tree.tokens[path].tolist(), own], sampler.commit(own))
             node = int(forest.children[0, node + 1, taken])
             if sampler.commit(int(tree.tokens[node])):
@@ -198,6 +203,32 @@ def descend(choose: NodeRule, forest: Forest, p: Tensor, uniforms: Tensor) -> Ou
         if p.device.type == "cpu" and not bool(going.any()):
             break
     return Outcome(rows, rest, rates)
+
+
+def ahead_of(tree: DraftTree) -> Ahead | None:
+    """Return the token that was drawn behind a chain while its pass ran, or None."""
+    return None if tree.proposal is None or tree.proposal.ahead is None else tree.proposal.ahead()
+
+
+def _tested(ahead: Ahead, p: Tensor, sampler: Sampler) -> Tensor:
+    """Return the law [1, V] of the own token after p [1, V], given one drawn ahead."""
+    q = torch.as_tensor(ahead.q).to(p)[None]
+    test = torch.as_tensor(sampler.uniforms(1)).to(p.device)
+    return settled(p, torch.tensor([ahead.token], device=p.device), q, test)
+
+
+def _settled(works: Sequence[Work], outcome: Outcome) -> Tensor:
+    """Return the laws [B, V] of the own tokens: where a whole draft was accepted, given the token drawn ahead."""
+    rest, ahead = outcome.rest, [work.ahead for work in works]
+    if not any(ahead):
+        return rest
+    tokens = torch.tensor([0 if each is None else each.token for each in ahead], device=rest.device)
+    nothing = rest.new_zeros(rest.shape[-1])
+    q = torch.stack([nothing if each is None else torch.as_tensor(each.q).to(rest) for each in ahead])
+    tests = torch.stack([work.uniforms[len(work.draft)] for work in works])
+    whole = [-1 if work.ahead is None else len(work.draft) for work in works]
+    tested = outcome.rows == torch.tensor(whole, device=rest.device)
+    return torch.where(tested[:, None], settled(rest, tokens, q, tests), rest)
 
 
 def _ended(tree: DraftTree, path: list[int], node: int) -> Walk:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from speculant.bench.replay.player import replay
+from speculant.core.drafter import Budget
 from speculant.core.tree import DraftTree
 from speculant.drafters.none import NoDrafter
 
-from scripted import Scripted, recording  # isort: skip
+from scripted import Scripted, ScriptedSession, recording  # isort: skip
 
 
 def test_plain_decoding_is_a_token_a_round() -> None:
@@ -40,6 +41,27 @@ def test_columns() -> None:
     assert (drafting.nodes.tolist(), drafting.deepest.tolist()) == ([1, 0], [1, 0])
     assert len(drafting.propose_seconds) == len(drafting.learn_seconds) == len(drafting.open_seconds) == 2
     assert drafting.memory_bytes == 7
+
+
+def test_chains_are_asked_for_as_for_an_engine_that_verifies_nothing_else() -> None:
+    """A wider tree is searched for the best chain, which is no longer than what was asked for."""
+    asked: list[tuple[int, int, bool]] = []
+
+    class Asked(ScriptedSession):
+        def propose(self, budget: Budget) -> DraftTree:
+            asked.append((budget.nodes, budget.depth, budget.trees))
+            return super().propose(budget)
+
+    drafter = Scripted(DraftTree.from_paths([[9], [4, 5, 6, 7]], [0.5, 0.4]))
+    drafter.open = lambda _start: Asked(drafter)  # type: ignore[method-assign]
+    result = replay(drafter, [recording([4, 5, 6, 7, 4, 5])], nodes=3, chain=True)
+    assert asked[0] == (12, 3, False)
+    assert result.accepted.tolist() == [3, 1]
+    assert result.drafting is not None
+    assert result.drafting.nodes.tolist() == result.drafting.deepest.tolist() == [3, 1]
+    asked.clear()
+    replay(drafter, [recording([4, 5, 6, 7])], nodes=3)
+    assert asked[0] == (3, 3, True)
 
 
 def test_memory_is_kept_unless_renewed() -> None:

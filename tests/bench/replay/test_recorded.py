@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripted import recording
-from speculant.bench.replay.recorded import recorded_names, replay_recorded
+from speculant.bench.replay.recorded import recorded_lengths, recorded_names, replay_recorded
 from speculant.bench.replay.traces import read_recordings
 
 DATA = os.environ.get("SPECULANT_DATA")
@@ -25,6 +25,12 @@ def test_a_round_begins_behind_the_last() -> None:
 def test_as_many_as_were_drafted() -> None:
     """With k drafts a round yields at most k + 1 tokens."""
     assert replay_recorded("e", [recording([1] * 6, e=[9] * 6)], drafts=2).accepted.tolist() == [2, 2]
+
+
+def test_lengths_beside_chains() -> None:
+    """Recorded chains are as long as those beside them, and no longer than they were recorded."""
+    assert recorded_lengths([]) == (20,)
+    assert recorded_lengths([5, 20, 64]) == (5, 20)
 
 
 @pytest.mark.parametrize("length", [3, 8])

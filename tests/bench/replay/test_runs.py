@@ -32,6 +32,16 @@ def test_every_replayable_method_plays(name: str) -> None:
     assert np.array_equal(result.accepted, make(name).replay().accepted)
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.replayable])
+def test_every_replayable_method_drafts_chains(name: str) -> None:
+    """Guards the comparison with engines that verify chains: no draft branches or is longer than was asked for."""
+    result = make(name, nodes=5, chain=True).replay()
+    assert result.tokens == 48
+    assert result.drafting is not None
+    assert np.array_equal(result.drafting.nodes, result.drafting.deepest)
+    assert result.drafting.nodes.max() <= 5
+
+
 def test_memory_is_kept_or_not() -> None:
     """Without it, the second request has the rounds of the first."""
     kept, fresh = (make(keep_memory=keep).replay() for keep in (True, False))

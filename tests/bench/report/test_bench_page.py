@@ -11,7 +11,7 @@ from benches import row
 from markup import Balance
 from speculant import __version__
 from speculant.bench.report.bench_page import bench_page, headline
-from speculant.bench.report.bench_table import bench_table, divergence_sentences, markdown
+from speculant.bench.report.bench_table import bench_table, divergence_sentences, legend, markdown
 from speculant.bench.report.summary import summary
 from speculant.bench.suite.rows import Divergence
 
@@ -51,6 +51,15 @@ def test_the_table() -> None:
     assert markdown(lines).splitlines()[1].startswith("| --- | --- | ---: |")
 
 
+def test_the_legend_is_of_the_columns_that_are_shown() -> None:
+    """Guards against explanations of columns that are left out, such as those of batches."""
+    alone, batched = (bench_table(summary([row("none"), row("none", batch=size)])) for size in (1, 2))
+    assert "MAT: mean" in legend(alone)
+    assert "over one" not in legend(alone)
+    assert "spread" not in legend(alone)
+    assert "over one: tokens/s" in legend(batched)
+
+
 def test_divergences_are_listed() -> None:
     """A sentence for each task and method that differed, none for the sum of the tasks."""
     found = divergence_sentences(summary(ROWS))
@@ -76,7 +85,7 @@ def test_the_page_is_complete_and_self_contained(page: str) -> None:
 
 def test_the_order_of_the_page(page: str) -> None:
     """The result is the heading, with its labels; then version and date, warnings, the table and the charts."""
-    parts = ["<h1>m&amp;m: 2.00x plain decoding on all tasks", ">forced</span>", ">inflated</span>"]
+    parts = ["<h1>m&amp;m: 2.00x plain decoding on all tasks, MAT 3.00", ">forced</span>", ">inflated</span>"]
     parts += [f"version {__version__}, 2026-01-02 03:04 UTC", "none 2.0, m&amp;m 4.0", "0 of 4", "A warning."]
     parts += ["<b>4.00</b>", "<svg", "<h2>overall</h2>", "A note."]
     places = [page.index(part) for part in parts]
@@ -86,3 +95,12 @@ def test_the_order_of_the_page(page: str) -> None:
 def test_the_headline_without_drafts() -> None:
     """Plain decoding alone has a speed and no speed-up."""
     assert headline(summary([row("none")])) == "none: 2.0 tokens/s on t"
+
+
+def test_the_headline_shows_spread_and_doubt() -> None:
+    """A page is not titled by a speed-up beyond what drafts can gain, without saying so."""
+    plain, drafted = ([row(name, trial=i, seconds=s) for i in range(3)] for name, s in (("none", 5.0), ("mix", 2.5)))
+    rows = summary([*plain, *drafted])
+    assert headline(rows) == (
+        "mix: 2.00x plain decoding on t (2.00x to 2.00x over 3 trials), MAT 1.00; not to be relied on, see the warning"
+    )

@@ -91,3 +91,31 @@ def test_one_short_trial_is_warned_about() -> None:
     assert measurement_warnings(summary([row("none", trial=trial) for trial in range(2)])) == []
     assert measurement_warnings(summary([row("none", seconds=40.0), row("x", seconds=35.0)])) == []
     assert measurement_warnings([]) == []
+
+
+def test_trials_that_disagree_are_warned_about() -> None:
+    """The guard of `generate --compare`: a range that tells nothing is named, one that every trial shows is not."""
+    plain = [row("none", trial=trial) for trial in range(3)]
+
+    def warned(*seconds: float, rounds: int = 3) -> list[str]:
+        drafted = [row("mix", trial=i, seconds=each, rounds=rounds) for i, each in enumerate(seconds)]
+        return measurement_warnings(summary([*plain, *drafted]))
+
+    assert warned(2.5, 2.5, 2.6) == []
+    assert "t, mix: this machine is too noisy to tell: the trials range from 1.25x to 2.50x" in warned(2.0, 4.0, 3.0)[0]
+    assert "the trials disagree about which is faster" in warned(4.5, 5.5, 5.0)[0]
+    assert warned(2.5, 2.5, 2.6, rounds=7)[0].startswith("t, mix: 2.00x is more than drafts can gain at 1.29 tokens")
+
+
+def test_what_is_not_bounded_by_its_acceptance() -> None:
+    """Other engines have faster passes, and batches end at other times; their speed-ups are no noise."""
+    rows = [row("none", seconds=50.0), row("hf:generate", seconds=40.0)]
+    rows += [row(name, batch=4, seconds=each) for name, each in (("none", 50.0), ("mix", 40.0))]
+    assert measurement_warnings(summary(rows)) == []
+
+
+def test_mat_is_of_the_trials_whose_speed_is_shown() -> None:
+    """Sizes depend on timing, and so does acceptance: the median trial's, not the first one's."""
+    drafted = [row("mix", trial=trial, rounds=rounds) for trial, rounds in enumerate((9, 3, 3))]
+    found = summary([*(row("none", trial=trial) for trial in range(3)), *drafted])[1]
+    assert (found["mat"], found["mat_spread"]) == (3.0, [1.0, 3.0])

@@ -17,6 +17,7 @@ from speculant.core.drafter import Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.live_check import DEEPEST
 from speculant.registry import find_method
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
@@ -38,7 +39,7 @@ def test_the_output_is_the_recording(method: str, model: Any, monkeypatch: pytes
     speculator = Speculator.from_transformers(model, method=method, nodes=8)
     ids, stats = force(speculator, PROMPT, OUTPUT)
     assert ids == OUTPUT
-    assert len(passes) == stats.rounds + 1
+    assert 0 <= len(passes) - (stats.rounds + 1) <= DEEPEST + 1  # the live check's first sample
     assert (stats.mat > 2) == (method != "none")
 
 

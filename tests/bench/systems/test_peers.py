@@ -12,7 +12,7 @@ import pytest
 from scripted import recording
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
-from speculant.bench.systems.peers import PEERS, ArcticSuffix, find_peer
+from speculant.bench.systems.peers import PEERS, ArcticSuffix, OfficialAded, find_peer
 from speculant.core.drafter import Budget, Persistent, Start
 from speculant.core.errors import UnsupportedError, UsageError
 
@@ -48,6 +48,25 @@ def test_peers_draft(name: str) -> None:
     assert result.drafting is not None
     assert result.drafting.nodes.max() <= 8
     assert not isinstance(drafter, Persistent)
+
+
+@pytest.mark.peers
+def test_the_official_drafter_begins_with_a_corpus() -> None:
+    """Guards the comparison that its paper makes: what the corpus holds is drafted in the first round."""
+    pytest.importorskip("draftretriever")
+    corpus, prompt = [np.array([4, 5, 6, 7, 8], np.int32)], np.array([1, 4, 5], np.int32)
+    budget = Budget(nodes=64, depth=64)
+    drafts = [OfficialAded(documents).open(Start(prompt=prompt)).propose(budget) for documents in ([], corpus)]
+    assert [draft.tokens[:2].tolist() for draft in drafts] == [[], [6, 7]]
+
+
+@pytest.mark.peers
+def test_arctic_drafts_chains() -> None:
+    """Its own chain search, no longer than asked for."""
+    pytest.importorskip("arctic_inference")
+    result = replay(ArcticSuffix(), [recording([4, 5, 6] * 30, prompt=[1, 2])] * 2, nodes=6, chain=True)
+    assert result.drafting is not None
+    assert result.drafting.nodes.max() == result.drafting.deepest.max() == 6
 
 
 @pytest.mark.peers

@@ -37,10 +37,12 @@ def frozen(rows: Rows, vocabulary: int = VOCABULARY) -> Frozen:
     return freeze(*columns, vocabulary=vocabulary)
 
 
-def row_in(base: Frozen, a: int, b: int, *, prior: int = 1 << 40, longest: int = LONGEST_ROW) -> Row:
+def row_in(
+    base: Frozen, a: int, b: int, *, prior: int = 1 << 40, normalised: bool = False, longest: int = LONGEST_ROW
+) -> Row:
     """Return a row of the table, in its order."""
     tokens, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
-    n = frozen_row(base, a, b, prior, longest, tokens, weights)
+    n = frozen_row(base, a, b, prior, normalised, longest, tokens, weights)
     return list(zip(tokens[:n].tolist(), weights[:n].tolist(), strict=True))
 
 
@@ -123,12 +125,13 @@ def test_long_rows_keep_their_heaviest() -> None:
 
 
 def test_prior_and_longest() -> None:
-    """A row counts for at most the prior, as a whole and before it is cut; lighter rows count as they are."""
+    """A row counts for at most the prior, as a whole and before it is cut; lighter ones as they are, or as much."""
     base = frozen({(1, 2): {0: 800, 1: 400, 2: 200, 3: 1}, (1, 3): {4: 7}})
     assert sum(weight for _, weight in row_in(base, 1, 2, prior=140)) == pytest.approx(140, abs=4)
     assert row_in(base, 1, 2, prior=140)[-1] == (3, 1)
     assert row_in(base, 1, 2, prior=140, longest=2) == row_in(base, 1, 2, prior=140)[:2]
     assert row_in(base, 1, 3, prior=140) == [(4, 7)]
+    assert row_in(base, 1, 3, prior=140, normalised=True) == [(4, 140)]
 
 
 def test_the_empty_table() -> None:

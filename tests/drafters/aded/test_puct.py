@@ -14,6 +14,7 @@ from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
+from speculant.drafters.aded.corpus import TrigramCounter
 from speculant.drafters.aded.drafter import PAPER_FALLBACK, PAPER_RULE, AdedPaperDrafter
 from speculant.drafters.aded.table import TrigramTable
 from tables import ids, row_of, table
@@ -250,3 +251,16 @@ def test_same_seed_same_draft() -> None:
 
     assert drafts(1) == drafts(1)
     assert drafts(1) != drafts(2)
+
+
+def test_rows_of_a_corpus_are_probabilities_of_the_twelve_best() -> None:
+    """Guards the initial matrix: a row seen once weighs as much as one seen often, and a cut row less."""
+    counter = TrigramCounter(40)
+    for text in ([1, 2, 3], *[[1, 4, token] for token in range(20)], *[[1, 5, 6]] * 300):
+        counter.add(text)
+    held = table(PAPER_RULE, base=counter.table())
+    assert row_of(held, 1, 2) == [(3, puct.SCALE)]
+    assert row_of(held, 1, 5) == [(6, puct.SCALE)]
+    cut = row_of(held, 1, 4)
+    assert len(cut) == 12
+    assert sum(weight for _, weight in cut) == pytest.approx(12 / 20 * puct.SCALE, rel=0.03)

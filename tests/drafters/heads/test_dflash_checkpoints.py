@@ -213,3 +213,28 @@ def test_block_shape_counts_drafts() -> None:
     assert BlockShape(layers=1, size=8, mask=0).drafted == 7
     assert BlockShape(layers=1, size=7, mask=0, anchored=True).drafted == 7
     assert SHAPE.norms
+
+
+@pytest.mark.parametrize("name", ["z-lab", "z-lab sliding", "transformers", "speculators"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_dflash_configs_causal_is_for_all_layers(name: str, causal: bool, tmp_path: Path) -> None:
+    """Guards heads of JetSpec and ModelOpt: drafted with another mask than they were trained with, they accept less.
+
+    It comes before `is_causal` and before what the layers' types imply, and it is written again.
+    """
+    _, parts = target_of()
+    write(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["dflash_config"] = config.get("dflash_config", {}) | {"causal": causal}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": not causal}))
+    again = tmp_path / "again"
+    again.mkdir()
+    for folder in (tmp_path, again):
+        head = load_head(folder, parts).head
+        assert isinstance(head, DFlashHead)
+        assert head.block.causal == ((True, True) if causal else ())
+        if folder is tmp_path:
+            save(head, again, parts)
+    implied = tuple(window is not None for window in head.block.windows or (None, None))
+    written = json.loads((again / "config.json").read_text())["dflash_config"]
+    assert written.get("causal") == (None if implied == (causal, causal) else causal)

@@ -170,3 +170,11 @@ def test_a_network_is_trained_on_the_documents(tmp_path: Path, monkeypatch: pyte
     assert networks[0].tables.shape[1] == 40
     for one, two in zip(*networks, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+def test_entries_are_kept_where_there_is_room() -> None:
+    """With a budget of many times the size few entries are lost to full lines, and the file is not blown up."""
+    base = built([language(1, 20000)], vocabulary=VOCABULARY, budget=1 << 24)
+    assert base.entries > 1000
+    assert base.dropped - base.surplus < base.entries // 30
+    assert base.lines.nbytes < 10 * base.entries

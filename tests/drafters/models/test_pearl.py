@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,26 @@ import pytest
 import torch
 
 from models import tiny_model
+from samplers import Branches, enumerate_outcomes
 from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.engine import Pass
 from speculant.core.errors import UsageError
+from speculant.core.sampler import Sampler, Sampling
 from speculant.core.tree import DraftTree
+from speculant.drafters.models import pearl
 from speculant.drafters.models.pearl import PearlDrafter, PearlSession, PearlSettings
 from speculant.engines.hf.engine import HFEngine
+from speculant.verifiers.block import BlockVerification
+from speculant.verifiers.rule import RuleVerifier
+from speculant.verifiers.speculative_sampling import SpeculativeSampling
 
 PROMPT = [5, 9, 14, 3]
+LAWS = [
+    (0.5, 0.25, 0.25),
+    (0.25, 0.5, 0.25),
+    (0.25, 0.25, 0.5),
+]  # tests pass with 1/2 or 1
+Text = tuple[int, ...]
 
 
 def verified(tree: DraftTree, accepted: int, own: int) -> Verified:
@@ -76,8 +91,8 @@ def test_all_first_tokens_come_before_anything_is_drafted_ahead() -> None:
     sessions = [drafter.open(Start(prompt=np.array(PROMPT[:n], np.int32))) for n in (2, 3)]
     for session in sessions:
         session.observe(verified(DraftTree.empty(), 0, 7))
-    drafter.propose(sessions, [Budget(nodes=4, depth=4)] * 2)
-    for session in sessions:
+    for session, draft in zip(sessions, drafter.propose(sessions, [Budget(nodes=4, depth=4)] * 2), strict=True):
+        session.observe(verified(draft, 0, 7))
         session.close()
     assert [owner for owner, _ in passes[:2]] == [2, 3]
     assert len(passes) == 2 + 2 * 3
@@ -110,3 +125,136 @@ def test_what_fails_ahead_ends_no_request() -> None:
     assert len(session.propose(Budget(nodes=4, depth=4))) == 1
     broken.append(True)
     session.close()
+
+
+def p_of(text: Text) -> tuple[float, ...]:
+    """Return the target's distribution after some tokens below the prompt."""
+    return LAWS[(sum(text) + len(text)) % 3]
+
+
+def q_of(text: Text) -> tuple[float, ...]:
+    """Return the draft model's."""
+    return LAWS[(2 * sum(text) + 1) % 3]
+
+
+class Table:
+    """A text on a draft model of three tokens whose every draw is enumerated."""
+
+    depth = 100
+
+    def __init__(self) -> None:
+        self.committed: Text = ()
+        self.paths = [self.committed]
+
+    def begin(self) -> torch.Tensor:
+        self.paths = [self.committed]
+        return torch.tensor([q_of(self.committed)])
+
+    def read(self, tokens: list[int], above: list[int]) -> tuple[list[int], torch.Tensor]:
+        first = len(self.paths) - 1
+        for token, row in zip(tokens, above, strict=True):
+            self.paths.append((*self.paths[row + 1], token))
+        return list(range(first, first + len(tokens))), torch.tensor([q_of(path) for path in self.paths[first + 1 :]])
+
+    def observe(self, round_: Verified) -> None:
+        self.committed = (*self.committed, *round_.tokens.tolist())
+
+
+class Immediate:
+    """Runs what it is given at once."""
+
+    def submit(self, task: Any, *given: Any) -> Any:
+        done: Future[Any] = Future()
+        done.set_result(task(*given))
+        return done
+
+
+class Numbers(Sampler):
+    """Enumerates the uniform numbers of a pass of the table's target, a half each."""
+
+    greedy, parallel = False, False
+
+    def __init__(self, branches: Branches, paths: list[Text], *, parallel: bool) -> None:
+        self._branches, self._paths, self.parallel = branches, paths, parallel
+
+    def load(self, logits: Any) -> None:
+        pass
+
+    def distribution(self, row: int) -> torch.Tensor:
+        return torch.tensor(p_of(self._paths[row]))
+
+    def probabilities(self) -> torch.Tensor:
+        return torch.tensor([p_of(path) for path in self._paths])
+
+    def uniforms(self, n: int) -> torch.Tensor:
+        return torch.tensor([(self._branches.take([0.5] * 2) + 0.5) / 2 for _ in range(n)])
+
+    def commit(self, token: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("verifier", [SpeculativeSampling(), BlockVerification()])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_what_is_drafted_ahead_is_tested_and_exact(
+    verifier: RuleVerifier, parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards losslessness and acceptance, by every draw of a round and its exact probability.
+
+    Committed tokens have the target's law; what is kept for the next draft has q's law, whatever was committed, so that
+    the next round is one of speculative sampling again; and the first token ahead is accepted with sum(min(p, q)).
+    """
+
+    def run(branches: Branches) -> tuple[Text, Text, bool]:
+        monkeypatch.setattr(pearl, "drawn_token", lambda law, _: branches.take(law.tolist()))
+        worker: Any = Immediate()
+        text: Any = Table()
+        session = PearlSession(
+            text, Start(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=1.0)), worker, 2
+        )
+        draft = session.propose(Budget(nodes=4, depth=4))
+        paths = [(), tuple(draft.tokens.tolist())]
+        sampler = Numbers(branches, paths, parallel=parallel)
+        prepared = verifier.prepare(draft, Pass(logits=None), sampler)
+        read = None if prepared is None else verifier.decide([prepared])[0].tolist()
+        walk = verifier.walk(draft, read, sampler)
+        found = Verified(tree=draft, path=np.array(walk.path, np.int32), tokens=np.array(walk.tokens, np.int32))
+        session.observe(found)
+        return tuple(walk.tokens), tuple(token for token, _ in session._ready), len(walk.path) == 1
+
+    joint, whole, kept = Counter[tuple[Text, Text]](), 0.0, 0.0
+    for (tokens, ready, accepted), probability in enumerate_outcomes(run):
+        joint[tokens, ready] += probability
+        whole += accepted * probability
+        kept += bool(ready) * probability
+    committed = Counter[Text]()
+    for (tokens, _), probability in joint.items():
+        committed[tokens] += probability
+    for token in range(3):
+        assert sum(each for tokens, each in committed.items() if tokens[0] == token) == pytest.approx(p_of(())[token])
+        below = {tokens: each for tokens, each in committed.items() if tokens[0] == token and len(tokens) == 2}
+        for tokens, probability in below.items():
+            assert probability == pytest.approx(sum(below.values()) * p_of(tokens[:1])[tokens[1]])
+    for tokens in {tokens for tokens, ready in joint if ready}:
+        mass = sum(joint[tokens, (token,)] for token in range(3))
+        assert [joint[tokens, (token,)] / mass for token in range(3)] == pytest.approx(q_of(tokens))
+    expected = sum(min(p_of(())[x], q_of(())[x]) * sum(map(min, p_of((x,)), q_of((x,)))) for x in range(3))
+    assert whole == pytest.approx(sum(map(min, p_of(()), q_of(()))))
+    assert kept == pytest.approx(expected)
+
+
+def test_as_many_are_drafted_ahead_as_the_pass_takes() -> None:
+    """Guards the adaptive length: drafting goes on until the round is observed, to one more than a draft may be."""
+    engine = HFEngine(tiny_model("llama"))
+    drafter = PearlDrafter(lambda prompt: engine.open(torch.from_numpy(prompt).long()[None]), vocabulary=61)
+    session = drafter.open(Start(prompt=np.array(PROMPT[:-1], np.int32)))
+    session.observe(verified(DraftTree.empty(), 0, PROMPT[-1]))
+    assert isinstance(session, PearlSession)
+    draft = session.propose(Budget(nodes=6, depth=50))
+    assert session._ahead is not None
+    ahead = [token for token, _ in session._ahead.wait()]
+    assert len(ahead) == 7
+    session.observe(verified(draft, 1, ahead[0]))
+    assert session.propose(Budget(nodes=6, depth=50)).tokens.tolist() == ahead[1:]
+    running = session._ahead
+    session.close()
+    assert len(running.wait()) <= 7

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import cache_utils
 
 from models import PHI3, TRANSFORMERS
 from speculant.bench.architectures.catalogue import names
@@ -16,22 +17,30 @@ ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
 SAMPLE = {  # one of each way in which masks, positions and caches are made
     "deepseek_v3": "trees",
-    "doge": "refused",
+    "doge": "plain",
     "gemma3_text": "trees",
     "gpt_neo": "chains",
     "llama4_text": "chains",
     "phi3 (rope: longrope)": "trees",
-    "qwen3_next": "refused",
+    "deepseek_v32": "trees",
+    "deepseek_v4": "chains",
+    "minimax": "chains",
+    "qwen3_5 (media)": "trees",
+    "qwen3_next": "trees",
+    "rwkv": "chains",
 }
+STATES = ("qwen3_5 (media)", "qwen3_next")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=PHI3 if "phi3" in name else ()) for name in SAMPLE])
 def test_a_sample_of_architectures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards losslessness where architectures differ most; `make test-slow` runs all of them."""
+    if name not in names() or (name in STATES and not hasattr(cache_utils, "LinearAttentionLayer")):
+        pytest.skip("this release of transformers has no such class, or keeps states in a cache of its own")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = examine(name, ("eager",))
     assert (found.verdict, found.mismatches) == (SAMPLE[name], [])
-    assert (found.accepted > 10) == (found.verdict != "refused")
+    assert (found.accepted > 10) == (found.verdict != "plain")
 
 
 @pytest.mark.matrix

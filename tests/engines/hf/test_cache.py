@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from interrupts import interrupted
 from models import tiny_model
 from passes import IDS, greedy_texts, opened, plain_text
-from speculant.engines.hf.cache import LEAST_ROWS, InPlaceLayer, crop_cache, keep_rows, usable_cache
+from speculant.engines.hf.cache import crop_cache, keep_rows, usable_cache
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.in_place_layer import LEAST_ROWS, InPlaceLayer
 
 
 def states(rows: int, start: int = 0) -> torch.Tensor:
@@ -49,6 +51,49 @@ def test_a_full_cache_doubles() -> None:
         places.add(cache.layers[0].keys.data_ptr())
     assert numbers(cache) == list(range(5 * LEAST_ROWS))
     assert len(places) <= 4
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_keys_and_values_grow_together(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a full device: where only the values do not fit, nothing was added, in the first fill too."""
+    layer, more = InPlaceLayer(), LEAST_ROWS + 1
+    if rows:
+        layer.update(states(rows), -states(rows))
+    empty, calls = torch.Tensor.new_empty, list[int]()
+
+    def full(tensor: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no room")
+        return empty(tensor, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "new_empty", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            layer.update(states(more, rows), -states(more, rows))
+    assert layer.get_seq_length() == rows
+    layer.keep(rows, [])
+    layer.update(states(more, rows), -states(more, rows))
+    assert torch.equal(layer.keys, -layer.values)
+    assert layer.keys[0, 1, :, 2].tolist() == list(range(rows + more))
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_an_interrupted_update_adds_all_or_nothing(rows: int) -> None:
+    """Guards Ctrl-C at every line of an update and of what keeps rows."""
+    line, reached = 1, True
+    while reached:
+        layer = InPlaceLayer()
+        if rows:
+            layer.update(states(rows), -states(rows))
+        reached = interrupted(lambda layer=layer: layer.update(states(3, rows), -states(3, rows)), line)
+        assert layer.get_seq_length() in (rows, rows + 3)
+        layer.keep(rows, [])
+        layer.update(states(3, rows), -states(3, rows))
+        assert torch.equal(layer.keys, -layer.values)
+        assert layer.get_seq_length() == rows + 3
+        line += 1
+    assert line > 5
 
 
 def test_rows_that_the_caller_writes() -> None:

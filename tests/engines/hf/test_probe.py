@@ -11,12 +11,12 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from models import DYNAMIC, PHI3, SHAPE, tiny_model
+from passes import IDS, plain_text
 from speculant import Speculator
 from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf import probe
+from speculant.engines.hf import probe, tiny
 from speculant.engines.hf.capabilities import check_model
-from speculant.engines.hf.engine import HFEngine
 
 
 @pytest.fixture
@@ -53,21 +53,21 @@ def test_far_limits_are_reached_on_a_small_model() -> None:
     """Guards long windows: texts that cross a window of thousands of tokens take too long on the model itself."""
     config = MistralConfig(**SHAPE | {"max_position_embeddings": 32768}, sliding_window=4096)
     model = MistralForCausalLM(config).eval()
-    tiny, small = probe._tiny(model, check_model(model))
+    shrunk, small = probe._tiny(model, check_model(model))
     assert small.window == 6
-    assert tiny.config.num_hidden_layers == 2
-    assert tiny.config.max_position_embeddings == 32
-    assert type(tiny) is type(model)
+    assert shrunk.config.num_hidden_layers == 2
+    assert shrunk.config.max_position_embeddings == 32
+    assert type(shrunk) is type(model)
     assert model.config.sliding_window == 4096
 
 
 def test_the_result_is_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards start-up time: the second speculator of a model shape probes nothing."""
-    first = probe.probe_model(tiny_model("llama"), check_model(tiny_model("llama")))
+    first = probe.probe_outcome(tiny_model("llama"), check_model(tiny_model("llama")))
     [file] = folder.glob("probe-*.json")
     assert json.loads(file.read_text())["verdict"] == "trees"
     monkeypatch.setattr(probe, "examine", lambda *_: pytest.fail("probed again"))
-    assert probe.probe_model(tiny_model("llama"), check_model(tiny_model("llama"))) == first
+    assert probe.probe_outcome(tiny_model("llama"), check_model(tiny_model("llama"))) == first
     monkeypatch.undo()
 
 
@@ -75,10 +75,10 @@ def test_the_result_is_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_broken_result_is_probed_again(folder: Path, content: bytes) -> None:
     """Guards files cut off by a crash or written by something else."""
     model = tiny_model("llama")
-    probe.probe_model(model, check_model(model))
+    probe.probe_outcome(model, check_model(model))
     [file] = folder.glob("probe-*.json")
     file.write_bytes(content)
-    probe.probe_model(model, check_model(model))
+    probe.probe_outcome(model, check_model(model))
     assert json.loads(file.read_text())["verdict"] == "trees"
 
 
@@ -86,14 +86,14 @@ def test_a_folder_that_cannot_be_written_does_not_matter(folder: Path) -> None:
     """Guards read-only homes: a file is in the place of the folder."""
     folder.write_text("in the way")
     model = tiny_model("llama")
-    assert probe.probe_model(model, check_model(model)).trees
+    assert probe.probe_outcome(model, check_model(model)).verdict == "trees"
 
 
 def test_another_attention_is_another_result(folder: Path) -> None:
     """Guards the key of the result."""
     for attention in ("sdpa", "eager"):
         model = tiny_model("llama", attention)
-        probe.probe_model(model, check_model(model))
+        probe.probe_outcome(model, check_model(model))
     assert len(list(folder.glob("probe-*.json"))) == 2
 
 
@@ -103,27 +103,37 @@ def test_random_streams_are_left_as_they_were(folder: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    probe.probe_model(model, check_model(model))
+    probe.probe_outcome(model, check_model(model))
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_plain_decoding_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the baseline: a model that is refused for drafts is decoded plainly."""
-    monkeypatch.setattr(HFEngine, "probe", lambda *_, **__: pytest.fail("probed"))
-    assert (
-        Speculator.from_transformers(tiny_model("llama"), method="none", fast=False).generate([5], max_new_tokens=2).ids
-    )
-
-
-def test_a_refused_model_says_why_and_decodes_plainly(folder: Path) -> None:
-    """Guards Doge, whose masks go by the content of a pass: alone and in batches only plain decoding is right."""
+def test_a_refused_model_says_why_and_is_decoded_plainly(folder: Path) -> None:
+    """Guards Doge, whose masks go by the content of a pass: alone and in batches, with a method and with none."""
     model = build("doge", "sdpa")
+    strict = Speculator.from_transformers(model, method="lookup", fast=False, strict=True)
     with pytest.raises(UnsupportedError, match="DogeForCausalLM cannot verify drafts: in a random text"):
-        Speculator.from_transformers(model, method="lookup", fast=False).generate([5, 6, 7], max_new_tokens=20)
-    speculator = Speculator.from_transformers(model, method="none", fast=False)
+        strict.generate([5, 6, 7], max_new_tokens=20)
     expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, do_sample=False)[0, 3:].tolist()
-    results = speculator.generate_batch([[5, 6, 7], [5, 6, 7]], max_new_tokens=20, temperature=0)
-    assert [result.ids for result in results] == [expected] * 2
+    for method in ("lookup", "none"):
+        speculator = Speculator.from_transformers(model, method=method, fast=False)
+        results = speculator.generate_batch([[5, 6, 7], [5, 6, 7]], max_new_tokens=20, temperature=0)
+        assert [result.ids for result in results] == [expected] * 2
+        assert "decoded plainly, without drafts" in results[0].stats.notes[0]
+
+
+@pytest.mark.parametrize("method", ["lookup", "none"])
+def test_two_windows_are_told_apart(folder: Path, method: str) -> None:
+    """Guards Doge with both of its windows: small models have to keep the order of their sizes."""
+    config = build("doge", "sdpa").config
+    config.keep_window_size, config.sliding_window, config.max_position_embeddings = 16, 24, 256
+    model = tiny.tiny_model(type(build("doge", "sdpa")), config, attention="sdpa")
+    expected = plain_text(model, IDS, 60)
+    result = Speculator.from_transformers(model, method=method, fast=False).generate(
+        IDS, max_new_tokens=60, temperature=0, eos_token_id=None
+    )
+    assert result.ids == expected
+    small, _ = probe._tiny(model, check_model(model))
+    assert small.config.keep_window_size < small.config.sliding_window < 36
 
 
 def test_chains_are_noted(folder: Path) -> None:

@@ -15,6 +15,7 @@ from models import VOCABULARY, tiny_model
 from speculant.core.engine import Needs
 from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
+from speculant.engines.llamacpp.engine import LlamaEngine
 
 pytestmark = pytest.mark.peers
 
@@ -308,16 +309,19 @@ def test_another_thread_is_refused(engine: Any) -> None:
 
 
 def test_trees_are_probed(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose trees return other logits than one token at a time is refused before a draft."""
-    engine.probe(drafts=True)
+    """A model whose trees return other logits than one token at a time is refused, or decoded plainly."""
+    engine.probe()
     fresh = open_engine(tiny_gguf())
     run = type(fresh.context).decode
     monkeypatch.setattr(
         type(fresh.context), "decode", lambda self, rows, keep: run(self, rows, keep) * (1.0 + (len(rows) > 1))
     )
-    fresh.probe(drafts=False)
     with pytest.raises(UnsupportedError, match="differ by"):
-        fresh.probe(drafts=True)
+        fresh.probe()
+    lenient = LlamaEngine(fresh.model, fresh.context, strict=False)
+    lenient.probe()
+    assert not lenient.capabilities.drafts
+    assert "decoded plainly, without drafts" in lenient.notes[-1]
 
 
 def test_prompts_of_several_texts_in_one_pass(engine: Any, reference: Any) -> None:

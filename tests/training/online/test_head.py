@@ -16,11 +16,11 @@ from speculant.training.online.head import HeadLearner, anchors_of, with_last, w
 from speculant.training.online.window import Window
 
 
-def head_folder(tmp_path: Path) -> Path:
-    """Return a checkpoint of a random EAGLE head of the tiny model."""
+def head_folder(tmp_path: Path, name: str = "eagle") -> Path:
+    """Return a checkpoint of a random head of the tiny model."""
     parts = HFTargetParts(tiny_model("llama"))
     torch.manual_seed(0)
-    kind = find_kind("eagle")
+    kind = find_kind(name)
     kind.save_head(kind.new_head(parts, 4, counts=np.ones(61, np.int64)), tmp_path, parts)
     return tmp_path
 
@@ -60,3 +60,21 @@ def test_a_head_learns_and_text_stays(tmp_path: Path) -> None:
     assert all(weight.grad is None for weight in model.parameters())
     made.save(tmp_path / "learned")
     made.load(tmp_path / "learned")
+
+
+def test_a_head_that_reads_the_text_alone_learns_too(tmp_path: Path) -> None:
+    """Guards GLIDE: it taps no layer, but the states that p comes from are asked for."""
+    model = tiny_model("llama")
+    options = {"every": 8, "steps": 4, "lr": 3e-4, "when": "manual"}
+    made = Speculator.from_transformers(model, head=head_folder(tmp_path, "glide"), nodes=4, online=options)
+    assert isinstance(made.drafter, OnlineDrafter)
+    assert made.drafter.needs.hidden_layers == (-1,)
+    for place in range(12):
+        prompt = [5 + place, 7, 9, 11 + place, 13]
+        plain = model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)[0, 5:].tolist()
+        assert made.generate(prompt, max_new_tokens=30, temperature=0).ids == plain
+    for _ in range(3):
+        made.drafter.update()
+    assert made.drafter.updates
+    assert not any(update.error for update in made.drafter.updates)
+    assert any(update.used and update.after > update.before for update in made.drafter.updates)

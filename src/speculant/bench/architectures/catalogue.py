@@ -1,4 +1,4 @@
-"""Tiny random models of every causal architecture that transformers has."""
+"""Tiny random models of every causal architecture that transformers has, multimodal ones included."""
 
 from __future__ import annotations
 
@@ -6,11 +6,29 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as MEDIA_NAMES
 
 from speculant.engines.hf.capabilities import ENCODERS
 from speculant.engines.hf.tiny import quiet, tiny_config, tiny_model
 
+_MROPE: dict[str, Any] = {
+    "text_config": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [8, 12, 12],
+            "partial_rotary_factor": 1.0,
+        }
+    }
+}
+_INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
+_INDEXER |= {"indexer_compress_ratio": 4, "head_dim": 8}
 _HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
@@ -22,12 +40,20 @@ def _longrope(pairs: int, **more: Any) -> dict[str, Any]:
 
 CHANGES: dict[str, dict[str, Any]] = {  # what a default config lacks to be built, or has and real models have not
     **{name: {"is_decoder": True} for name in ENCODERS},
+    "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
+    **dict.fromkeys(("glm4v", "glm46v", "glmga", "glm4v_moe", "glm_ocr"), _MROPE),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "paddleocr_vl"), _MROPE),
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "qwen4_exp_text": _INDEXER,
+    "qwen4_exp": {"text_config": _INDEXER},
+    "qwen4_exp (media)": {"text_config": _INDEXER},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 8},
@@ -55,13 +81,36 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # architectures whose masks
 
 
 def names() -> list[str]:
-    """Return the model types that AutoModelForCausalLM knows, and variants of some."""
-    return sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
+    """Return the model types that transformers has classes of which write text behind text, and variants of some."""
+    return sorted([*_CLASSES, *VARIANTS])
+
+
+def _classes() -> dict[str, Any]:
+    """Return the mapping of each model type: that of causal models, or of multimodal ones where their class differs."""
+    found: dict[str, Any] = dict.fromkeys(CAUSAL_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING)
+    for own, mapping in (
+        (IMAGE_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
+        (MEDIA_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING),
+    ):
+        for name, kind in own.items():
+            if name not in found:
+                found[name] = mapping
+            elif CAUSAL_NAMES.get(name, kind) != kind:
+                found[name + MEDIA] = mapping
+    return found
+
+
+MEDIA = " (media)"
+_CLASSES = _classes()
 
 
 def class_name(name: str) -> str:
     """Return the class of an architecture."""
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VARIANTS.get(name, (name,))[0]])
+    kind = VARIANTS.get(name, (name,))[0]
+    for own in (IMAGE_NAMES, MEDIA_NAMES) if kind.endswith(MEDIA) else (CAUSAL_NAMES, IMAGE_NAMES, MEDIA_NAMES):
+        if (found := own.get(kind.removesuffix(MEDIA))) is not None:
+            return str(found)
+    raise KeyError(name)
 
 
 def build(name: str, attention: str) -> Any:
@@ -71,9 +120,10 @@ def build(name: str, attention: str) -> Any:
         Exception: whatever the class raises if it cannot be built with these sizes or this attention.
     """
     kind, changes = VARIANTS.get(name, (name, CHANGES.get(name, {})))
+    mapping, kind = _CLASSES[kind], kind.removesuffix(MEDIA)
     with quiet():
         config_class = CONFIG_MAPPING[kind]
-        model_class, config = MODEL_FOR_CAUSAL_LM_MAPPING[config_class], config_class(**changes)
+        model_class, config = mapping[config_class], config_class(**changes)
         if model_class.config_class is config.sub_configs.get("text_config"):
             config = config.get_text_config()
         model = tiny_model(model_class, tiny_config(config), attention=attention)

@@ -14,7 +14,7 @@ from speculant.api.speculator import Speculator
 from speculant.bench.architectures.catalogue import build, class_name
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import Needs
-from speculant.core.errors import UnsupportedError
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.tiny import VOCABULARY, quiet
 
@@ -30,7 +30,7 @@ class Found:
 
     Attributes:
         name, kind: of the model type and of its class.
-        verdict: "trees", "chains", "refused", or "not built".
+        verdict: "trees", "chains", "plain" without drafts, or "not built".
         reason: what keeps it from trees.
         comparisons: texts that were compared with those of `generate`.
         mismatches: which of them differed.
@@ -49,7 +49,7 @@ class Found:
 def examine(name: str, attentions: Sequence[str] = ATTENTIONS) -> Found:
     """Return what an architecture can do, and how its drafted texts compare with plain ones."""
     found = Found(name=name, kind=class_name(name))
-    order = ["trees", "chains", "refused", "not built"]
+    order = ["trees", "chains", "plain", "not built"]
     best = []
     for attention in attentions:
         try:
@@ -61,8 +61,9 @@ def examine(name: str, attentions: Sequence[str] = ATTENTIONS) -> Found:
         with quiet():
             best.append(_compare(model, attention, found))
     found.verdict, found.reason = min(best, key=lambda each: order.index(each[0]))
-    if any(verdict == "refused" for verdict, _ in best) and found.verdict != "refused":
-        found.mismatches.append("refused with one attention and not with another")
+    for attention, (verdict, reason) in zip(attentions, best, strict=True):
+        if verdict == "plain" and found.verdict != "plain":
+            found.reason = f"{found.reason} Plain with {attention} attention: {reason}".strip()
     return found
 
 
@@ -70,10 +71,12 @@ def _compare(model: Any, attention: str, found: Found) -> tuple[str, str]:
     """Add comparisons with one attention; return the verdict and its reason."""
     try:
         speculator = Speculator.from_transformers(model, method="none", nodes=12, fast=False)
-        speculator.drafter = Guesses({})
-        speculator.engine.probe(drafts=True)
-    except UnsupportedError as error:
-        return "refused", str(error)
+    except (UsageError, UnsupportedError) as error:  # it writes no text
+        return "not built", str(error)
+    speculator.engine.probe()
+    refusal = speculator.engine.capabilities.refusal
+    if refusal and (failure := _failure(model)):
+        return "not built", f"Its own `generate` fails at these sizes: {failure}"
     for length, new in TEXTS:
         prompt = _prompt(length)
         for label, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
@@ -89,8 +92,20 @@ def _compare(model: Any, attention: str, found: Found) -> tuple[str, str]:
                 first = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), len(ours))
                 found.mismatches.append(f"{place}: from token {first} on")
     _compare_batch(speculator, model, attention, found)
+    if refusal:
+        return "plain", refusal
     trees = speculator.engine.capabilities.trees
     return ("trees", "") if trees else ("chains", _reason(speculator))
+
+
+def _failure(model: Any) -> str:
+    """Return why the tiny model's own `generate` fails, as some classes do at these sizes; "" if it does not."""
+    try:
+        for length, new in TEXTS:
+            _plain(model, _prompt(length), new, GREEDY)
+    except Exception as error:  # whatever a class raises
+        return f"{type(error).__name__}: {str(error).strip():.120}"
+    return ""
 
 
 def _compare_batch(speculator: Speculator, model: Any, attention: str, found: Found) -> None:
@@ -112,7 +127,13 @@ def _plain(model: Any, prompt: list[int], new: int, options: dict[str, Any]) -> 
     torch.manual_seed(1)
     ids = torch.tensor([prompt])
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **options)
-    return list(text[0, len(prompt) :].tolist())
+    return _behind(model, text, prompt)
+
+
+def _behind(model: Any, text: torch.Tensor, prompt: list[int]) -> list[int]:
+    """Return what was written behind a prompt, or behind the first token where the prompt is the encoder's."""
+    found: list[int] = text[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
+    return found
 
 
 def _drafted(
@@ -126,7 +147,7 @@ def _drafted(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, custom_generate=speculator, **options
     )
     assert speculator.last_stats is not None
-    return list(ours[0, len(prompt) :].tolist()), speculator.last_stats.accepted
+    return _behind(speculator.model, ours, prompt), speculator.last_stats.accepted
 
 
 def _prompt(length: int) -> list[int]:

@@ -8,18 +8,20 @@ from typing import Any
 
 _INTRODUCTION = """# Architectures
 
-Which causal language models of transformers {transformers} Speculant verifies drafts on, and how. Classes that
-`AutoModelForCausalLM` knows were built with tiny random weights (fp32, torch {torch}; windows, chunks and rotary limits
-scaled down with them, so that texts cross them), and their drafted texts were compared with those of `model.generate`:
-greedy and sampled, alone and in batches, with eager and sdpa attention, wherever the class has them. Drafts were random
-trees of right and wrong guesses.
+Which language models of transformers {transformers} Speculant verifies drafts on, and how. Classes that
+`AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoModelForMultimodalLM` know were built with tiny random
+weights (fp32, torch {torch}; windows, chunks and rotary limits scaled down with them, so that texts cross them), and
+their drafted texts were compared with those of `model.generate`: greedy and sampled, alone and in batches, with eager
+and sdpa attention, wherever the class has them, multimodal classes with text alone. Drafts were random trees of right
+and wrong guesses.
 
-{texts} texts were compared, {wrong}. {trees} architectures take trees, {chains} take chains, {refused} are refused, and
-{missing} could not be built here.{unrun}
+{texts} texts were compared, {wrong}. {trees} architectures take trees, {chains} take chains, {plain} are decoded
+plainly, and {missing} could not be built here, or fail in their own `generate` at these sizes.{unrun}
 
 - **trees**: whole draft trees are verified in one pass.
 - **chains**: a draft is one path; the reason is in `stats.notes`.
-- **refused**: `UnsupportedError` with the reason, before anything is decoded.
+- **plain**: no drafts; one token a pass by transformers' own methods. The reason is in `stats.notes`, and `strict=True`
+  refuses the model with it.
 
 This page is generated: `python benchmarks/architectures.py -o docs/architectures.md`; the raw results are in
 `benchmarks/results/architectures.json`. A model that is not listed, or has another config, is probed before its first
@@ -47,7 +49,7 @@ def table(results: Mapping[str, Any], names: Sequence[str]) -> str:
         wrong="all were equal" if not wrong else f"{wrong} differed",
         trees=verdicts["trees"],
         chains=verdicts["chains"],
-        refused=verdicts["refused"],
+        plain=verdicts["plain"],
         missing=verdicts["not built"],
         unrun=f" **{len(left)} have not been run yet**: {', '.join(left)}." if left else "",
     )
@@ -61,7 +63,5 @@ def _reason(found: Mapping[str, Any]) -> str:
     """Return the reason without what the other columns say, as one cell."""
     reason = str(found["reason"]).replace("|", "\\|").replace("\n", " ").removeprefix(f"{found['kind']} ")
     reason = reason.removeprefix("cannot verify drafts: ").removeprefix("drafts are verified as chains: ")
-    for ending in (" Use plain `model.generate` for it.", " Use the method 'none', or plain `model.generate`."):
-        reason = reason.removesuffix(ending)
     wrong = "; ".join(found["mismatches"])
     return f"{reason} **differs: {wrong}**" if wrong else reason

@@ -19,7 +19,7 @@ SLICES = 20
 
 
 def run_metrics(
-    file: str, method: str, nodes: int, result: ReplayResult, cost: StepCost | None = None
+    file: str, method: str, nodes: int, result: ReplayResult, cost: StepCost | None = None, *, chain: bool = False
 ) -> dict[str, Any]:
     """Return the row of a file and a method.
 
@@ -28,11 +28,13 @@ def run_metrics(
         nodes: most nodes per draft.
         result: the replay.
         cost: of target passes, for the expected speed-up.
+        chain: whether drafts were chains.
     """
     everything = np.arange(len(result.categories))
     return {
         "file": file,
         "method": method,
+        "shape": "chain" if chain else "tree",
         "nodes": nodes,
         "requests": len(result.categories),
         **metrics(result, everything, cost),

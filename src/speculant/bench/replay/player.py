@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from speculant.bench.replay.calibration import Reliability
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Drafter, Start, Verified
+from speculant.core.drafter import Budget, Drafter, Start, Verified
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
+from speculant.integrations.load import chain_budget, tree_budget
 from speculant.sizing.fixed import FixedSizing
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
@@ -122,6 +123,7 @@ def replay(
     recordings: Iterable[Recording],
     *,
     nodes: int,
+    chain: bool = False,
     renew: Callable[[], Drafter] | None = None,
     advance: Callable[[int], object] = lambda _tokens: None,
 ) -> ReplayResult:
@@ -131,16 +133,18 @@ def replay(
         drafter: whose drafts are compared with the outputs.
         recordings: the prompts and their outputs.
         nodes: most nodes per draft.
+        chain: whether drafts are chains, asked for as for an engine that verifies nothing else; else trees.
         renew: returns a new drafter for each further request, built outside the timed parts; None to keep the memory.
         advance: called after each request with the number of its output tokens.
     """
     log = _Log()
+    budget = chain_budget(nodes) if chain else tree_budget(nodes)
     for number, recording in enumerate(recordings):
         if renew is not None and number:
             drafter = renew()
         log.categories.append(recording.category)
         log.prompt_tokens.append(len(recording.prompt))
-        _replay_one(drafter, recording, nodes, number, log)
+        _replay_one(drafter, recording, budget, number, log)
         used = getattr(drafter, "memory_bytes", None)
         if used is not None:
             log.memory_bytes = max(used, log.memory_bytes or 0)
@@ -148,10 +152,14 @@ def replay(
     return log.result()
 
 
-def _replay_one(drafter: Drafter, recording: Recording, nodes: int, number: int, log: _Log) -> None:
+def _replay_one(drafter: Drafter, recording: Recording, budget: Budget, number: int, log: _Log) -> None:
     clock = time.perf_counter
     parts = Parts(
-        engine=RecordedEngine(), drafter=drafter, verifier=SampleThenFollow(), sizing=FixedSizing(nodes), clock=clock
+        engine=RecordedEngine(trees=budget.trees),
+        drafter=drafter,
+        verifier=SampleThenFollow(),
+        sizing=FixedSizing(budget.nodes, depth=budget.depth),
+        clock=clock,
     )
     began = clock()
     sequence = recorded_sequence(recording, parts)

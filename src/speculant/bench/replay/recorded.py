@@ -23,6 +23,14 @@ def recorded_names(recordings: Sequence[Recording]) -> list[str]:
     return list(dict.fromkeys(name for recording in recordings for name in recording.recorded))
 
 
+def recorded_lengths(asked: Sequence[int]) -> tuple[int, ...]:
+    """Return how long recorded chains are beside chains of the asked lengths: as long, or as recorded without any.
+
+    A record knows nothing of chains that are longer than those it was made with.
+    """
+    return tuple(dict.fromkeys(min(each, DRAFTS) for each in asked)) or (DRAFTS,)
+
+
 def replay_recorded(name: str, recordings: Sequence[Recording], *, drafts: int = DRAFTS) -> ReplayResult:
     """Return the replay of a drafter's recorded acceptance with `drafts` drafted tokens per round."""
     chosen = [recording for recording in recordings if len(recording.recorded.get(name, ()))]

@@ -28,6 +28,7 @@ class Run:
         method: a name of the registry, or "peer:" and a peer's.
         recordings: in the order in which they are replayed.
         nodes: most nodes per draft.
+        chain: whether drafts are chains; else trees.
         keep_memory: whether the memory is kept across requests.
         vocabulary: number of token ids.
         memory_limit: bytes that the drafter's memory may take.
@@ -45,6 +46,7 @@ class Run:
     memory_limit: int
     corpus: Corpus | None
     settings: Any = None
+    chain: bool = False
     bases: tuple[Path, ...] = ()
 
     @property
@@ -81,7 +83,7 @@ class Run:
     def replay(self, advance: Callable[[int], object] = lambda _tokens: None) -> ReplayResult:
         """Replay the recordings; `advance` is called with the number of output tokens after each request."""
         renew = None if self.keep_memory else self.build
-        return replay(self.build(), self.recordings, nodes=self.nodes, renew=renew, advance=advance)
+        return replay(self.build(), self.recordings, nodes=self.nodes, chain=self.chain, renew=renew, advance=advance)
 
 
 def check_method(name: str) -> None:

@@ -8,20 +8,20 @@ from typing import Any
 
 from speculant.bench.report.bench_table import (
     DECODING,
-    LEGEND,
     MAT,
     NAME_COLUMNS,
     SPEEDUP,
     TOKENS_PER_SECOND,
     bench_table,
     divergence_sentences,
+    legend,
     task_label,
 )
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.render import Chart, render, series_colors, table
 from speculant.bench.report.scaling_section import scaling_section
-from speculant.bench.report.summary import OVERALL
-from speculant.bench.systems.system import PLAIN
+from speculant.bench.report.summary import OVERALL, noise
+from speculant.bench.suite.rows import PLAIN
 
 MAX_DEPTH = 24
 PARTS = ("draft", "target", "rest")
@@ -59,6 +59,7 @@ def bench_page(
     for row in rows:
         tasks.setdefault(task_label(row, rows), []).append(row)
     highlight = (TOKENS_PER_SECOND, SPEEDUP, DECODING, MAT)
+    shown = bench_table(rows)
     values = {
         "title": "speculant bench",
         "command": "speculant bench",
@@ -66,8 +67,8 @@ def bench_page(
         "labels": labels,
         "lead": _lead(rows),
         "warnings": warnings,
-        "table": table(bench_table(rows), name_columns=NAME_COLUMNS, highlight=highlight) if rows else None,
-        "explanation": LEGEND,
+        "table": table(shown, name_columns=NAME_COLUMNS, highlight=highlight) if rows else None,
+        "explanation": legend(shown),
         "differences": divergence_sentences(rows),
         "colors": colors,
         "charts": _overview(tasks, colors) if rows else [],
@@ -87,7 +88,10 @@ def headline(rows: Rows) -> str:
     if not drafting:
         return f"{PLAIN}: {chosen[0]['tokens_per_second'] or 0:.1f} tokens/s on {task}"
     best = max(drafting, key=lambda row: row["speedup"])
-    return f"{best['method']}: {best['speedup']:.2f}x plain decoding on {task}"
+    low, high = best["speedup_spread"] or (None, None)
+    spread = "" if low is None else f" ({low:.2f}x to {high:.2f}x over {best['trials']} trials)"
+    doubt = "; not to be relied on, see the warning" if noise(best, rows) else ""
+    return f"{best['method']}: {best['speedup']:.2f}x plain decoding on {task}{spread}, MAT {best['mat']:.2f}{doubt}"
 
 
 def _main_rows(rows: Rows) -> Rows:

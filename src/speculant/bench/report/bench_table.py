@@ -16,10 +16,14 @@ HEADINGS = (
 )  # fmt: skip
 NAME_COLUMNS = 2  # columns of words, aligned to the left
 
-LEGEND = """tokens/s and speed-up: prompts included; decoding: the speed-up after the prompts. spread: least to most of
-the trials. over one: tokens/s over plain decoding of one request at a time. MAT: mean accepted tokens per target pass.
-identical: outputs (of batches: groups of them) equal to plain decoding's, of those that must be. draft, target, rest:
-shares of the time after the prompts."""
+_LEGEND = {
+    SPEEDUP: "tokens/s and speed-up: prompts included; decoding: the speed-up after the prompts.",
+    SPREAD: "spread: least to most of the trials.",
+    OVER_ONE: "over one: tokens/s over plain decoding of one request at a time.",
+    MAT: "MAT: mean accepted tokens per target pass.",
+    "identical": "identical: outputs (of batches: groups of them) equal to plain decoding's, of those that must be.",
+    "draft": "draft, target, rest: shares of the time after the prompts.",
+}
 
 
 def bench_table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -30,6 +34,11 @@ def bench_table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         kept.remove(HEADINGS.index(OVER_ONE))
     lines = [HEADINGS, *(_cells(row, task_label(row, rows)) for row in rows)]
     return [tuple(line[i] for i in kept) for line in lines]
+
+
+def legend(lines: Sequence[tuple[str, ...]]) -> str:
+    """Return what the columns of a table that are shown mean."""
+    return " ".join(text for heading, text in _LEGEND.items() if heading in lines[0])
 
 
 def task_label(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The optional packages that pages are made with."""
+"""The packages that pages are made with; they come with the package, and may be missing where it was stripped."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from importlib.util import find_spec
 from speculant.core.errors import UnsupportedError
 
 
+def can_write_pages() -> bool:
+    """Return whether Jinja2 and matplotlib are installed; neither is imported."""
+    return all(find_spec(name) is not None for name in ("jinja2", "matplotlib"))
+
+
 def check_extra() -> None:
     """Check that pages can be written, before anything is measured.
 
     Raises:
         UnsupportedError: Jinja2 or matplotlib is not installed.
     """
-    if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
+    if not can_write_pages():
         raise missing_extra()
 
 
 def missing_extra() -> UnsupportedError:
-    """Return the error that names the missing extra."""
-    return UnsupportedError("pages with charts need Jinja2 and matplotlib: pip install 'speculant[bench]'")
+    """Return the error that names the missing packages."""
+    return UnsupportedError("pages with charts need Jinja2 and matplotlib: pip install jinja2 matplotlib")

@@ -10,7 +10,7 @@ from typing import Any
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import Piece
 from speculant.bench.report.render import Chart, render, series_colors, table
-from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table
+from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table, told_apart
 
 MAX_DEPTH = 24
 RECORDED = "recorded:"  # acceptance that other drafters had when the trace was made
@@ -29,8 +29,8 @@ def replay_page(
     """Return the page.
 
     Args:
-        rows: of `metrics.run_metrics`, a row per file and method.
-        excerpts: pieces of text by file and method.
+        rows: of `metrics.run_metrics`, a row per file, method and form of drafts.
+        excerpts: pieces of text by file and method, named as `replay_table.told_apart` does.
         notes: how the replay was run, a sentence each.
         token_ids: whether the excerpts are token ids, for lack of a tokenizer.
         created: the date that the page gives; None for now.
@@ -38,6 +38,8 @@ def replay_page(
     Raises:
         UnsupportedError: Jinja2 or matplotlib is not installed.
     """
+    lines = replay_table(rows)
+    rows = told_apart(rows)
     names = list(dict.fromkeys(row["file"] for row in rows))
     colors = series_colors([row["method"] for row in rows])
     ranked = pooled_mat(rows)
@@ -50,7 +52,7 @@ def replay_page(
         "labels": [],
         "lead": _lead(ranked),
         "warnings": [],
-        "table": table(replay_table(rows), name_columns=NAME_COLUMNS, highlight=("MAT", SPEEDUP)),
+        "table": table(lines, name_columns=NAME_COLUMNS, highlight=("MAT", SPEEDUP)),
         "explanation": EXPLANATION,
         "token_ids": token_ids,
         "texts": [_preferred(texts[name], best) for name in names if texts[name]],

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 HEADINGS = (
-    "file", "method", "tokens", "rounds", "MAT", "nodes/round", "draft us", "p50", "p99", "learn us/token",
+    "file", "method", "drafts", "tokens", "rounds", "MAT", "nodes/round", "draft us", "p50", "p99", "learn us/token",
     "memory MB", "ECE",
 )  # fmt: skip
 SPEEDUP = "speed-up"
-NAME_COLUMNS = 2  # columns of words, aligned to the left
+LEGEND = "MAT: mean accepted tokens per target pass, the target's own token included; plain decoding has 1."
+NAME_COLUMNS = 3  # columns of words, aligned to the left
 
 
 def replay_table(rows: Sequence[dict[str, Any]], *, categories: bool = False) -> list[tuple[str, ...]]:
@@ -27,8 +28,26 @@ def replay_table(rows: Sequence[dict[str, Any]], *, categories: bool = False) ->
     for row in rows:
         lines.append(_cells(row["file"], row, expected))
         for part in row["categories"] if categories and len(row["categories"]) > 1 else []:
-            lines.append(_cells(f"  {part['category']}", part | {"method": row["method"]}, expected))
+            lines.append(
+                _cells(
+                    f"  {part['category']}", part | {name: row[name] for name in ("method", "shape", "nodes")}, expected
+                )
+            )
     return lines
+
+
+def draft_form(row: dict[str, Any]) -> str:
+    """Return what the drafts of a row are at most, as in "tree of 64"."""
+    return f"{row['shape']} of {row['nodes']}"
+
+
+def told_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with the form of their drafts in the method's name, where a method has several forms."""
+    forms = {row["method"]: {draft_form(each) for each in rows if each["method"] == row["method"]} for row in rows}
+    return [
+        row | {"method": f"{row['method']}, {draft_form(row)}"} if len(forms[row["method"]]) > 1 else row
+        for row in rows
+    ]
 
 
 def aligned(lines: Sequence[tuple[str, ...]]) -> str:
@@ -48,6 +67,7 @@ def _cells(file: str, row: dict[str, Any], expected: bool) -> tuple[str, ...]:
     cells = (
         file,
         row["method"],
+        draft_form(row),
         str(row["tokens"]),
         str(row["rounds"]),
         f"{row['mat']:.3f}",

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from speculant.bench.report.bench_page import bench_page
-from speculant.bench.report.bench_table import LEGEND, bench_table, divergence_sentences, markdown
+from speculant.bench.report.bench_table import bench_table, divergence_sentences, legend, markdown
 from speculant.bench.report.scaling_table import scaling_markdown
 from speculant.bench.report.summary import measurement_warnings
 from speculant.core.errors import FileError
 
-RESULT = "result.json"
+RESULT, TABLE, PAGE = "result.json", "table.md", "report.html"
 
 
 def write_results(
@@ -25,8 +25,9 @@ def write_results(
     settings: Mapping[str, Any],
     environment: Mapping[str, Any],
     scaling: Mapping[str, Any] | None = None,
+    page: bool = True,
 ) -> None:
-    """Write the three files.
+    """Write result.json and table.md, and then report.html.
 
     Args:
         folder: where.
@@ -35,10 +36,11 @@ def write_results(
         notes: how it was run, a sentence each.
         settings, environment: what must agree for two results to be comparable.
         scaling: of `scaling.measure.measure_scaling`, if that was asked for.
+        page: whether report.html is written, which needs Jinja2 and matplotlib.
 
     Raises:
         FileError: they cannot be written.
-        UnsupportedError: Jinja2 or matplotlib is not installed.
+        UnsupportedError: Jinja2 or matplotlib is not installed; the other two files have been written.
     """
     warnings = measurement_warnings(rows)
     result: dict[str, Any] = {
@@ -51,20 +53,17 @@ def write_results(
     if scaling is not None:
         result["growth"] = dict(scaling)  # the name that earlier versions read
     labelled = [f"Labels: {', '.join(labels)}."] if labels else []
-    measured = [markdown(bench_table(rows)), LEGEND.replace("\n", " ")] if rows else []
+    lines = bench_table(rows)
+    measured = [markdown(lines), legend(lines)] if rows else []
     scaled = scaling_markdown(scaling) if scaling is not None else []
     table = [*measured, *labelled, *warnings, " ".join(notes), *divergence_sentences(rows), *scaled]
-    page = bench_page(rows, labels=labels, notes=notes, warnings=warnings, environment=environment, scaling=scaling)
-    files = {
-        RESULT: json.dumps(result, indent=2) + "\n",
-        "table.md": "\n\n".join(part for part in table if part) + "\n",
-        "report.html": page,
-    }
-    try:
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"cannot write to {folder}: {error.strerror}.") from error
+    _write(folder / RESULT, json.dumps(result, indent=2) + "\n")
+    _write(folder / TABLE, "\n\n".join(part for part in table if part) + "\n")
+    if page:
+        shown = bench_page(
+            rows, labels=labels, notes=notes, warnings=warnings, environment=environment, scaling=scaling
+        )
+        _write(folder / PAGE, shown)
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -86,3 +85,10 @@ def read_result(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("methods"), list):
         raise FileError(f"{file} is not a result of `speculant bench`.")
     return found
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}.") from error

@@ -1,9 +1,9 @@
 """The figures of a benchmark as plain numbers, which the JSON, the table and the page show.
 
 A speed is all tokens over all seconds of a trial, never a mean of per-request speeds; of several trials the median is
-given, with the least and the most. A speed-up compares a method with plain decoding of the same trial and batch size,
-`speedup_over_one` with plain decoding of one request at a time, if that was run. Counts are of one trial. MAT leaves
-out the token that each prompt's pass yields, which belongs to no round.
+given, with the least and the most, and so of speed-ups and MAT. A speed-up compares a method with plain decoding of the
+same trial and batch size, `speedup_over_one` with plain decoding of one request at a time, if that was run. Counts are
+of one trial. MAT leaves out the token that each prompt's pass yields, which belongs to no round.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from speculant.bench.suite.rows import Row
-from speculant.bench.systems.system import PLAIN
+from speculant.bench.report.noise import beyond_drafts, unsteady
+from speculant.bench.suite.rows import PLAIN, Row
+from speculant.registry import METHODS
 
 OVERALL = "overall"
 SHORT_TRIAL_SECONDS = 30
@@ -39,16 +40,39 @@ def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def measurement_warnings(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a warning where the speed-ups rest on one short trial.
+    """Return why speed-ups may be noise: trials that disagree, more than drafts can gain, or a single short trial.
 
     Args:
         rows: of `summary`.
     """
+    found = []
+    for row in rows:
+        if doubt := noise(row, rows):
+            batch = "" if row["batch"] == 1 else f", batch {row['batch']}"
+            found.append(f"{row['task']}, {row['method']}{batch}: {doubt}.")
     seconds = [row["seconds"] for row in rows if row["trials"] < 2 and row["task"] != OVERALL]
     if not seconds or min(seconds) >= SHORT_TRIAL_SECONDS:
-        return []
+        return found
     shortest = f"the shortest of {min(seconds):.1f} s"
-    return [f"Speed-ups rest on one trial, {shortest}, so they may be noise. Use --trials 3 or more items."]
+    return [*found, f"Speed-ups rest on one trial, {shortest}, so they may be noise. Use --trials 3 or more items."]
+
+
+def noise(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Return why a row's speed-up does not tell what drafts gain; empty where it does.
+
+    Args:
+        row: of `summary`; plain decoding has nothing to tell.
+        rows: all of them.
+    """
+    if row["method"] == PLAIN:
+        return ""
+    same = ("task", "temperature", "batch")
+    plain = next(each for each in rows if each["method"] == PLAIN and all(each[name] == row[name] for name in same))
+    spread, speeds = row["speedup_spread"] or (), plain["tokens_per_second_spread"] or ()
+    if doubt := unsteady(spread, speeds, pairs="trials"):
+        return doubt
+    own_passes = row["method"] in METHODS and row["batch"] == 1
+    return beyond_drafts(row["speedup"], row["mat"]) if own_passes else ""
 
 
 def _task_rows(task: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -74,7 +98,7 @@ def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) 
         "trials": len(trials),
         "tokens": tokens,
         "rounds": rounds,
-        "mat": _mat(one),
+        **_spread("mat", [_mat(each) for each in own]),
         **_spread("tokens_per_second", [_speed(each) for each in own]),
         **_spread("decode_tokens_per_second", [_decode_speed(each) for each in own]),
         **_spread("speedup", _ratios(_speed, own, base)),
@@ -117,7 +141,7 @@ def _categories(own: Sequence[Sequence[Row]], base: Sequence[Sequence[Row]]) -> 
             "category": category,
             "requests": sum(row.requests for row in one[0]),
             "tokens": sum(row.tokens for row in one[0]),
-            "mat": _mat(one[0]),
+            "mat": median(_mat(each) for each in one),
             **_spread("tokens_per_second", [_speed(each) for each in one]),
             **_spread("speedup", _ratios(_speed, one, other)),
         }

@@ -27,7 +27,7 @@ from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.engines.hf.opening import AnySequence
 
 PREFIXES = (512, 1024, 2048, 4096, 8192)
 NODES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -176,7 +176,7 @@ class _Drafting:
     """Rounds of a session along a text, of which nothing is accepted."""
 
     def __init__(
-        self, needs: Needs, engine: HFEngine, target: HFTargetCache, session: Session, text: Int32, clock: Clock
+        self, needs: Needs, engine: HFEngine, target: AnySequence, session: Session, text: Int32, clock: Clock
     ) -> None:
         self._needs, self._engine = needs, engine
         self._target, self._session, self._text = target, session, text
@@ -202,7 +202,7 @@ class _Drafting:
         return proposed + self._clock() - began, len(tree)
 
 
-def _measure(engine: HFEngine, target: HFTargetCache, nodes: int, samples: _Samples, clock: Clock) -> None:
+def _measure(engine: HFEngine, target: AnySequence, nodes: int, samples: _Samples, clock: Clock) -> None:
     """Time a pass and the attention in it; on an accelerator, where timing attention adds waits, in separate passes."""
     separate = engine.model.device.type != "cpu"
     seconds = _pass(engine, target, nodes, clock) if separate else 0.0
@@ -214,7 +214,7 @@ def _measure(engine: HFEngine, target: HFTargetCache, nodes: int, samples: _Samp
     samples.rests += [max(0.0, seconds - each) for each in attention]
 
 
-def _pass(engine: HFEngine, target: HFTargetCache, nodes: int, clock: Clock) -> float:
+def _pass(engine: HFEngine, target: AnySequence, nodes: int, clock: Clock) -> float:
     """Run a pass over a root and so many nodes and roll it back; return its seconds."""
     above = np.arange(nodes, dtype=np.int32) - 1
     tree = DraftTree(
@@ -271,9 +271,10 @@ def clock_of(device: torch.device) -> tuple[str, Clock]:
     return "wall", settled
 
 
-def _cache_bytes(target: HFTargetCache) -> int:
+def _cache_bytes(target: AnySequence) -> int:
     """Return the size of the cache's buffers, including rows that are not in use yet."""
-    held = [tensor for layer in target.cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+    layers = [] if target.cache is None else target.cache.layers
+    held = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
     return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
 

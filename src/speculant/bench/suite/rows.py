@@ -7,13 +7,14 @@ the rows of an item. A line that was cut off by an interruption is dropped, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import FileError, UsageError
 
+PLAIN = "none"  # the method of plain decoding
 NAME = "rows.jsonl"
 
 
@@ -70,6 +71,26 @@ class Row:
     divergence: Divergence | None
     batch: int = 1
     requests: int = 1
+
+
+def check_same(folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Check that a folder's run can be gone on with.
+
+    Args:
+        folder: of the run.
+        before: its settings, as read.
+        settings: those of the run that is to go on.
+        names: the settings to compare.
+
+    Raises:
+        UsageError: some differ.
+    """
+    now = json.loads(json.dumps(dict(settings)))
+    if changed := sorted(name for name in names if before.get(name) != now.get(name)):
+        raise UsageError(
+            f"{folder} holds a run with other settings ({', '.join(changed)}). Name another --out to keep it, or add "
+            "--restart to discard it."
+        )
 
 
 class RowFile:
@@ -130,11 +151,6 @@ class RowFile:
             raise FileError(
                 f"{self._path} holds no rows of this version. Name another --out, or add --restart."
             ) from error
-        if before != json.loads(json.dumps(settings)):
-            changed = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
-            raise UsageError(
-                f"{self._path.parent} holds a run with other settings ({', '.join(changed)}). Name another --out to "
-                "keep it, or add --restart to discard it."
-            )
+        check_same(self.folder, before, settings, {*before, *settings})
         if complete != text:
             self._path.write_text(complete, encoding="utf-8")

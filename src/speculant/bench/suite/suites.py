@@ -13,7 +13,7 @@ import gzip
 import json
 import os
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -43,15 +43,16 @@ class Conversation:
     category: str
 
 
-def read_suite(task: str, folder: Path | None) -> list[Conversation]:
+def read_suite(task: str, folder: Path | None, reject: Callable[[str], object] | None = None) -> list[Conversation]:
     """Return the prompts of a task.
 
     Args:
         task: a suite's name, or a .jsonl file of prompts.
         folder: where suites lie as NAME.jsonl; None for $SPECULANT_DATA/prompts.
+        reject: is given place and reason of each row that cannot be used; None to raise at the first.
 
     Raises:
-        FileError: it cannot be found, downloaded or read.
+        FileError: it cannot be found, downloaded or read, or a row cannot be used and there is no `reject`.
         UsageError: there is neither such a suite nor such a file.
     """
     path = find_suite(task, folder)
@@ -59,7 +60,15 @@ def read_suite(task: str, folder: Path | None) -> list[Conversation]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.") from error
-    found = [_parse(f"{path}:{i}", line, path.stem) for i, line in enumerate(lines, start=1) if line.strip()]
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.strip():
+                found.append(_parse(f"{path}:{number}", line, path.stem))
+        except FileError as error:
+            if reject is None:
+                raise
+            reject(f"{str(error).removesuffix('.')}; this row is left out.")
     if not found:
         raise FileError(f"{path} holds no prompts.")
     return found

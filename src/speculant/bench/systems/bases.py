@@ -18,17 +18,17 @@ def check_bases(methods: Sequence[str], *, tokenizer: bool) -> None:
 
     Args:
         methods: of `parse_methods`.
-        tokenizer: whether the target has one: a shape with random weights has none.
+        tokenizer: whether that of the texts is known: a shape with random weights has none.
 
     Raises:
-        UsageError: no method takes a base, or the target has no tokenizer.
+        UsageError: no method takes a base, or the tokenizer is not known.
     """
     if not any(takes_bases(name) for name in methods):
         raise UsageError(f"--base would be ignored: none of {', '.join(methods)} takes one. Add the method mix.")
     if not tokenizer:
         raise UsageError(
-            "a base fits one tokenizer, and random weights from --config have none. Name the model itself in place of "
-            "--config, or leave --base out."
+            "a base fits one tokenizer, and random weights from --config have none. With --forced, name the "
+            "recordings' by --tokenizer; else name the model itself in place of --config, or leave --base out."
         )
 
 
@@ -38,14 +38,15 @@ def takes_bases(name: str) -> bool:
 
 
 def open_target_bases(
-    paths: Sequence[Path], methods: Sequence[str], model: Any, tokenizer: Any, *, mapped: bool = False
+    paths: Sequence[str | Path], methods: Sequence[str], model: Any, tokenizer: Any, *, mapped: bool = False
 ) -> tuple[MixBase, ...]:
     """Return the bases of all systems that take any, opened once.
 
     Args:
         paths: of the files.
         methods: of `parse_methods`.
-        model, tokenizer: the target's.
+        model: the target.
+        tokenizer: the target's, or that of the recordings which it follows.
         mapped: whether the token ids of recordings were numbered anew.
 
     Raises:
@@ -57,8 +58,8 @@ def open_target_bases(
     check_bases(methods, tokenizer=tokenizer is not None)
     if mapped:
         raise UsageError(
-            "the recordings were made with another tokenizer: their token ids were numbered anew, and no base has such "
-            "ids. Name the model that they were made with, or leave --base out."
+            "the recordings have more token ids than the model: they were numbered anew, and no base has such ids. "
+            "Name a model or --config with as many ids as theirs, or leave --base out."
         )
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     taking = next(find_method(name) for name in methods if takes_bases(name))

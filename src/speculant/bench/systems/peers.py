@@ -1,6 +1,6 @@
 """Other projects' drafters behind our contract, for comparison; none is needed to use Speculant.
 
-peer:draftretriever   the drafter that ADED's authors released
+peer:draftretriever   the drafter that ADED's authors released; its table is empty at first
 peer:arctic           the suffix tree of Arctic Inference (Oliaro et al., "SuffixDecoding", NeurIPS 2025,
                       arXiv 2411.04975), standalone
 """
@@ -8,7 +8,7 @@ peer:arctic           the suffix tree of Arctic Inference (Oliaro et al., "Suffi
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,13 +24,16 @@ PREFIX = "peer:"
 
 
 class OfficialAded(Drafter):
-    """The drafter that ADED's authors released (`draftretriever`), with an empty initial table.
+    """The drafter that ADED's authors released (`draftretriever`).
 
     It keeps its memory over requests and converts the whole text on every search.
     """
 
-    def __init__(self) -> None:
-        """Make an empty table and open it.
+    def __init__(self, documents: Iterable[Int32] = ()) -> None:
+        """Make the initial table of a corpus, as the paper does, and open it.
+
+        Args:
+            documents: Int32[T] each; none for an empty table.
 
         Raises:
             UnsupportedError: the package is not installed.
@@ -42,8 +45,10 @@ class OfficialAded(Drafter):
                 "the official ADED drafter is not installed: pip install 'speculant[peers]'"
             ) from error
         with tempfile.TemporaryDirectory() as folder:
-            table = Path(folder) / "empty.bin"
+            table = Path(folder) / "table.bin"
             writer = draftretriever.Writer(str(table))
+            for document in documents:
+                writer.add_entry(document.tolist())
             writer.finalize()
             del writer  # it writes again when it goes
             self._reader: Any = draftretriever.Reader(str(table))
@@ -128,7 +133,7 @@ class _ArcticSession(Session):
         draft = self._cache.speculate(
             self._request,
             self._tail,
-            max_spec_tokens=budget.nodes,
+            max_spec_tokens=budget.nodes if budget.trees else min(budget.nodes, budget.depth),
             max_spec_factor=ArcticSuffix.FACTOR,
             min_token_prob=0.0,
             use_tree_spec=budget.trees,

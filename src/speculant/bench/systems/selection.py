@@ -9,11 +9,12 @@ from typing import Any
 
 from speculant.api.draft_caches import open_draft_caches
 from speculant.api.speculator import Speculator
+from speculant.bench.suite.rows import PLAIN
 from speculant.bench.systems.bases import takes_bases
 from speculant.bench.systems.forced import check_forced
 from speculant.bench.systems.hf import ASSISTED, PREFIX, HuggingFace, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
-from speculant.bench.systems.system import PLAIN, SpeculantSystem, System
+from speculant.bench.systems.system import SpeculantSystem, System
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.mix.base import MixBase
 from speculant.engines.hf.cpu.accelerate import Acceleration

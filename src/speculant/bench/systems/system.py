@@ -16,10 +16,9 @@ from speculant.bench.replay.traces import Recording
 from speculant.bench.suite.batched import Answers, BatchOutcome, run_batch
 from speculant.bench.suite.tasks import Item, Request, Sampling
 from speculant.bench.systems.forced import force
+from speculant.core.drafter import MAX_NODES
 from speculant.registry import find_method
-from speculant.sizing.contract import MAX_NODES
 
-PLAIN = "none"
 WARM_UP_TEXT = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # repeats itself, so that drafts are made and accepted
 
 
@@ -110,7 +109,7 @@ class SpeculantSystem:
 
     @property
     def has_memory(self) -> bool:
-        return find_method(self.name).memory is not None
+        return find_method(self.name).keeps_memory
 
     def token_identical(self, sampling: Sampling) -> bool:
         if find_method(self.name).exactness != "lossless":
@@ -119,8 +118,9 @@ class SpeculantSystem:
         return exactness == "tokens" or (exactness == "distribution" and not sampling.temperature)
 
     def warm_up(self) -> None:
-        if find_method(self.name).replayable:
-            replay(self._speculator.drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)
+        drafter = self._speculator.drafter
+        if find_method(self.name).replayable and not drafter.needs.hidden_layers:
+            replay(drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)
 
     def reset(self) -> None:
         self._speculator = self._make()

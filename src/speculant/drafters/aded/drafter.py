@@ -47,6 +47,8 @@ PAPER_RULE = Rule(
     prior=puct.SCALE,
     longest=LONGEST_ROW,
     bigrams=False,
+    normalised=True,
+    base_longest=12,  # of each row of the corpus the most probable successors, with their probabilities as they were
 )
 PAPER_WINDOW = 16
 _PIECE = 256  # tokens learned at a time

@@ -72,10 +72,13 @@ def _three_bytes(array: Array, i: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def frozen_row(base: Frozen, a: int, b: int, prior: int, longest: int, tokens: Array, weights: Array) -> int:
+def frozen_row(
+    base: Frozen, a: int, b: int, prior: int, normalised: bool, longest: int, tokens: Array, weights: Array
+) -> int:
     """Copy the row of (a, b) into tokens and weights; return its length, 0 if unknown.
 
-    The row's total weight is scaled down to `prior` if it is more, and at most `longest` successors are copied.
+    The row's total weight is scaled down to `prior` if it is more, and up to it if `normalised`; then at most `longest`
+    successors are copied.
     """
     last = len(base.first) - 2
     a = min(a, last)
@@ -93,7 +96,7 @@ def frozen_row(base: Frozen, a: int, b: int, prior: int, longest: int, tokens: A
         start += np.int64(base.length[i])
     total = base.decode[base.total[low]]
     length = min(np.int64(base.length[low]), longest)
-    scale = prior / total if total > prior else 1.0
+    scale = prior / total if normalised or total > prior else 1.0
     for i in range(length):
         tokens[i] = _three_bytes(base.token, start + i)
         weights[i] = max(1, np.int64(base.decode[base.weight[start + i]] * scale + 0.5))

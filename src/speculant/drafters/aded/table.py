@@ -55,9 +55,11 @@ class Rule(NamedTuple):
         gain: what one observation adds.
         ceiling: the largest weight of a successor.
         memory: the largest total of a row; beyond, all its weights decay. 0 for no decay.
-        prior: the largest total that a row from `base` starts with.
+        prior: the largest total that a row from `base` starts with, or the total of each if `normalised`.
         longest: successors a row may hold; a new one replaces the lightest.
         bigrams: whether (NONE, b) is learned beside (a, b).
+        normalised: whether all rows of `base` count the same, however often they were seen.
+        base_longest: successors that a row of `base` starts with.
     """
 
     gain: int
@@ -66,6 +68,14 @@ class Rule(NamedTuple):
     prior: int
     longest: int
     bigrams: bool
+    normalised: bool = False
+    base_longest: int = LONGEST_ROW
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _base_row(base: Frozen, a: int, b: int, rule: Rule, tokens: Array, weights: Array) -> int:
+    longest = min(rule.longest, rule.base_longest)
+    return frozen_row(base, a, b, rule.prior, rule.normalised, longest, tokens, weights)
 
 
 @njit(cache=True, nogil=True)
@@ -78,7 +88,7 @@ def lookup(young: Level, old: Level, base: Frozen, a: int, b: int, rule: Rule, t
     slot = find_row(old, context)
     if slot >= 0:
         return read_row(old, slot, tokens, weights)
-    return frozen_row(base, a, b, rule.prior, rule.longest, tokens, weights)
+    return _base_row(base, a, b, rule, tokens, weights)
 
 
 @njit(cache=True, nogil=True)
@@ -119,7 +129,7 @@ def _bring_up(
     below = find_row(old, context)
     if below >= 0:
         return -1 - slot, read_row(old, below, tokens, weights)
-    return -1 - slot, frozen_row(base, a, b, rule.prior, rule.longest, tokens, weights)
+    return -1 - slot, _base_row(base, a, b, rule, tokens, weights)
 
 
 @njit(cache=True, nogil=True)

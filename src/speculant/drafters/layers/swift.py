@@ -89,7 +89,7 @@ class SWIFTSession(LayerSession):
         window = self._settings.window
         self._recent = [*self._recent, *verified.tokens.tolist()][-window - 1 :]
         due = self._round % self._settings.interval == 0 and len(self._recent) > window and self._lent.depth
-        if due and not self._search.over:
+        if due and not self._search.over and self._lent.target.rereads:
             skipped = self._search.candidate(self._random)
             self._search.observe(skipped, self._score(skipped))
         self._lent.layers = self._search.layers

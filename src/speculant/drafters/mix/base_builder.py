@@ -50,7 +50,8 @@ _LEAST_CHANGE = 0.02  # of a probability's logarithm against the shorter context
 _RANKS = 8.0  # steps of the logarithm of a gain, to the base 2
 _TRAINABLE = 100_000  # tokens: from fewer a network learns nothing that counts do not show
 _FEWEST_ROWS = 256  # of a network that is worth its time
-_FILLED = 0.87  # of the slots: fuller lines push out entries at random
+_FILLED = 0.87  # of the slots, where room is short: fuller lines push out entries at random
+_CROWDED = 1e-3  # of the entries may be pushed out where there is room; lines are at most doubled for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,11 +62,13 @@ class BuiltBase:
         lines: UInt32[L, 16], for `write_base`.
         entries: how many are kept.
         dropped: how many others there were that would have added something.
+        surplus: of these, successors beyond those that a line has room for, for which no budget helps.
     """
 
     lines: Array
     entries: int
     dropped: int
+    surplus: int
 
 
 class BaseBuilder:
@@ -186,16 +189,20 @@ class BaseBuilder:
         """
         self._flush()
         unigrams = np.maximum(self._counts, 1e-3) / max(1.0, self._counts.sum())
-        ranks, entries = np.zeros(256, np.int64), self._folder / "entries"
+        ranks, entries, surplus = np.zeros(256, np.int64), self._folder / "entries", 0
         try:
             with entries.open("wb") as file:
                 for records in self._groups():
                     part = _entries_of(records, unigrams)
                     ranks += np.bincount(part["rank"], minlength=256)
+                    surplus += int(np.maximum(np.unique(part["hash"], return_counts=True)[1] - LINE, 0).sum())
                     file.write(part.tobytes())
                     advance(len(records))
             count = int(ranks.sum())
-            lines = max(1, min(budget // (4 * LINE), int(np.ceil(count / (LINE * _FILLED)))))
+            most, densest = max(1, budget // (4 * LINE)), int(np.ceil(count / (LINE * _FILLED)))
+            lines, most = max(1, min(most, densest)), min(most, 2 * densest)
+            while lines < most and _crowded(entries, lines) - surplus > _CROWDED * count:
+                lines = min(most, lines + lines // 8 + 1)
             # The least gain whose entries fit, if they all came to lines with room.
             fitting = np.flatnonzero(np.cumsum(ranks[::-1]) <= lines * LINE)
             least = 255 - int(fitting[-1]) if len(fitting) else 256
@@ -208,7 +215,7 @@ class BaseBuilder:
         _sort_lines(table, bits)
         table.flags.writeable = False
         kept = int(np.count_nonzero(table))
-        return BuiltBase(lines=table, entries=kept, dropped=count - kept)
+        return BuiltBase(lines=table, entries=kept, dropped=count - kept, surplus=surplus)
 
     def train_scorer(self, budget: int, advance: Callable[[int], object]) -> Scorer | None:
         """Return a network trained on all documents; None where they are too few, or no useful one fits.
@@ -268,6 +275,14 @@ def _pieces(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
     with path.open("rb") as file:
         while len(piece := np.fromfile(file, dtype, 1 << 20)):
             yield piece
+
+
+def _crowded(entries: Path, lines: int) -> int:
+    """Return how many entries of a file find no place if there are so many lines."""
+    held = np.zeros(lines, np.int64)
+    for part in _pieces(entries, _ENTRY):
+        held += np.bincount((part["hash"] >> np.uint64(32)) * np.uint64(lines) >> np.uint64(32), minlength=lines)
+    return int(np.maximum(held - LINE, 0).sum())
 
 
 def _unusable(folder: Path, error: OSError) -> FileError:

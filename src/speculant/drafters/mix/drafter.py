@@ -292,14 +292,19 @@ class MixSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Learn the committed tokens, and the target's top tokens at every row."""
-        before, end = self._length, self._length + len(verified.tokens)
-        self._reserve(end)
-        self._text[before:end] = verified.tokens
-        self._drafter.learn(self._text, before, end, self._request, training=True)
-        self._length = end
+        before = self._length
+        self.follow(verified.tokens)
         # After the text: a row that already held the target's choice would be trained as if it had predicted it.
         if verified.top_ids is not None and verified.top_logits is not None and before > 0:
             self._drafter.learn_top_k(self._text, before, verified.tree, verified.top_ids, verified.top_logits)
+
+    def follow(self, tokens: Int32) -> None:
+        """Learn committed tokens."""
+        before, end = self._length, self._length + len(tokens)
+        self._reserve(end)
+        self._text[before:end] = tokens
+        self._drafter.learn(self._text, before, end, self._request, training=True)
+        self._length = end
 
     def _reserve(self, length: int) -> None:
         if length > len(self._text):

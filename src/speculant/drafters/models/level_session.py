@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.drafter import Budget, Session, Start, Verified
-from speculant.core.tree import ROOT, DraftTree, Float64, Proposal
+from speculant.core.tree import ROOT, Ahead, DraftTree, Float64, Proposal
 from speculant.drafters.models.shapes import Level, Shape
 
 
@@ -64,15 +64,17 @@ class LevelSession(Session):
         if sampled:
             generator.manual_seed(self._start.round_seed(self._round))
         tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
+        branches = budget.branches
         level, q = [ROOT], self._text.begin()
         laws = {ROOT: q[0]} if sampled else {}
         for d in range(1, depth + 1):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
-            room = budget.nodes if shape.choosing else budget.nodes - len(tokens)
+            room = budget.nodes if shape.choosing else min(budget.nodes - len(tokens), 1 + branches)
             left = depth - d + 1
             prices = budget.level_price, budget.node_price
             found = shape.expand(Level(d, q, joint, room, left, trees, sampled, generator, *prices))
             found = found if trees else found[:1]  # the first one drawn: the others do not choose it
+            branches -= len(found) - len({each.parent for each in found})
             first = len(tokens)
             for each in found:
                 tokens.append(each.token)
@@ -113,6 +115,7 @@ def drafted(
     laws: Mapping[int, Tensor],
     drawn: Literal["iid", "distinct"] = "iid",
     chosen: Sequence[bool] | None = None,
+    ahead: Callable[[], Ahead | None] | None = None,
 ) -> DraftTree:
     """Return a draft in the order in which its nodes were made.
 
@@ -121,12 +124,13 @@ def drafted(
         laws: q [V] after the root and after nodes with children; empty if all nodes were chosen.
         drawn: how siblings were drawn.
         chosen: which nodes were chosen; None if all nodes were drawn.
+        ahead: see `Proposal`; left out where all nodes were chosen.
     """
     proposal = None
     if laws and tokens:
         q = laws[ROOT].new_zeros(max(laws) + 2, len(laws[ROOT]))
         q[[node + 1 for node in laws]] = torch.stack(list(laws.values()))
-        proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen))
+        proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen), ahead)
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
 
 

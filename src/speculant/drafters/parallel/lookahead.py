@@ -14,7 +14,7 @@ not know which those are. The window's first guesses are drawn from the prompt, 
 
 A round without a draft (budget of 0 nodes) runs without the window too, so that it costs what plain decoding costs; a
 window that does not fit the model's positions is left out. In both cases it waits as it is, and its tokens count from
-the root of the next round that runs it.
+the root of the next round that runs it. Where an engine keeps few branches apart the window loses its last columns.
 
 The weight of a node is a product of measured acceptance rates, counted per request by a token's place among those that
 the pool has for its position.
@@ -105,11 +105,10 @@ class LookaheadSession(Session):
         """Return the n-grams that begin with the root as a tree, and the window as its queries."""
         if min(budget.nodes, budget.depth) < 1:
             return DraftTree.empty()
-        fits = budget.queries >= self._window.depth
-        tree = self._tree(budget)
-        return DraftTree.trusted(
-            tree.tokens, tree.parents, tree.weights, queries=self._window.queries() if fits else NO_QUERIES
-        )
+        columns, tree = self._window.columns_within(budget.branches), self._tree(budget)
+        window = self._window.first_columns(columns)
+        queries = window.queries() if columns and budget.queries >= window.depth else NO_QUERIES
+        return DraftTree.trusted(tree.tokens, tree.parents, tree.weights, queries=queries)
 
     def observe(self, verified: Verified) -> None:
         """Put the n-grams that the window found into the pool."""
@@ -117,6 +116,7 @@ class LookaheadSession(Session):
         self._count(tokens)
         if verified.top_ids is not None and len(verified.tree.queries):
             best = verified.top_ids[:, 0].tolist()
+            self._window = self._window.asked_by(verified.tree.queries)
             for ngram in self._window.advance(self._text[-1], best[0], best[len(verified.tree) + 1 :]):
                 self._pool.add(ngram)
         self._read(tokens)

@@ -20,6 +20,7 @@ It begins with level 0 alone, of W + N - 2 columns, and is filled by a level a p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -47,6 +48,27 @@ class Window:
         assert len(tokens) == width + ngram - 3
 
     @property
+    def columns(self) -> int:
+        """How many there are, column 0 included."""
+        return len(self._levels[0]) + 1
+
+    def columns_within(self, branches: int) -> int:
+        """Return how many columns a pass can hold that branches so often, beside a chain; 0 if too few to fill it."""
+        levels = len(self._levels)
+        columns = self.columns if levels == 1 else min(self.columns, branches)
+        return columns if columns >= self._ngram - levels else 0  # filling it drops a column a level
+
+    def first_columns(self, columns: int) -> Window:
+        """Return the window of the first columns."""
+        found = copy(self)
+        found._levels = [self._levels[0][: columns - 1], *(level[:columns] for level in self._levels[1:])]
+        return found
+
+    def asked_by(self, queries: Queries) -> Window:
+        """Return the window of the first columns whose rows these queries are."""
+        return self.first_columns((len(queries) + 1) // len(self._levels))
+
+    @property
     def depth(self) -> int:
         """How deep its deepest row is below the root."""
         return len(self._levels[0]) + len(self._levels) - 1
@@ -70,7 +92,7 @@ class Window:
             after_root: the argmax after it.
             argmaxes: those after each of the rows that `queries` returned.
         """
-        levels, columns = self._levels, len(self._levels[0]) + 1
+        levels, columns = self._levels, self.columns
         newest = [after_root, *argmaxes] if len(levels) == 1 else list(argmaxes[-columns:])
         if len(levels) < self._ngram - 1:
             self._levels = [level[1:] for level in (*levels, newest)]

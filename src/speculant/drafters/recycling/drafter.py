@@ -103,7 +103,7 @@ class RecyclingDrafter(Drafter, Persistent):
     @property
     def needs(self) -> Needs:
         """The target's best tokens at every row."""
-        return Needs(top_k=self.settings.successors)
+        return Needs(top_k=self.settings.successors, always=True)  # nothing else teaches it
 
     @property
     def memory_bytes(self) -> int:

@@ -16,17 +16,28 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from speculant.engines.hf.cache import cached_length
+from speculant.engines.hf.states.recorded_cache import RecordedStates
+from speculant.engines.hf.states.recorder import Recorder
+
 NAME = "speculant_batch"
 FULL, SLIDING = 1, 2  # the last dimension of a stand-in for masks shows which kind of layer it was given to
 
 
-class BatchCache(DynamicCache):  # type: ignore[misc]
+class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
     """The caches of several sequences during one pass, and the attention to them.
 
     It takes a layer's new rows, [1, H, n, D], and appends each sequence's to its own cache.
     """
 
-    def __init__(self, caches: Sequence[DynamicCache], counts: Sequence[int], masks: Sequence[Any], own: str) -> None:
+    def __init__(
+        self,
+        caches: Sequence[DynamicCache],
+        counts: Sequence[int],
+        masks: Sequence[Any],
+        own: str,
+        recorder: Recorder | None = None,
+    ) -> None:
         """Prepare for one pass.
 
         Args:
@@ -34,8 +45,11 @@ class BatchCache(DynamicCache):  # type: ignore[misc]
             counts: how many rows each of them has in the pass.
             masks: of each, as its own pass would have it; a dict where the model has two kinds of layers.
             own: the name of the model's own attention function.
+            recorder: what layers of states run; None where there are none.
         """
         super().__init__()
+        if recorder is not None:
+            self.recorder = recorder
         self._caches, self._counts, self._own = list(caches), list(counts), own
         apart = [each if isinstance(each, dict) else {} for each in masks]
         self._masks = {
@@ -56,7 +70,7 @@ class BatchCache(DynamicCache):  # type: ignore[misc]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the longest sequence's tokens."""
-        return max(int(cache.get_seq_length(layer_idx)) for cache in self._caches)
+        return max(cached_length(cache) for cache in self._caches)
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
@@ -78,9 +92,7 @@ class BatchCache(DynamicCache):  # type: ignore[misc]
         """
         if self._returned is None or not (key is self._returned[0] and value is self._returned[1]):
             raise RuntimeError("its layers change keys and values behind the cache.")
-        home = sys.modules[type(module).__module__]
-        functions = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-        own = functions.get(self._own) or home.eager_attention_forward
+        own = attention_function(module, self._own)
         queries, masks = torch.split(query, self._counts, dim=2), self._masks[attention_mask.shape[-1]]
         outputs = []
         for cache, rows, mask in zip(self._caches, queries, masks, strict=True):
@@ -92,7 +104,14 @@ class BatchCache(DynamicCache):  # type: ignore[misc]
     @property
     def complete(self) -> bool:
         """Whether every layer that has appended rows has attended through `attend`."""
-        return 0 < self._updates == self._attended
+        return self._updates == self._attended and (self._updates > 0 or hasattr(self, "recorder"))
+
+
+def attention_function(module: Any, name: str) -> Any:
+    """Return the attention function of that name as the file of a module's class looks it up; "eager" is its own."""
+    home = sys.modules[type(module).__module__]
+    functions = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+    return functions.get(name) or home.eager_attention_forward
 
 
 def config_changes(cache: BatchCache) -> dict[str, Any]:

@@ -12,6 +12,7 @@ names (`batch_attention.py`). A model that does not go through them is run seque
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,11 +23,14 @@ from speculant.core.tree import Int32
 from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
 from speculant.engines.hf.draft_rows import NewRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
+from speculant.engines.hf.opening import AnySequence
 from speculant.engines.hf.prompt import PromptPart
+from speculant.engines.hf.states.recorder import RecordedRows, Recorder
 from speculant.engines.hf.target_cache import HFTargetCache
 
-Request = tuple[HFTargetCache, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
-Reading = tuple[HFTargetCache, int | None]  # a sequence, and the most tokens to read of its prompt
+Request = tuple[AnySequence, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
+Joining = tuple[HFTargetCache, Int32, Int32]  # one that may share a pass
+Reading = tuple[AnySequence, int | None]  # a sequence, and the most tokens to read of its prompt
 
 
 class BatchPass:
@@ -49,11 +53,14 @@ class BatchPass:
         Every cache must be given `keep` or `rollback` afterwards, also where this raises.
         """
         groups: dict[int, list[int]] = {}
-        for place, (cache, _, _) in enumerate(requests):  # all rows of a pass are rotated by the same factors
+        if self.note or len(requests) < 2:
+            return _one_after_the_other(requests, needs)
+        joining = cast("Sequence[Joining]", requests)  # others verify chains only
+        for place, (cache, _, _) in enumerate(joining):  # all rows of a pass are rotated by the same factors
             groups.setdefault(self._factors(cache), []).append(place)
         found: dict[int, Pass] = {}
         for places in groups.values():
-            found |= zip(places, self._pass([requests[place] for place in places], needs), strict=True)
+            found |= zip(places, self._pass([joining[place] for place in places], needs), strict=True)
         return [found[place] for place in range(len(requests))]
 
     def prefill(self, requests: Sequence[Reading], needs: Needs = NO_NEEDS) -> list[Pass | None]:
@@ -64,8 +71,11 @@ class BatchPass:
 
         Every cache must be given `restart` where this raises.
         """
-        joining = [] if self.note or self.prompt_note else [each for each in requests if each[0].joins]
-        found: dict[HFTargetCache, Pass | None] = {}
+        apart = self.note or self.prompt_note
+        joining = [
+            (cache, most) for cache, most in requests if isinstance(cache, HFTargetCache) and cache.joins and not apart
+        ]
+        found: dict[AnySequence, Pass | None] = {}
         if len(joining) > 1:
             self._runner.acceleration.check_weights()  # which takes a fraction of a pass, so once for all
             parts = [(cache, cache.plan_prompt(most, needs)) for cache, most in joining]
@@ -115,8 +125,8 @@ class BatchPass:
             return -1
         return id(cache) if capabilities.rope_follows or cache.at_limit else -2
 
-    def _pass(self, requests: Sequence[Request], needs: Needs) -> list[Pass]:
-        if self.note or len(requests) < 2:
+    def _pass(self, requests: Sequence[Joining], needs: Needs) -> list[Pass]:
+        if len(requests) < 2:
             return _one_after_the_other(requests, needs)
         planned = [cache.plan(tokens, parents, explicit=True) for cache, tokens, parents in requests]
         try:
@@ -138,26 +148,45 @@ class BatchPass:
             cache.appended(new)
         return found
 
-    def _together(self, requests: Sequence[Request], planned: Sequence[NewRows], needs: Needs) -> list[Pass]:
+    def _together(self, requests: Sequence[Joining], planned: Sequence[NewRows], needs: Needs) -> list[Pass]:
         counts = [len(new.ids) for new in planned]
         device = self._runner.model.device
         ids, positions = (
             as_ids(np.concatenate(each)).to(device)
             for each in zip(*((new.ids, new.positions) for new in planned), strict=True)
         )
-        cache = self._joined([cache for cache, _, _ in requests], counts, [new.mask for new in planned])
+        caches = [cache for cache, _, _ in requests]
+        recorder = self._recorder(caches, planned)
+        cache = self._joined(caches, counts, [new.mask for new in planned], recorder)
         total = sum(cache.length + len(new.rows) for (cache, _, _), new in zip(requests, planned, strict=True))
         output = self._runner.verify(
-            PassInput(ids, positions, self._masks()), cache, needs=needs, config=config_changes(cache), total=total
+            PassInput(ids, positions, self._masks()),
+            cache,
+            needs=needs,
+            config=config_changes(cache),
+            recorder=recorder,
+            total=total,
         )
         if not cache.complete:
             raise RuntimeError("its layers attend in a way of their own.")
         return _split(finished_pass(output, needs), counts)
 
-    def _joined(self, caches: Sequence[HFTargetCache], counts: Sequence[int], masks: Sequence[object]) -> BatchCache:
+    def _recorder(self, caches: Sequence[HFTargetCache], planned: Sequence[NewRows]) -> Recorder | None:
+        if not self._runner.capabilities.states:
+            return None
+        rows = [RecordedRows(cache.cache, new.rows, len(new.ids)) for cache, new in zip(caches, planned, strict=True)]
+        return Recorder(rows, self._runner.model.device)
+
+    def _joined(
+        self,
+        caches: Sequence[HFTargetCache],
+        counts: Sequence[int],
+        masks: Sequence[object],
+        recorder: Recorder | None = None,
+    ) -> BatchCache:
         config = self._runner.model.config.get_text_config(decoder=True)
         own = self._runner.acceleration.attention_for(getattr(config, "_attn_implementation", None) or "eager")
-        return BatchCache([each.cache for each in caches], counts, masks, own)
+        return BatchCache([each.cache for each in caches], counts, masks, own, recorder)
 
     def _masks(self) -> object:
         capabilities = self._runner.capabilities

@@ -1,12 +1,12 @@
-"""A cache whose rows are written in place: nothing is allocated or concatenated per round.
+"""The cache of a sequence: transformers' own DynamicCache, whose layers can be rolled back to any path of rows.
 
-Each layer owns two buffers [1, H, C, D] that double when they are full; `keys` and `values` are views of the rows in
-use. The cache itself is transformers' own DynamicCache, so it goes back to users and into `model.generate` like any
-other: where something else than this file put new tensors in the place of the views, they are taken over.
+Keys and values are written in place (`in_place_layer.py`), states are recorded (`states/layers.py`). The cache goes
+back to users and into `model.generate` like any other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,140 +16,35 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Bool
-
-LEAST_ROWS = 128
-
-
-class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
-    """The keys and values of one layer."""
-
-    keys: Tensor
-    values: Tensor
-    is_initialized: bool
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._key_rows: Tensor | None = None
-        self._value_rows: Tensor | None = None
-
-    @classmethod
-    def adopt(cls, layer: DynamicLayer) -> InPlaceLayer:
-        """Return a layer that holds what another one does; the rows are copied at the first update."""
-        if isinstance(layer, cls):
-            return layer
-        adopted = cls()
-        if layer.is_initialized and layer.get_seq_length():
-            adopted.keys, adopted.values = layer.keys, layer.values
-            adopted.dtype, adopted.device, adopted.is_initialized = layer.keys.dtype, layer.keys.device, True
-        return adopted
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add rows [B, H, n, D] and return all of them, [B, H, L + n, D]."""
-        if key_states.requires_grad:  # a gradient needs the rows as they were
-            updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
-            return updated
-        if not self.is_initialized:
-            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-        self._key_rows, self.keys = _append(self._key_rows, self.keys, key_states)
-        self._value_rows, self.values = _append(self._value_rows, self.values, value_states)
-        return self.keys, self.values
-
-    @classmethod
-    def prefix(cls, layer: DynamicLayer, length: int, room: int) -> InPlaceLayer:
-        """Return a layer with copies of another's first rows, in buffers for `room` rows."""
-        copy = cls()
-        if layer.is_initialized:
-            copy._key_rows, copy.keys = _copied(layer.keys, length, room)
-            copy._value_rows, copy.values = _copied(layer.values, length, room)
-            copy.dtype, copy.device, copy.is_initialized = layer.keys.dtype, layer.keys.device, True
-        return copy
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its buffers, rows that are not in use included."""
-        if not self.is_initialized:
-            return 0
-        rows = (self._key_rows, self.keys), (self._value_rows, self.values)
-        return sum((held if buffer is None else buffer).nbytes for buffer, held in rows)
-
-    def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room."""
-        keys, values = self._key_rows, self._value_rows
-        if not self.is_initialized or keys is None or values is None:
-            return None
-        length = self.keys.shape[-2]
-        end = length + count
-        for buffer, held in ((keys, self.keys), (values, self.values)):
-            if end > buffer.shape[-2] or not _is_view(held, buffer, held, length):
-                return None
-        self.keys, self.values = keys[..., :end, :], values[..., :end, :]
-        return self.keys, self.values
-
-    def reset(self) -> None:
-        """Forget every row; the buffers stay."""
-        self.keys = self.values = None  # type: ignore[assignment]
-        self.is_initialized = False
-
-    def keep(self, start: int, rows: list[int] | Tensor) -> None:
-        """Keep the first `start` rows and, behind them, those at `start` + each of the rising `rows`."""
-        if not self.is_initialized:  # a layer that shares another's rows
-            return
-        end = start + len(rows)
-        if len(rows):
-            index = torch.as_tensor(rows, device=self.keys.device) + start
-            for held in (self.keys, self.values):
-                held[..., start:end, :] = held.index_select(-2, index)
-        self.keys, self.values = self.keys[..., :end, :], self.values[..., :end, :]
+from speculant.engines.hf.in_place_layer import InPlaceLayer
+from speculant.engines.hf.indexed_layer import DynamicIndexedLayer, IndexedLayer
+from speculant.engines.hf.states.layers import HybridStateLayer, LinearAttentionLayer, Snapshot, StateLayer
+from speculant.engines.hf.states.mixers import Mixers
 
 
-def _copied(held: Tensor, length: int, room: int) -> tuple[Tensor, Tensor]:
-    """Return a buffer with copies of the first rows, and the view of them."""
-    buffer = held.new_empty((*held.shape[:-2], max(length, room), held.shape[-1]))
-    buffer[..., :length, :] = held[..., :length, :]
-    return buffer, buffer[..., :length, :]
-
-
-def _append(buffer: Tensor | None, held: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Write rows behind those held; return the buffer, a larger one if need be, and the view of its used part."""
-    length = 0 if held is None or not held.numel() else held.shape[-2]
-    needed = length + new.shape[-2]
-    if buffer is None or needed > buffer.shape[-2] or not _is_view(held, buffer, new, length):
-        capacity = max(needed, LEAST_ROWS, 2 * length)
-        buffer = new.new_empty((*new.shape[:-2], capacity, new.shape[-1]))
-        if length:
-            assert held is not None
-            buffer[..., :length, :] = held
-    buffer[..., length:needed, :] = new
-    return buffer, buffer[..., :needed, :]
-
-
-def _is_view(held: Tensor | None, buffer: Tensor, new: Tensor, length: int) -> bool:
-    same = buffer.dtype == new.dtype and buffer.device == new.device and buffer.shape[:-2] == new.shape[:-2]
-    if buffer.is_inference() != torch.is_inference_mode_enabled():  # torch lets those be written only in their own mode
-        return False
-    if not same or not length:
-        return same
-    assert held is not None
-    return held.data_ptr() == buffer.data_ptr() and held.stride() == buffer.stride()
-
-
-def usable_cache(cache: Any) -> DynamicCache:
+def usable_cache(cache: Any, config: Any = None) -> DynamicCache:
     """Return a cache of in-place layers, which any subset of rows can be kept of.
 
     A given DynamicCache is returned itself, its layers exchanged for ones that hold the same. `generate` hands sliding
     layers to models with windows; those forget rows that a rollback needs, so while they are empty the whole cache is
     replaced. The window is enforced by the mask instead.
 
+    Args:
+        cache: what was given; None for a new one.
+        config: the text config of a model with layers of several kinds; None for rows of keys and values alone.
+
     Raises:
         UnsupportedError: the cache holds something and cannot be rolled back, or is of another kind.
     """
     if cache is None:
-        cache = DynamicCache()
+        cache = DynamicCache() if config is None else DynamicCache(config=config)
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
         raise UnsupportedError(
             f"a {type(cache).__name__} cannot keep the accepted rows of a tree; leave out `cache_implementation` "
             "and `past_key_values`, or pass a DynamicCache()."
         )
+    if config is not None:
+        return _of_kinds(cache, config)
     kinds = {type(layer) for layer in cache.layers} - {DynamicLayer, InPlaceLayer}
     if kinds and cache.get_seq_length():
         raise UnsupportedError(
@@ -163,39 +58,145 @@ def usable_cache(cache: Any) -> DynamicCache:
     return cache
 
 
+def _of_kinds(cache: DynamicCache, config: Any) -> DynamicCache:
+    """Return a cache of the kinds of layers that a config names: the given one, or a new one where that is empty."""
+    if not cache.layers:
+        cache = DynamicCache(config=config)
+    held, attends = cached_length(cache), any(isinstance(layer, DynamicLayer) for layer in cache.layers)
+    layers: list[Any] = []
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            kind = HybridStateLayer if isinstance(layer, DynamicLayer) else StateLayer
+            own = kind.holding(layer, held)
+            own.note_others(held if attends else None)
+            layers.append(own)
+        elif isinstance(layer, DynamicIndexedLayer | IndexedLayer):
+            layers.append(IndexedLayer.adopt(layer))
+        elif isinstance(layer, DynamicLayer):
+            if held and type(layer) not in (DynamicLayer, InPlaceLayer):
+                raise UnsupportedError(f"the cache holds layers that cannot be rolled back ({type(layer).__name__}).")
+            layers.append(InPlaceLayer.adopt(layer) if held else InPlaceLayer())
+        else:
+            layers.append(layer)
+    cache.layers = layers
+    return cache
+
+
+def cached_length(cache: DynamicCache) -> int:
+    """Return how many rows a cache holds, drafted ones included.
+
+    Raises:
+        UnsupportedError: it holds states alone, of another origin, which do not say what they have read.
+    """
+    if any(isinstance(layer, DynamicLayer) for layer in cache.layers) or not cache.layers:
+        return int(cache.get_seq_length())
+    layer = cache.layers[rows_layer(cache)]
+    if isinstance(layer, StateLayer):
+        return layer.rows
+    if any(layer.has_previous_state.values()):
+        raise UnsupportedError(
+            "a cache of recurrent states alone does not say how many tokens it has read; go on from the `cache` of a "
+            "result instead."
+        )
+    return 0
+
+
+def rows_layer(cache: DynamicCache) -> int:
+    """Return the index of the layer whose rows tell how many a cache has: the first that attends, or has a state."""
+    for kind in (DynamicLayer, LinearAttentionLayer):
+        found = next((index for index, layer in enumerate(cache.layers) if isinstance(layer, kind)), None)
+        if found is not None:
+            return found
+    return 0
+
+
+def state_layers(cache: DynamicCache) -> list[StateLayer]:
+    """Return the layers of a cache that hold states."""
+    return [layer for layer in cache.layers if isinstance(layer, StateLayer)]
+
+
+def begin_own_pass(cache: DynamicCache, tokens: int, mixers: Mixers | None) -> None:
+    """Prepare layers of states for a pass of the model's own functions over so many tokens."""
+    for layer in state_layers(cache):
+        layer.begin_own(tokens, in_place=tokens == 1 and mixers is not None and mixers.in_place)
+
+
+def keep_read(cache: DynamicCache) -> None:
+    """Commit all that layers of states have read, where it is a chain, as prompts are."""
+    _take((layer, layer.after(range(layer.uncommitted))) for layer in state_layers(cache))
+
+
+def reusable_length(cache: DynamicCache, length: int) -> int:
+    """Return how many of the first `length` rows can be kept without the rest: those behind which a state is known."""
+    return min((layer.mark_before(length) for layer in state_layers(cache)), default=length)
+
+
 def copy_prefix(cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
-    """Return a cache with copies of the first `length` rows, and room for so many rows in all."""
-    copy = usable_cache(None)
-    copy.layers = [InPlaceLayer.prefix(layer, length, room) for layer in cache.layers]
+    """Return a cache with copies of the first rows, of as many as are reusable, and room for so many in all."""
+    copy, length = DynamicCache(), reusable_length(cache, length)
+    copy.layer_class_to_replicate = cache.layer_class_to_replicate
+    for layer in cache.layers:
+        if isinstance(layer, StateLayer):
+            copy.layers.append(layer.copied(length, room))
+        else:
+            copy.layers.append(layer.prefix(layer, length, room) if isinstance(layer, InPlaceLayer) else layer)
     return copy
 
 
 def held_bytes(cache: DynamicCache) -> int:
     """Return the bytes of a cache from `usable_cache`, rows that are not in use included."""
-    return sum(layer.nbytes for layer in cache.layers)
+    return sum(getattr(layer, "nbytes", 0) for layer in cache.layers)
 
 
 def compacted(cache: DynamicCache) -> DynamicCache:
     """Return the cache itself, or a copy in buffers that fit where more than a quarter of its own is not in use."""
-    used = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers if layer.is_initialized)
-    length = cache.get_seq_length()
-    return cache if 4 * used >= 3 * held_bytes(cache) else copy_prefix(cache, length, room=length)
+    rows = [layer for layer in cache.layers if isinstance(layer, InPlaceLayer) and layer.is_initialized]
+    used = sum(layer.keys.nbytes + layer.values.nbytes for layer in rows)
+    if 4 * used >= 3 * sum(layer.rows_nbytes for layer in rows):
+        return cache
+    length = cached_length(cache)
+    return copy_prefix(cache, length, room=length)
 
 
-def crop_cache(cache: DynamicCache, length: int) -> None:
-    """Keep the first `length` rows, for a prompt that shares only those.
+def crop_cache(cache: DynamicCache, length: int) -> int:
+    """Keep the first rows, as many of them as are reusable, for a prompt that shares only those; return how many.
 
     The cache's own `crop` counts differently from one release of transformers to the next.
     """
-    keep_rows(cache, length, [])
+    kept = reusable_length(cache, length)
+    for layer in state_layers(cache):
+        layer.return_to(kept)
+    _keep_in_place(cache, kept, [])
+    return kept
 
 
 def keep_rows(cache: DynamicCache, start: int, rows: list[int]) -> None:
-    """Keep the first `start` rows of every layer and, behind them, those at `start` + each of the rising `rows`."""
+    """Keep the first `start` rows of every layer and, behind them, those at `start` + each of the rising `rows`.
+
+    In layers of states, `start` rows are committed, and these are a path behind them.
+    """
+    _take((layer, layer.after(rows)) for layer in state_layers(cache))
+    _keep_in_place(cache, start, rows)
+
+
+def cut_rows(cache: DynamicCache, start: int, rows: int) -> None:
+    """Keep the committed `start` rows and the first so many behind them, of what a pass that failed has left."""
+    for layer in state_layers(cache):
+        layer.cut_rows(rows)
+    _keep_in_place(cache, start + rows, [])
+
+
+def _take(states: Iterable[tuple[StateLayer, Snapshot]]) -> None:
+    """Give each layer its state, once all of them have been computed."""
+    for layer, snapshot in list(states):
+        layer.restore(snapshot)
+
+
+def _keep_in_place(cache: DynamicCache, start: int, rows: list[int]) -> None:
     still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # these are where they belong
     moved: list[int] | Tensor = [row - still for row in rows[still:]]
     for layer in cache.layers:
-        if layer.is_initialized:
+        if isinstance(layer, InPlaceLayer) and layer.is_initialized:
             if len(moved):
                 moved = torch.as_tensor(moved, device=layer.keys.device)  # one copy for all layers of a device
             layer.keep(start + still, moved)
@@ -215,7 +216,7 @@ def layer_rows(cache: DynamicCache, layer: int, length: int, *, seen: Bool | Non
     """
     layers = cache.layers
     held = layers[layer] if -len(layers) <= layer < len(layers) else None
-    if held is None or not held.is_initialized or held.keys.shape[-2] < length:
+    if held is None or not getattr(held, "is_initialized", False) or held.keys.shape[-2] < length:
         raise UnsupportedError(
             f"layer {layer} of this model keeps no keys and values of its own, or not those of all tokens; use a "
             "head that reads none."

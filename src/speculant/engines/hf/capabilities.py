@@ -13,17 +13,23 @@ from typing import Any
 
 import torch
 
-from speculant.core.engine import Capabilities
+from speculant.core.engine import Capabilities, refused
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.model_view import find_layers
+from speculant.engines.hf.states.mixers import Mixers, find_mixers
 
 TREE_ATTENTION = ("sdpa", "eager")
+INDEXED_LAYERS = {"indexed_attention"}
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+STATE_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")  # what forwards call their cache
+WITHOUT_CACHE = {"moe", "mlp"}
 WITHOUT_POSITIONS = ("alibi", "bloom", "mpt")
 ENCODERS = (  # classes that attend in both directions unless the config's `is_decoder` is True
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
+STATE_ON_MODULES = ("recurrent_gemma",)  # so that all texts on the model share it
 OWN_SCHEMES = {  # model types whose passes go by rules of their own, and those rules
     "cpmant": "puts prompt tokens of its own in front of every text, and builds its masks from the whole text",
     "prophetnet": "predicts several tokens ahead in streams that attend in a way of their own, one token a pass",
@@ -50,58 +56,90 @@ class HFCapabilities(Capabilities):
         rope_rereads: whether `generate` reads the text anew when it reaches the limit.
         keeps_logits: whether `logits_to_keep` can restrict the logits to the last rows.
         takes_positions: whether the model takes position ids.
+        by_slot: whether the class counts positions by the rows of its cache, padding included.
+        slots: the most rows that a cache may hold, drafts included, where the class has a mask of that size; or None.
         batches: whether several sequences may share a pass.
+        media: whether the class also takes images, sound or other inputs, with which drafts are not verified.
+        attends: whether there are layers that attend to rows, so that passes need masks and positions.
+        indexed: whether there are layers that choose the tokens they attend to by an index.
+        mixers: where there are layers whose cache is a state, of which passes over drafts are recorded; None without.
+        replays: whether the cache can only be copied: chains are verified, and accepted tokens may be read again.
+        cache_argument: what its forward calls the cache.
     """
 
-    additive: bool
-    window: int | None
-    window_by_cache: bool
-    mixed: bool
-    rope_limit: int | None
-    rope_follows: bool
-    rope_rereads: bool
-    keeps_logits: bool
-    takes_positions: bool
+    additive: bool = False
+    window: int | None = None
+    window_by_cache: bool = False
+    mixed: bool = False
+    rope_limit: int | None = None
+    rope_follows: bool = False
+    rope_rereads: bool = False
+    keeps_logits: bool = False
+    takes_positions: bool = False
+    by_slot: bool = False
+    slots: int | None = None
     batches: bool = True
+    media: bool = False
+    attends: bool = True
+    indexed: bool = False
+    mixers: Mixers | None = None
+    replays: bool = False
+    cache_argument: str = "past_key_values"
+
+    @property
+    def states(self) -> bool:
+        """Whether there are layers whose cache is a state."""
+        return self.mixers is not None
+
+
+def check_generates(model: Any) -> None:
+    """Refuse a model that cannot be decoded at all.
+
+    Raises:
+        UnsupportedError: it has no head, or no `generate`.
+    """
+    if not (hasattr(model, "can_generate") and model.can_generate()):
+        name = type(base_model(model)).__name__
+        raise UnsupportedError(f"{name} has no language-model head to decode with; load it with AutoModelForCausalLM.")
 
 
 def check_model(model: Any) -> HFCapabilities:
     """Return how drafts can be verified on a transformers model.
 
     Raises:
-        UnsupportedError: they cannot; the message says why and what to do.
+        UnsupportedError: they cannot; the message gives the reason.
     """
     config, base, name = model.config, base_model(model), type(base_model(model)).__name__
     text = config.get_text_config(decoder=True)
+    check_generates(model)
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{name} is an encoder-decoder model; Speculant decodes decoder-only causal LMs.")
+        raise UnsupportedError(f"{name} is an encoder-decoder model, on which drafts are not verified yet.")
     parameters = inspect.signature(base.forward).parameters
-    parts = [part for part in ("vision_config", "audio_config") if getattr(config, part, None) is not None]
-    if parts or {"mm_encoder_outputs", "image_patches"} & set(parameters):
-        raise UnsupportedError(
-            f"{name} is multimodal. Load its text model alone, for instance with AutoModelForCausalLM, if it has one."
-        )
-    if not (hasattr(model, "can_generate") and model.can_generate()):
-        raise UnsupportedError(f"{name} has no language-model head to decode with; load it with AutoModelForCausalLM.")
     layers = set(getattr(text, "layer_types", None) or ())
-    if getattr(model, "_is_stateful", False) or layers - KNOWN_LAYERS:
-        kinds = ", ".join(sorted(layers - KNOWN_LAYERS)) or "recurrent state"
-        raise UnsupportedError(
-            f"{name} has layers whose cache cannot be rolled back after a rejected draft ({kinds}). "
-            "Use plain `model.generate` for it."
-        )
+    if config.model_type in STATE_ON_MODULES:
+        raise UnsupportedError(f"{name} keeps the state of a text on its modules, where it cannot be taken back.")
+    others = layers - KNOWN_LAYERS - INDEXED_LAYERS - WITHOUT_CACHE
+    keeps_rows = not others and not getattr(model, "_is_stateful", False)
+    mixers = None if keeps_rows or others - set(STATE_LAYERS) else find_mixers(base)
+    replays = not keeps_rows and mixers is None
     if reason := _own_way(base, config):
-        raise UnsupportedError(f"{name} {reason}. Use plain `model.generate` for it.")
+        raise UnsupportedError(f"{name} {reason}.")
     if model.generation_config.use_cache is False:
         raise UnsupportedError(
             f"{name} decodes without a key-value cache, as its config says. Set `model.generation_config.use_cache` "
-            "to True, or use plain `model.generate`."
+            "to True."
         )
 
     notes: list[str] = []
     attention = getattr(text, "_attn_implementation", None) or "eager"
     trees = True
-    if attention not in TREE_ATTENTION:
+    if replays:
+        trees = False
+        notes.append(
+            f"the cache of {name} keeps no rows to choose from: drafts are verified as chains, and accepted tokens are "
+            "read again after a rejected one."
+        )
+    elif attention not in TREE_ATTENTION:
         trees = False
         notes.append(
             f"{attention} attention takes no tree mask: drafts are verified as chains. "
@@ -110,7 +148,7 @@ def check_model(model: Any) -> HFCapabilities:
     elif "chunked_attention" in layers:
         trees = False
         notes.append(f"{name} attends in chunks: drafts are verified as chains.")
-    elif "position_ids" not in parameters or _has_alibi(text):
+    elif ("position_ids" not in parameters and _attends(mixers, layers)) or _has_alibi(text):
         trees = False
         notes.append(f"{name} takes no position ids: drafts are verified as chains.")
     quantised = getattr(config, "quantization_config", None)
@@ -127,7 +165,9 @@ def check_model(model: Any) -> HFCapabilities:
     if model.dtype in (torch.bfloat16, torch.float16):
         notes.append(f"{str(model.dtype).removeprefix('torch.')}: near-ties can flip against plain decoding.")
 
-    sliding = "sliding_attention" in layers or (not layers and getattr(text, "sliding_window", None) is not None)
+    sliding = bool({"sliding_attention", "hybrid_sliding"} & layers) or (
+        not layers and getattr(text, "sliding_window", None) is not None
+    )
     place = find_layers(model)
     longrope, dynamic = _rope_limits(text)
     return HFCapabilities(
@@ -136,16 +176,38 @@ def check_model(model: Any) -> HFCapabilities:
         additive=attention == "eager",
         window=int(text.sliding_window) if sliding else None,
         window_by_cache=sliding and not _masks_windows(base),
-        mixed=sliding and "full_attention" in layers,
-        positions=getattr(text, "max_position_embeddings", None),
+        mixed=sliding and bool({"full_attention", "hybrid", *INDEXED_LAYERS} & layers),
+        indexed=bool(layers & INDEXED_LAYERS),
+        positions=_positions(text),
         rope_limit=min((limit for limit in (longrope, dynamic) if limit is not None), default=None),
         rope_follows=dynamic is not None,
         rope_rereads=longrope is not None and _rereads(base),
         vocabulary=text.vocab_size,
         keeps_logits="logits_to_keep" in parameters,
         takes_positions="position_ids" in parameters,
+        by_slot="position_ids" not in parameters and not _has_alibi(text) and _attends(mixers, layers),
+        slots=_slots(base),
+        media=text is not config or bool({"mm_encoder_outputs", "image_patches"} & set(parameters)),
+        attends=_attends(mixers, layers),
+        mixers=mixers,
+        replays=replays,
+        cache_argument=next((each for each in CACHE_ARGUMENTS if each in parameters), CACHE_ARGUMENTS[0]),
         notes=tuple(notes),
     )
+
+
+def _attends(mixers: Mixers | None, layers: set[str]) -> bool:
+    """Return whether a class has layers that attend to rows, beside those of states."""
+    return mixers is None or bool(layers - {"linear_attention", "conv"} - WITHOUT_CACHE)
+
+
+def plain_capabilities(model: Any, reason: str) -> HFCapabilities:
+    """Return the capabilities of a model that is decoded without drafts for this reason."""
+    config = model.config
+    text = config.get_text_config(decoder=True)
+    positions = None if getattr(config, "is_encoder_decoder", False) else _positions(text)  # a prompt is the encoder's
+    found = HFCapabilities(vocabulary=text.vocab_size, positions=positions, trees=False, batches=False)
+    return refused(found, reason)
 
 
 def optional_layers(model: Any) -> int:
@@ -159,12 +221,43 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def acts_inside_generate(model: Any) -> bool:
+    """Return whether the active adapter of a PEFT model is in effect only while its own `generate` runs."""
+    return bool(getattr(getattr(model, "active_peft_config", None), "alora_invocation_tokens", None))
+
+
 def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
     """Return what transformers' own decoding loop runs its passes in, where this release has it."""
     mode: contextlib.AbstractContextManager[Any] = getattr(
         model, "_optimize_model_for_decode", contextlib.nullcontext
     )()
     return mode
+
+
+def _positions(config: Any) -> int | None:
+    """Return how many positions a model has, None for any number."""
+    found = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    return next((int(positions) for positions in found if positions and positions > 0), None)  # XLNet's are -1
+
+
+def _slots(model: Any) -> int | None:
+    """Return the size of the causal mask that a class keeps as a buffer [.., P, P], as GPT-Neo does; None for none."""
+    masks = [mask for mask in model.buffers() if mask.ndim > 1 and mask.shape[-1] == mask.shape[-2] > 1]
+    sizes = [int(mask.shape[-1]) for mask in masks if mask.dtype in (torch.bool, torch.uint8)]
+    return min(sizes, default=None)
+
+
+def adapter_reason(model: Any) -> str:
+    """Return why drafts are not verified with the active adapter of a PEFT model; "" where they may be."""
+    adapter = getattr(model, "active_peft_config", None)
+    if adapter is None:
+        return ""
+    kind = getattr(adapter.peft_type, "value", adapter.peft_type)
+    if adapter.is_prompt_learning:
+        return f"the adapter ({kind}) puts tokens of its own before every text."
+    if acts_inside_generate(model):
+        return f"the adapter ({kind}) begins to act at a place in the text."
+    return ""
 
 
 def _rope_limits(config: Any) -> tuple[int | None, int | None]:
@@ -206,7 +299,7 @@ def _own_way(model: Any, config: Any) -> str:
     """Return what keeps a class from being decoded with a key-value cache and causal masks; "" if nothing does."""
     if config.model_type in OWN_SCHEMES:
         return OWN_SCHEMES[config.model_type]
-    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
+    if not set(CACHE_ARGUMENTS) & set(inspect.signature(type(model).forward).parameters):
         return "has no key-value cache: its `forward` takes no `past_key_values`"
     if config.model_type in ENCODERS and not getattr(config, "is_decoder", False):
         return "attends in both directions, since `is_decoder` is False in its config"

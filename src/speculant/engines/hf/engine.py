@@ -1,9 +1,12 @@
-"""A transformers model as an engine: passes of its sequences, alone or several at once."""
+"""A transformers model as an engine: passes of its sequences, alone or several at once.
+
+Before every request the model is looked at again, since hooks, adapters, the attention and much else may have changed
+since it was probed. Where drafts cannot be verified, sequences are decoded by the model's own methods.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,64 +15,118 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
-from speculant.core.errors import OutOfMemoryError, UsageError
-from speculant.core.tree import DraftTree
+from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
+from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
-from speculant.engines.hf.cache import compacted, copy_prefix, crop_cache, held_bytes
-from speculant.engines.hf.capabilities import HFCapabilities, check_model
+from speculant.engines.hf.cache import compacted, copy_prefix, crop_cache, held_bytes, reusable_length
+from speculant.engines.hf.capabilities import (
+    STATE_ON_MODULES,
+    HFCapabilities,
+    adapter_reason,
+    check_generates,
+    check_model,
+    plain_capabilities,
+)
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.probe import Outcome, merge, probe_outcome
-from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.engines.hf.generate_capture import Call
+from speculant.engines.hf.live_check import LiveCheck
+from speculant.engines.hf.model_state import state_of
+from speculant.engines.hf.opening import AnySequence, open_sequence
+from speculant.engines.hf.plain_cache import PlainTargetCache
+from speculant.engines.hf.probe import merge, probe_outcome
+from speculant.engines.hf.probe_rounds import ROW_COUNTS
 
 
 class HFEngine:
     """Runs passes of a transformers model; see `core.engine.Engine`. Its passes need no gradients and compute none."""
 
-    def __init__(self, model: Any, *, acceleration: Acceleration | None = None, notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        entry: Any = None,
+        acceleration: Acceleration | None = None,
+        notes: Sequence[str] = (),
+        strict: bool = True,
+    ) -> None:
         """Find out what the model can do.
 
         Args:
-            model: a decoder-only causal LM.
+            model: a model with a language-model head.
+            entry: the PEFT model around it, whose `generate` says what its text is; None for the model itself.
             acceleration: the prepared model; None for its own passes.
             notes: what the user should know beside the model's own notes.
+            strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
 
         Raises:
-            UnsupportedError: drafts cannot be verified on this model; the message gives the reason and the way out.
+            UnsupportedError: the model cannot be decoded; or, if `strict`, drafts cannot be verified on it.
         """
+        check_generates(model)
         self.acceleration = PlainPasses() if acceleration is None else acceleration
-        self._runner = ModelRunner(model, check_model(model), self.acceleration)
+        self.entry, self._strict, self._notes = model if entry is None else entry, strict, tuple(notes)
+        self._state: tuple[Any, ...] | None = None
+        self.changes = 0  # how often the model was found to have changed, so that what was computed before is void
+        self._largest = ROW_COUNTS[-1]
+        self._latest: list[Any] = []  # see `PlainTargetCache`
+        self._runner = ModelRunner(model, self._checked(model), self.acceleration)
         self._batch = BatchPass(self._runner)
-        self._outcome: Outcome | None = None
-        self._notes = tuple(notes)
+        self._live = LiveCheck(self._runner)
 
     @property
     def latency_facts(self) -> tuple[object, ...]:
         """What the latency of passes depends on, beside the model's config, dtype and acceleration: nothing."""
         return ()
 
-    def probe(self, *, drafts: bool) -> None:
-        """Check once that drafts, or passes over several sequences, leave the model's logits as they are; see `probe`.
+    def probe(self, *, rows: int = ROW_COUNTS[-1]) -> None:
+        """Check that passes, with drafts and of several sequences, leave the model's logits as they are; see `probe`.
 
-        The capabilities, those of open sequences too, are narrowed to what does.
+        Nothing is done where the model is as it was at the last call. The capabilities, those of open sequences too,
+        are narrowed to what does.
 
         Args:
-            drafts: whether drafts are to be verified; else only plain passes, which a refused model runs one by one.
+            rows: the most that a pass will have.
 
         Raises:
-            UnsupportedError: drafts cannot be verified on this model; the message gives the reason and the way out.
+            UnsupportedError: the model is strict, and drafts cannot be verified on it.
             OutOfMemoryError: the device is full.
         """
-        known = self._outcome
         runner = self._runner
-        outcome = probe_outcome(runner.model, runner.capabilities, self.acceleration) if known is None else known
-        if drafts or outcome.verdict != "refused":
-            if known is None or known.verdict == "refused":
-                runner.capabilities = merge(runner.capabilities, outcome, type(runner.model).__name__)
-        else:
-            runner.capabilities = replace(runner.capabilities, batches=False)
-        if known is None:
-            self._outcome, self._batch = outcome, BatchPass(runner)
+        while self._largest < rows:  # doubled, so that few numbers are probed
+            self._largest *= 2
+        state = (adapter_reason(self.entry), self._largest, state_of(runner.model))
+        if state == self._state:
+            return
+        if self._state is None or (state[0], state[2]) != (self._state[0], self._state[2]):
+            self.changes += 1
+        found = self._checked(runner.model)
+        if found.drafts:
+            with torch.random.fork_rng():  # a model in training mode draws from the default streams
+                outcome = probe_outcome(runner.model, found, self.acceleration, entry=self.entry, largest=self._largest)
+            found = merge(found, outcome, type(runner.model).__name__)
+            self._refuse(found)
+        runner.capabilities, self._state = found, state
+        self._batch, self._live = BatchPass(runner), LiveCheck(runner)
+
+    def _checked(self, model: Any) -> HFCapabilities:
+        """Return what the class, config and adapter promise.
+
+        Raises:
+            UnsupportedError: it is nothing, and the engine is strict.
+        """
+        try:
+            if reason := adapter_reason(self.entry):
+                raise UnsupportedError(reason)
+            return check_model(model)
+        except UnsupportedError as error:
+            found = plain_capabilities(model, str(error))
+        self._refuse(found)
+        return found
+
+    def _refuse(self, found: HFCapabilities) -> None:
+        if self._strict and not found.drafts:
+            reason = found.refusal.rstrip(".")
+            raise UnsupportedError(f"{reason}. Leave out `strict` to decode it plainly, or use `model.generate`.")
 
     @property
     def model(self) -> Any:
@@ -84,12 +141,23 @@ class HFEngine:
     def notes(self) -> tuple[str, ...]:
         """What the user should know, of the model, its preparation, its drafter and its batches so far."""
         notes = (*self.capabilities.notes, *self.acceleration.notes, *self._notes)
+        if not self.capabilities.drafts:
+            return notes
         return (*notes, *(note for note in (self.batch_note, self._batch.prompt_note) if note))
 
     @property
     def batch_note(self) -> str:
         """Why the sequences of a batch are run one after the other; empty if they are not."""
         return self._batch.note
+
+    @property
+    def texts_at_once(self) -> int:
+        """How many texts may be decoded in turns: one where the model keeps their state on its modules."""
+        return 1 if self.model.config.model_type in STATE_ON_MODULES else UNLIMITED
+
+    def open_plain(self, call: Call) -> PlainTargetCache:
+        """Return a new sequence of what `generate` prepared, which the model's own methods decode without drafts."""
+        return PlainTargetCache(call, self._latest)
 
     def open(
         self,
@@ -98,7 +166,7 @@ class HFEngine:
         cache: DynamicCache | None = None,
         padding: Tensor | None = None,
         positions: Tensor | None = None,
-    ) -> HFTargetCache:
+    ) -> AnySequence:
         """Return a new sequence, of which nothing but the given cache is read yet.
 
         Args:
@@ -110,14 +178,21 @@ class HFEngine:
         Raises:
             UnsupportedError: the cache is of a kind that cannot be rolled back.
         """
-        return HFTargetCache(self._runner, ids, cache=cache, padding=padding, positions=positions)
+        return open_sequence(self._runner, ids, cache=cache, padding=padding, positions=positions)
 
-    def crop(self, cache: DynamicCache, length: int) -> None:
-        """Keep the first tokens of a cache, for a prompt that shares only those."""
-        crop_cache(cache, length)
+    def crop(self, cache: DynamicCache, length: int) -> int:
+        """Keep the first tokens of a cache, for a prompt that shares only those; return how many, see `reusable`."""
+        return crop_cache(cache, length)
+
+    def reusable(self, cache: DynamicCache, length: int) -> int:
+        """Return how many of the first tokens of a cache a prompt can begin with.
+
+        All of them, but where layers hold states: these are known at the end of the text and of its prompt alone.
+        """
+        return reusable_length(cache, length)
 
     def copy_prefix(self, cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
-        """Return a copy of the first tokens of a cache, with room for so many tokens in all.
+        """Return a copy of the first tokens of a cache, as many as `reusable` says, with room for so many in all.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -135,16 +210,22 @@ class HFEngine:
         """Return a cache, or a copy where much of its memory is not in use."""
         return compacted(cache)
 
-    def forward(self, batch: Sequence[tuple[HFTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(self, batch: Sequence[tuple[AnySequence, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         if any(cache.uncommitted for cache, _, _ in batch):
             raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
         requests = [(cache, *tree.rows(root)) for cache, root, tree in batch]
-        if len(requests) == 1:
-            [(cache, tokens, parents)] = requests
-            return [cache.forward(tokens, parents, needs=needs)]
+        sample = self._live.sample([(cache, root, tree) for cache, root, tree in batch if len(tree)])
+        passes = self._run(requests, needs)
+        if sample is not None:
+            self._live.compare(sample, passes[[cache for cache, _, _ in batch].index(sample.cache)])
+        return passes
+
+    def _run(self, requests: Sequence[tuple[AnySequence, Int32, Int32]], needs: Needs) -> list[Pass]:
+        if len(requests) == 1 or any(isinstance(cache, PlainTargetCache) for cache, _, _ in requests):
+            return [cache.forward(tokens, parents, needs=needs) for cache, tokens, parents in requests]
         return self._batch.forward(requests, needs)
 
-    def prefill(self, batch: Sequence[tuple[HFTargetCache, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+    def prefill(self, batch: Sequence[tuple[AnySequence, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
         return self._batch.prefill(batch, needs)
 
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:

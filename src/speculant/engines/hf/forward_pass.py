@@ -12,13 +12,16 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
-from speculant.core.errors import OutOfMemoryError
-from speculant.core.tree import Bool, Int64
+from speculant.core.errors import OutOfMemoryError, UnsupportedError
+from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.acceleration import Acceleration
-from speculant.engines.hf.capabilities import HFCapabilities, decode_mode
+from speculant.engines.hf.cache import usable_cache
+from speculant.engines.hf.capabilities import STATE_LAYERS, HFCapabilities, decode_mode
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.extra_embeddings import with_embeddings
 from speculant.engines.hf.layer_selection import LayerSelection
+from speculant.engines.hf.states.recorded_cache import RecordedCache, RecordedStates
+from speculant.engines.hf.states.recorder import Recorder
 from speculant.engines.hf.topk import top_on_host
 
 
@@ -44,10 +47,12 @@ class PassOutput:
     Attributes:
         logits: [R, V], of all rows or of those that were wanted.
         hidden: [n, L', D], the tapped layers; None if none were.
+        cache: what the model returned as its cache.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
+    cache: Any = None
 
 
 class ModelRunner:
@@ -64,34 +69,46 @@ class ModelRunner:
         self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
         self._selection = LayerSelection(model)
 
+    def empty_cache(self, cache: Any = None) -> DynamicCache:
+        """Return a cache of this model's kinds of layers, or a given one with its layers made such; see `usable_cache`.
+
+        Raises:
+            UnsupportedError: the given one cannot be rolled back.
+        """
+        several = self.capabilities.states or self.capabilities.indexed
+        return usable_cache(cache, self.model.config.get_text_config(decoder=True) if several else None)
+
     def run(
         self,
         given: PassInput,
-        cache: DynamicCache,
+        cache: Any,
         *,
         needs: Needs = NO_NEEDS,
         layers: Sequence[int] | None = None,
         config: Mapping[str, Any] | None = None,
         embeddings: Tensor | None = None,
         wanted: Sequence[int] | None = None,
+        recorder: Recorder | None = None,
         total: int,
     ) -> PassOutput:
         """Run a pass, without gradients; the cache grows by its rows.
 
         Args:
             given: n rows.
-            cache: what it attends to.
+            cache: what it attends to; None for a new one of the model's own kind.
             needs: which layers' output is wanted.
             layers: the decoder layers to run; None for all.
             config: attributes that the layers' config is to have instead of its own.
             embeddings: [E, D], of tokens behind the vocabulary.
             wanted: the rows whose logits are wanted, rising; None for all.
+            recorder: what layers of states run instead of their own functions; None for those.
             total: how many rows the caches will hold, for the message if memory runs out.
 
         Raises:
             OutOfMemoryError: the device is full.
             UnsupportedError: hidden states or a subset of layers are not available on this model.
         """
+        held = cache if recorder is None or isinstance(cache, RecordedStates) else RecordedCache(cache, recorder)
         options: dict[str, Any] = {}
         if self.capabilities.takes_positions:
             options["position_ids"] = given.positions
@@ -103,21 +120,25 @@ class ModelRunner:
                 index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
-            model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config)
+            functions = {} if recorder is None else recorder.functions
+            model = self._selection.view(
+                self.acceleration.model_for(self.model, count), taps, layers, config, functions
+            )
             if embeddings is not None:
                 model = with_embeddings(model, self.model, self.capabilities.vocabulary, embeddings)
             output = model(
                 input_ids=given.ids.to(self.model.device),
                 attention_mask=given.mask,
-                past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
+                **{self.capabilities.cache_argument: held},
                 **options,
             )
         logits: Tensor = output.logits[0]
-        return PassOutput(logits if index is None else logits[index], taps.hidden(count))
+        behind = getattr(output, self.capabilities.cache_argument, None)
+        return PassOutput(logits if index is None else logits[index], taps.hidden(count), behind)
 
-    def verify(self, given: PassInput, cache: DynamicCache, **options: Any) -> PassOutput:
+    def verify(self, given: PassInput, cache: Any, **options: Any) -> PassOutput:
         """Run a pass as `run` does, in the mode in which transformers' own decoding loop runs its passes."""
         with decode_mode(self.model):
             return self.run(given, cache, **options)
@@ -133,12 +154,17 @@ class ModelRunner:
             before, seen, hidden: see `DraftRows.mask`.
         """
         capabilities, full, sliding = self.capabilities, None, None
+        if not capabilities.attends:
+            return None
         if capabilities.mixed or capabilities.window is None:
             full = rows.mask(start, before, seen=seen, hidden=hidden)
         if capabilities.window is not None:
             sliding = rows.mask(start, before, seen=seen, window=capabilities.window, hidden=hidden)
         if capabilities.mixed:
-            return {"full_attention": self._to_device(full), "sliding_attention": self._to_device(sliding)}
+            masks = {"full_attention": self._to_device(full), "sliding_attention": self._to_device(sliding)}
+            if capabilities.indexed:
+                masks["indexed_attention"] = masks["full_attention"]
+            return masks | dict.fromkeys(STATE_LAYERS) if capabilities.states else masks
         return self._to_device(full if capabilities.window is None else sliding)
 
     def _to_device(self, mask: Bool | None) -> Tensor:
@@ -148,6 +174,30 @@ class ModelRunner:
             return allowed.to(device)
         dtype = self.model.dtype
         return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min).to(device)
+
+
+def check_queries(needs: Needs, capabilities: HFCapabilities) -> None:
+    """Refuse rows beside a draft where only chains can be verified.
+
+    Raises:
+        UnsupportedError: they are needed.
+    """
+    if needs.queries and not capabilities.trees:
+        raise UnsupportedError(
+            "this method asks for rows beside the draft, and this model verifies chains only; its notes give the "
+            "reason. Use another method."
+        )
+
+
+def check_tokens(tokens: Int32, vocabulary: int) -> None:
+    """Refuse drafted tokens that the model does not have.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
+        raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
 
 
 def finished_pass(output: PassOutput, needs: Needs) -> Pass:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,10 @@ from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.engines.hf.sampler import SamplingPlan
 
-HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+HANDLED = {
+    *("attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache"),
+    *("logits_to_keep", "cache_position"),
+}
 NEED_SAMPLING = ("do_sample", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
@@ -22,6 +25,8 @@ class Call:
     """Takes the place of the decoding loop, keeps its arguments and decodes nothing.
 
     In front of `start` ids Int64[1, T] are padding that the target need not read; processors and criteria see it.
+    `inputs` are all of the model's, `others` those that this loop does not know, and `prepare_inputs` is what somebody
+    has put in the place of the model's own `prepare_inputs_for_generation`, else None.
     """
 
     start = 0
@@ -34,6 +39,8 @@ class Call:
     padding: Tensor | None
     positions: Tensor | None
     others: dict[str, Any]
+    inputs: dict[str, Any]
+    prepare_inputs: Any
 
     def __call__(
         self,
@@ -47,17 +54,39 @@ class Call:
         """Be called by `generate`; the signature is that of its decoding methods."""
         self.model, self.ids, self.config = model, input_ids, generation_config
         self.processors, self.criteria = list(logits_processor), list(stopping_criteria)
-        self.cache = model_kwargs.get("past_key_values")
+        self.cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
         self.padding = model_kwargs.get("attention_mask")
-        self.positions = model_kwargs.get("position_ids")
-        self.others = {name: value for name, value in model_kwargs.items() if name not in HANDLED and value is not None}
+        self.positions, axes = model_kwargs.get("position_ids"), None
+        if self.positions is not None and self.positions.ndim > 2:  # [A, B, T], alike in text
+            axes = self.positions if (self.positions != self.positions[:1]).any() else None
+            self.positions = self.positions[0]
+        self.others = {
+            name: value for name, value in model_kwargs.items() if name not in HANDLED and _given(name, value)
+        }
+        if axes is not None:
+            self.others["position_ids"] = axes
         if model_kwargs.get("use_cache") is False:
             self.others["use_cache"] = False
+        self.inputs = model_kwargs
+        put = vars(model).get("prepare_inputs_for_generation")
+        own = type(model).prepare_inputs_for_generation
+        self.prepare_inputs = None if getattr(put, "__func__", None) is own else put
         return input_ids
 
 
-def check(call: Call) -> None:
+def _given(name: str, value: Any) -> bool:
+    """Return whether an input says anything: no empty parts, and no types of tokens that are all text."""
+    if value is None or (isinstance(value, Mapping) and not value):
+        return False
+    return not (name.endswith("token_type_ids") and isinstance(value, Tensor) and not value.any())
+
+
+def check(call: Call, *, plain: bool = False) -> None:
     """Check what a call asks for, however many rows it has.
+
+    Args:
+        call: see above.
+        plain: whether it is decoded by the model's own methods, which know all of the model's inputs.
 
     Raises:
         UnsupportedError: it asks for what this loop does not do; the message says what to leave out.
@@ -74,7 +103,7 @@ def check(call: Call) -> None:
             "attentions and hidden states are not returned: a pass over a tree has none per token. "
             "Leave out output_attentions and output_hidden_states."
         )
-    if call.others:
+    if call.others and not plain:
         raise UnsupportedError(
             f"these inputs are not understood here: {', '.join(sorted(call.others))}. Leave them out, or call "
             "`model.generate` without custom_generate."
@@ -82,15 +111,15 @@ def check(call: Call) -> None:
 
 
 def plan_sampling(
-    call: Call, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None
+    call: Call, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None, plain: bool = False
 ) -> SamplingPlan:
-    """Check a call of one row and return how its tokens are chosen, stop strings included.
+    """Check a call of one row, as `check` does, and return how its tokens are chosen, stop strings included.
 
     Raises:
         UnsupportedError: it has several rows, or asks for what this loop does not do.
         TokenizerError: stop strings without a tokenizer.
     """
-    check(call)
+    check(call, plain=plain)
     if call.ids.shape[0] != 1:
         raise UnsupportedError(
             f"{call.ids.shape[0]} sequences were asked for where one is decoded. Use `Speculator.generate_batch`, or "

@@ -24,6 +24,7 @@ from speculant.engines.hf.model_view import (
     view_model,
     with_config,
 )
+from speculant.engines.hf.states.mixers import find_mixers, recorded_layer
 
 
 class Taps:
@@ -72,7 +73,8 @@ class LayerSelection:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._outputs: dict[int, int | None] = {}  # by layer, once a pass has left layers out; see `Taps.outputs`
-        self._attention: dict[type, tuple[tuple[str, ...], ...]] = {}  # by the class of layers; see `attention_paths`
+        self._mixers: Mapping[int, tuple[tuple[str, ...], ...]] | None = None  # see `find_mixers`
+        self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by the index of a layer; see `attention_paths`
 
     def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
         """Return taps for hidden layers as `Needs` names them.
@@ -94,7 +96,12 @@ class LayerSelection:
         return Taps(indices)
 
     def view(
-        self, source: Any, taps: Taps, layers: Sequence[int] | None, config: Mapping[str, Any] | None = None
+        self,
+        source: Any,
+        taps: Taps,
+        layers: Sequence[int] | None,
+        config: Mapping[str, Any] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
     ) -> Any:
         """Return what a pass is to run on: its source, or a view of that.
 
@@ -103,12 +110,13 @@ class LayerSelection:
             taps: the layers whose output is wanted.
             layers: the layers to run; None for all.
             config: attributes that the config of attention modules is to have instead of its own.
+            functions: what mixers of states are to call instead of transformers' functions of these names.
 
         Raises:
             UnsupportedError: the model's layers were not found, or they run in a way of their own.
             UsageError: the layers are not distinct and in order.
         """
-        if not taps.indices and layers is None and config is None:
+        if not taps.indices and layers is None and config is None and not functions:
             return source
         place = self._place()
         above = source
@@ -119,7 +127,11 @@ class LayerSelection:
             own = self._model.config.get_text_config(decoder=True)
             new = changed_config(own, **config)
             for index, layer in enumerate(place.layers):
-                changed[index] = with_config(getattr(above, str(index)), self._attention_of(layer, own), new)
+                changed[index] = with_config(getattr(above, str(index)), self._attention_of(index, layer, own), new)
+        if functions:
+            for index, paths in self._mixer_paths().items():
+                layer = changed.get(index, getattr(above, str(index)))
+                changed[index] = recorded_layer(layer, paths, functions)
         for index in self._skipped(len(place), layers):
             changed[index] = skipped_layer(getattr(above, str(index)), self._outputs[index])
         for index in taps.indices:
@@ -135,11 +147,17 @@ class LayerSelection:
             )
         return place
 
-    def _attention_of(self, layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:
-        kind = type(layer)
-        if kind not in self._attention:
-            self._attention[kind] = attention_paths(layer, config)
-        return self._attention[kind]
+    def _mixer_paths(self) -> Mapping[int, tuple[tuple[str, ...], ...]]:
+        if self._mixers is None:
+            found = find_mixers(self._model)
+            assert found is not None
+            self._mixers = found.paths
+        return self._mixers
+
+    def _attention_of(self, index: int, layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:
+        if index not in self._attention:
+            self._attention[index] = attention_paths(layer, config)
+        return self._attention[index]
 
     def _skipped(self, count: int, layers: Sequence[int] | None) -> list[int]:
         """Return the layers that are not to run, having found out what they return."""
@@ -156,5 +174,6 @@ class LayerSelection:
         """Return what each layer returns, found by a pass over one token."""
         taps, token = Taps(range(count)), torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
         view = self.view(self._model, taps, None)
-        view(input_ids=token, past_key_values=DynamicCache(), use_cache=True, return_dict=True)
+        cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        view(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True)
         return {index: taps.outputs(index) for index in range(count)}

@@ -12,17 +12,18 @@ from speculant.engines.hf.topk import best_tokens
 
 
 class TopLogprobs(LogprobRecorder):
-    """Records the log-probability of each token and of the `top` most probable ones."""
+    """Records the log-probability of each token and of the `top` most probable ones, and `ranks` if they are wanted."""
 
-    def __init__(self, top: int) -> None:
-        self._top = top
+    def __init__(self, top: int, *, ranks: bool = False) -> None:
+        self._top, self._ranks = top, ranks
 
     def record(self, logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprobs]:
         found = logits[torch.as_tensor(rows, device=logits.device)].float()
         found = found - found.logsumexp(-1, keepdim=True)
         own = found.gather(1, torch.as_tensor(tokens, device=logits.device)[:, None])
+        ranks = (1 + (found > own).sum(-1)).tolist() if self._ranks else [0] * len(found)
         if not self._top:
-            return [TokenLogprobs(value, [], []) for value in own[:, 0].tolist()]
+            return [TokenLogprobs(value, [], [], rank) for value, rank in zip(own[:, 0].tolist(), ranks, strict=True)]
         values, ids = best_tokens(found, min(self._top, found.shape[-1]))
-        every = zip(own[:, 0].tolist(), ids.tolist(), values.tolist(), strict=True)
-        return [TokenLogprobs(value, top_ids, top_values) for value, top_ids, top_values in every]
+        every = zip(own[:, 0].tolist(), ids.tolist(), values.tolist(), ranks, strict=True)
+        return [TokenLogprobs(value, top_ids, top_values, rank) for value, top_ids, top_values, rank in every]

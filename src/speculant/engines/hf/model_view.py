@@ -41,10 +41,16 @@ class LayerList:
 def find_layers(model: Any) -> LayerList | None:
     """Return where a model keeps its decoder layers: the outermost list of as many modules as its config names.
 
-    None where there is no such list, or more than one.
+    Where the model has parts for other media, the list of its text part. None where there is no such list, or more than
+    one.
     """
-    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    text = model.config.get_text_config(decoder=True)
+    count = getattr(text, "num_hidden_layers", None)
     frontier: list[tuple[tuple[str, ...], nn.Module]] = [((), model)]
+    if text is not model.config:
+        decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+        named: list[tuple[str, nn.Module]] = [*model.named_modules()]
+        frontier = [(tuple(name.split(".")), part) for name, part in named if name and part is decoder] or frontier
     while frontier:
         found = [(path, each) for path, each in frontier if isinstance(each, nn.ModuleList) and len(each) == count]
         if found:

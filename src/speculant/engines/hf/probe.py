@@ -8,10 +8,12 @@ through the engine's own caches, with the logits that `model.generate` itself wo
 Two models are probed. Beyond limits (windows, chunks, rotary limits) long texts on a large model are expensive, and a
 limit of 4096 tokens takes as long to reach as it sounds. So these run on a random fp32 model of a few thousand weights
 of the same class (see `tiny`), which has one layer of each kind that the config names and limits of a few tokens. The
-model itself is probed with one short text, for what the tiny one cannot show: its own weights, dtype, kernels,
-quantisation, adapters and code changed after loading. Where no tiny model can be built, a note says what was left out.
+model itself is probed for what the tiny one cannot show: its own weights, dtype, kernels, quantisation, adapters and
+code changed after loading. Its texts cross position 128, and its passes have as many rows as drafts get, alone and in a
+batch. Where no tiny model can be built, a note says what was left out.
 
-The result is kept in the user's cache folder, one file per config, class, attention, dtype, device, versions and code.
+The result is kept in the user's cache folder, one file per config, class, attention, dtype, device, versions, code and
+state of the model (`model_state`); a model with code that no file can name is probed in every process.
 """
 
 from __future__ import annotations
@@ -30,12 +32,21 @@ from typing import Any
 
 import torch
 
-from speculant.core.errors import UnsupportedError
+from speculant.core.engine import refused
 from speculant.core.folders import cache_folder
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.capabilities import TREE_ATTENTION, HFCapabilities, base_model, check_model, misreads_at_limit
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.probe_rounds import LONG_TEXTS, SHORT_TEXTS, Plain, batch_difference, first_difference
+from speculant.engines.hf.model_state import digest_of
+from speculant.engines.hf.probe_rounds import (
+    LONG_TEXTS,
+    OWN_TEXTS,
+    ROW_COUNTS,
+    Plain,
+    batch_difference,
+    count_difference,
+    first_difference,
+)
 from speculant.engines.hf.tiny import quiet, tiny_config, tiny_model
 
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
@@ -62,47 +73,40 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def probe_model(model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None = None) -> HFCapabilities:
-    """Return the capabilities with what a probe of the model found.
+def probe_outcome(
+    model: Any,
+    capabilities: HFCapabilities,
+    acceleration: Acceleration | None = None,
+    *,
+    entry: Any = None,
+    largest: int = ROW_COUNTS[-1],
+) -> Outcome:
+    """Return the outcome that is kept of this model, device and versions; probe the model where none is.
 
     Args:
         model: a causal LM that `check_model` accepted.
         capabilities: what that returned.
         acceleration: the prepared model; None for its own passes.
-
-    Raises:
-        UnsupportedError: the model's output would change even if drafts are chains.
-        OutOfMemoryError: the device is full.
-    """
-    return merge(capabilities, probe_outcome(model, capabilities, acceleration), type(model).__name__)
-
-
-def probe_outcome(model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None = None) -> Outcome:
-    """Return the outcome that is kept of this model shape, device and versions; probe the model where none is.
+        entry: the PEFT model whose `generate` says what the text is; None for the model itself.
+        largest: the most rows that a pass will have.
 
     Raises:
         OutOfMemoryError: the device is full.
     """
-    file = _result_file(model, capabilities, acceleration)
+    file = _result_file(model, capabilities, acceleration, entry, largest)
     outcome = None if file is None else _read(file)
     if outcome is None:
         with quiet():
-            outcome = examine(model, capabilities, acceleration)
+            outcome = examine(model, capabilities, acceleration, entry=entry, largest=largest)
         if file is not None:
             _write(file, outcome)
     return outcome
 
 
 def merge(capabilities: HFCapabilities, outcome: Outcome, name: str) -> HFCapabilities:
-    """Return the capabilities as an outcome leaves them.
-
-    Raises:
-        UnsupportedError: it is "refused".
-    """
+    """Return the capabilities as an outcome leaves them."""
     if outcome.verdict == "refused":
-        raise UnsupportedError(
-            f"{name} cannot verify drafts: {outcome.reason}. Use the method 'none', or plain `model.generate`."
-        )
+        return refused(replace(capabilities, batches=False), f"{name} cannot verify drafts: {outcome.reason}")
     notes = (*capabilities.notes, *outcome.notes)
     if capabilities.trees and outcome.verdict == "chains":
         notes = (*notes, f"drafts are verified as chains: {outcome.reason}.")
@@ -111,7 +115,14 @@ def merge(capabilities: HFCapabilities, outcome: Outcome, name: str) -> HFCapabi
     return replace(changed, batches=capabilities.batches and outcome.batches, notes=notes)
 
 
-def examine(model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None = None) -> Outcome:
+def examine(
+    model: Any,
+    capabilities: HFCapabilities,
+    acceleration: Acceleration | None = None,
+    *,
+    entry: Any = None,
+    largest: int = ROW_COUNTS[-1],
+) -> Outcome:
     """Return the best verdict that holds for a tiny model of the same architecture and for the model itself.
 
     Raises:
@@ -129,17 +140,18 @@ def examine(model: Any, capabilities: HFCapabilities, acceleration: Acceleration
         tiny, small = None, capabilities
         notes = ("no small model of this architecture could be made, so drafts beyond its limits were not checked.",)
     reason = found = ""
-    plain, plain_tiny = Plain(model), Plain(tiny)
+    plain, plain_tiny = Plain(model if entry is None else entry), Plain(tiny)
     for trees, masked in _candidates(small):
         found, runner = "", ModelRunner(model, _changed(capabilities, trees=trees, masked=masked), used)
         if tiny is not None:
             on_tiny = ModelRunner(tiny, _changed(small, trees=trees, masked=masked), PlainPasses())
             with _one_thread():
                 found = first_difference(on_tiny, LONG_TEXTS, plain_tiny)
-        found = found or first_difference(runner, SHORT_TEXTS, plain)
+        found = found or first_difference(runner, OWN_TEXTS, plain) or count_difference(runner, largest)
         if not found:
             with _one_thread():
                 batches = tiny is None or not trees or not batch_difference(on_tiny, LONG_TEXTS, plain_tiny)
+            batches = batches and not (trees and batch_difference(runner, OWN_TEXTS * 2, plain))
             verdict = "trees" if trees else "chains"
             return Outcome(verdict=verdict, masked=masked, batches=batches, reason=reason, notes=notes)
         reason = reason or found
@@ -183,8 +195,13 @@ def _tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities
     return tiny, replace(check_model(tiny), trees=capabilities.trees)
 
 
-def _result_file(model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None) -> Path | None:
-    """Return where the outcome is kept; None where there is no folder for it."""
+def _result_file(
+    model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None, entry: Any, largest: int
+) -> Path | None:
+    """Return where the outcome is kept; None where there is no folder, or no name for the state of the model."""
+    state = digest_of(model)
+    if state is None:
+        return None
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
     kind, device = type(model), model.device
     facts = [
@@ -195,6 +212,9 @@ def _result_file(model: Any, capabilities: HFCapabilities, acceleration: Acceler
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         asdict(capabilities),
         type(acceleration).__name__,
+        None if entry is None else str(type(entry)),
+        state,
+        largest,
         _source_digest(),
         *(version(name) for name in ("torch", "transformers", "speculant")),
     ]
@@ -208,7 +228,7 @@ def _result_file(model: Any, capabilities: HFCapabilities, acceleration: Acceler
 def _source_digest() -> str:
     """Return a digest of this engine's code, which decides what its passes do as much as a version does."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from speculant.core.drafter import MAX_NODES
+from speculant.core.engine import Pass
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.engines.hf.opening import AnySequence, open_sequence
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 _HALF = (torch.float16, torch.bfloat16)
@@ -28,15 +30,33 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A text of random ids: its prompt, the chunks in which that is read, and its whole length, in tokens."""
+    """A text of random ids.
+
+    Attributes:
+        prompt: tokens of its prompt.
+        length: tokens in all.
+        chunk: the tokens in which the prompt is read; None for all at once.
+        nodes: how many nodes drafts have, in turn; 0 for those around the right tokens alone.
+    """
 
     prompt: int
     length: int
     chunk: int | None = None
+    nodes: tuple[int, ...] = (0,)
+
+    def within(self, positions: int | None) -> Text:
+        """Return the text, or one that a model with so many positions can read."""
+        if positions is None or self.length <= positions:
+            return self
+        return replace(self, prompt=max(1, self.prompt - self.length + positions), length=positions)
 
 
 LONG_TEXTS = (Text(prompt=4, length=36), Text(prompt=27, length=36, chunk=7))  # beyond every limit of a tiny model
-SHORT_TEXTS = (Text(prompt=8, length=16),)
+OWN_TEXTS = (  # beyond position 128, with the largest drafts, and with a prompt read in parts
+    Text(prompt=8, length=16),
+    Text(prompt=132, length=146, chunk=66, nodes=(MAX_NODES, 15, 31)),
+)
+ROW_COUNTS = (*range(1, 18), 24, 33, 48, MAX_NODES + 1)  # of passes: all small ones, and some up to the largest
 
 
 class Plain:
@@ -64,7 +84,7 @@ def first_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -
             while walk.goes_on:
                 tokens, parents = walk.rows()
                 walk.take(walk.cache.forward(tokens, parents).logits)
-            expected = plain.logits(text, walk.ids)
+            expected = plain.logits(walk.text, walk.ids)
         except OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model makes of masks and positions it does not expect
@@ -73,9 +93,50 @@ def first_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -
         wrong = wrong_rows(walk.logits(), expected, runner.model.dtype)
         if wrong.numel():
             kind = "trees" if runner.capabilities.trees else "chains"
-            position = text.prompt + int(wrong[0]) - 1
+            position = walk.text.prompt + int(wrong[0]) - 1
             return f"in a random text, passes over {kind} changed the logits from position {position} on"
     return ""
+
+
+def count_difference(runner: ModelRunner, largest: int) -> str:
+    """Return which number of rows in a pass changes the logits of one of them; "" if none does.
+
+    Args:
+        runner: of the model.
+        largest: the most rows that a pass will have; those of `ROW_COUNTS` are compared in any case.
+
+    Raises:
+        OutOfMemoryError: the device is full.
+    """
+    walk = _Walk(runner, OWN_TEXTS[0])
+    counts = [*ROW_COUNTS, *(ROW_COUNTS[-1] << more for more in range(1, 12) if ROW_COUNTS[-1] << more <= largest)]
+    most = 1 + min(counts[-1] - 1, walk.cache.room, walk.cache.depth)
+    tokens = _random_ids(runner.capabilities.vocabulary, most).numpy()[0].astype(np.int32)
+    parents = np.arange(-1, most - 1, dtype=np.int32)
+    if runner.capabilities.trees:
+        parents[2:] //= 2  # two rows follow each
+    try:
+        whole = _dropped(walk.cache, tokens, parents)
+        for count in counts:
+            part = _dropped(walk.cache, tokens[:count], parents[:count])
+            wrong = wrong_rows(part, whole[: len(part)], runner.model.dtype)
+            if len(wrong) > (_FEW * most if runner.model.dtype in _HALF else 0):
+                return f"in a random text, a pass over {len(part)} rows gave other logits than one over {len(whole)}"
+    except OutOfMemoryError:
+        raise
+    except Exception as error:
+        logger.info("a probe of %s failed", type(runner.model).__name__, exc_info=True)
+        return f"passes over several tokens fail with {type(error).__name__}: {str(error).strip():.200}"
+    return ""
+
+
+def _dropped(cache: AnySequence, tokens: Int32, parents: Int32) -> Tensor:
+    """Return the logits of a pass over rows that are not kept."""
+    try:
+        logits: Tensor = cache.forward(tokens, parents).logits
+        return logits
+    finally:
+        cache.rollback()
 
 
 def batch_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -> bool:
@@ -86,12 +147,16 @@ def batch_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -
     """
     batch = BatchPass(runner)
     try:
-        walks = [_Walk(runner, text) for text in texts]
+        walks = [_Walk(runner, text, read=False) for text in texts]
+        while unread := [walk for walk in walks if walk.cache.unread]:
+            read = batch.prefill([(walk.cache, walk.text.chunk) for walk in unread])
+            for walk, result in zip(unread, read, strict=True):
+                walk.begin(result)
         while going := [walk for walk in walks if walk.goes_on]:
             passes = batch.forward([(walk.cache, *walk.rows()) for walk in going])
             for walk, result in zip(going, passes, strict=True):
                 walk.take(result.logits)
-        expected = [plain.logits(text, walk.ids) for walk, text in zip(walks, texts, strict=True)]
+        expected = [plain.logits(walk.text, walk.ids) for walk in walks]
     except OutOfMemoryError:
         raise
     except Exception:  # whatever a model makes of rows of several texts
@@ -121,21 +186,28 @@ def wrong_rows(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
 class _Walk:
     """Goes through a text by rounds with trees, with chains, with wrong drafts and with none, in turn."""
 
-    def __init__(self, runner: ModelRunner, text: Text) -> None:
+    def __init__(self, runner: ModelRunner, text: Text, *, read: bool = True) -> None:
+        """Begin with a text, whose prompt is read unless `begin` is going to be given the passes over it."""
         capabilities = runner.capabilities
         self._vocabulary, self._trees = capabilities.vocabulary, capabilities.trees
-        length = text.length
-        if capabilities.positions is not None and not getattr(runner.model.config, "rope_parameters", None):
-            length = max(text.prompt + 2, min(length, capabilities.positions))  # a table of positions ends there
-        self.ids = _random_ids(capabilities.vocabulary, length).to(runner.model.device)
-        self.cache = HFTargetCache(runner, self.ids[:, : text.prompt])
-        read = self.cache.prefill(text.chunk)
-        while read is None:
-            read = self.cache.prefill(text.chunk)
-        self._logits: list[Tensor] = [read.logits[-1:]]
+        if not getattr(runner.model.config, "rope_parameters", None):  # else no table of positions ends
+            text = text.within(capabilities.positions)
+        if capabilities.rope_follows and text.prompt > (capabilities.rope_limit or 0):
+            text = text.within(capabilities.rope_limit)  # beyond it a prompt is rotated by factors of earlier texts
+        self.text = text
+        self.ids = _random_ids(capabilities.vocabulary, text.length).to(runner.model.device)
+        self.cache = open_sequence(runner, self.ids[:, : text.prompt])
+        self._logits: list[Tensor] = []
+        while read and self.cache.unread:
+            self.begin(self.cache.prefill(text.chunk))
         self._tokens: list[int] = self.ids[0].tolist()
         self._root, self._round = text.prompt, 0
         self._path: list[int] = []
+
+    def begin(self, result: Pass | None) -> None:
+        """Take the logits of the pass that has read the end of the prompt; None for one that has read less."""
+        if result is not None:
+            self._logits.append(result.logits[-1:])
 
     @property
     def goes_on(self) -> bool:
@@ -166,7 +238,7 @@ class _Walk:
         kinds: list[list[list[int]]] = [[right], [[]], [begins_right]]
         if self._trees and right:  # what is right comes last, so that no node lies where its depth would put it
             kinds = [[[self._other(right[0])], begins_right, right], *kinds]
-        tree = DraftTree.from_paths(kinds[self._round % len(kinds)])
+        tree = DraftTree.from_paths(self._widened(kinds[self._round % len(kinds)]))
         self._path, above = [], ROOT
         for token in right:
             above = next((node for node in tree.children(above) if tree.tokens[node] == token), ROOT)
@@ -174,6 +246,24 @@ class _Walk:
                 break
             self._path.append(above)
         return tree
+
+    def _widened(self, paths: list[list[int]]) -> list[list[int]]:
+        """Return the paths of a draft and wrong tokens beside or behind them, up to the nodes whose turn it is.
+
+        In a tree they are the first nodes, below the root; in a chain the last ones.
+        """
+        more = min(self.text.nodes[self._round % len(self.text.nodes)], self.cache.room) - sum(
+            len(path) for path in paths
+        )
+        if not paths[-1]:
+            return paths
+        if not self._trees:
+            [path] = paths
+            more = min(more, self.cache.depth - len(path))
+            return [[*path, *(self._other(path[-1]) for _ in range(more))]]
+        first = {path[0] for path in paths}
+        others = ((paths[-1][0] + 2 + place) % self._vocabulary for place in range(more))
+        return [*([token] for token in others if token not in first), *paths]
 
     def _other(self, token: int) -> int:
         return (token + 1) % self._vocabulary
@@ -197,6 +287,7 @@ def _generate(model: Any, ids: Tensor, prompt: int) -> Tensor:
     config = GenerationConfig(
         max_new_tokens=ids.shape[1] - prompt,
         do_sample=False,
+        num_beams=1,
         return_dict_in_generate=True,
         output_logits=True,
         pad_token_id=0,

@@ -7,7 +7,8 @@ accepted rows only have to be moved together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,30 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
-from speculant.engines.hf.cache import keep_rows, layer_rows, usable_cache
+from speculant.engines.hf.cache import (
+    begin_own_pass,
+    cached_length,
+    cut_rows,
+    keep_read,
+    keep_rows,
+    layer_rows,
+    rows_layer,
+    state_layers,
+)
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
-from speculant.engines.hf.prompt import Prompt, PromptPart, joined_states
+from speculant.engines.hf.forward_pass import (
+    ModelRunner,
+    PassInput,
+    PassOutput,
+    as_ids,
+    check_tokens,
+    finished_pass,
+    out_of_memory,
+)
+from speculant.engines.hf.prompt import Prompt, PromptPart
+from speculant.engines.hf.prompt_reader import PromptReader
 from speculant.engines.hf.rotary_limit import RotaryLimit
+from speculant.engines.hf.states.recorder import RecordedRows, Recorder
 
 
 class HFTargetCache:
@@ -50,12 +70,14 @@ class HFTargetCache:
         """
         self._runner, self._prompt = runner, Prompt(ids, padding=padding, positions=positions)
         self._limit = RotaryLimit(runner, self._prompt)
-        self.cache = usable_cache(cache)
-        self._length = self._given = int(self.cache.get_seq_length())
+        self._reader = PromptReader(runner, self._prompt, self._limit)
+        self.cache = runner.empty_cache(cache)
+        self._length = self._given = cached_length(self.cache)
+        self._start = [layer.snapshot() for layer in state_layers(self.cache)]  # behind the given rows
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
+        self._plain = False  # whether passes over one token are the model's own wherever they are
         self._foreign = False  # whether rows have tokens that the model does not
-        self._prompt_hidden: list[Tensor] = []  # of the chunks read so far
         self._text: list[int] = []  # the tokens of all rows behind the prompt
 
     @property
@@ -71,6 +93,11 @@ class HFTargetCache:
         return self._runner.capabilities.trees
 
     @property
+    def rereads(self) -> bool:
+        """Whether committed tokens can be read again: states cannot be taken back."""
+        return not self._runner.capabilities.states
+
+    @property
     def uncommitted(self) -> int:
         """How many rows `forward` has appended since the last `keep` or `rollback`."""
         return len(self._rows)
@@ -83,9 +110,17 @@ class HFTargetCache:
     @property
     def depth(self) -> int:
         capabilities, depth = self._runner.capabilities, UNLIMITED
+        if not capabilities.drafts:
+            return 0
         if capabilities.positions is not None:
-            depth = capabilities.positions - 1 - self.position
+            taken = self._length if capabilities.by_slot else self.position  # padding takes some, too
+            depth = capabilities.positions - 1 - taken
         return max(0, min(depth, self._limit.depth(self.position)))
+
+    @property
+    def room(self) -> int:
+        slots = self._runner.capabilities.slots
+        return UNLIMITED if slots is None else max(0, slots - 1 - self._length)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -103,23 +138,20 @@ class HFTargetCache:
         Raises:
             UsageError: the prompt is being read, or the cache holds all of it.
         """
-        length = int(cache.get_seq_length())
+        length = cached_length(cache)
         if self._length or length >= len(self._prompt):
             raise UsageError("a prompt can begin with cached rows only before it is read, and must be longer.")
-        self.cache, self._length, self._given = usable_cache(cache), length, length
+        self.cache, self._length, self._given = self._runner.empty_cache(cache), length, length
+        self._start = [layer.snapshot() for layer in state_layers(self.cache)]
+
+    def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
+        self._reader.watcher = take
 
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
         self._runner.acceleration.check_weights()
         part = self.plan_prompt(most, needs)
         try:
-            output = self._runner.run(
-                self._prompt.part(part.start, part.end),
-                self.cache,
-                needs=part.needs,
-                wanted=[len(part) - 1],
-                total=part.end,
-            )
-            return self.take_prompt(part, output, needs)
+            return self.take_prompt(part, self._reader.read(part, self.cache), needs)
         except BaseException:
             self.undo_prompt(part)
             raise
@@ -127,14 +159,12 @@ class HFTargetCache:
     @property
     def joins(self) -> bool:
         """Whether its prompt may be read in a pass with those of other sequences."""
-        return self._runner.capabilities.trees and self.shares_prefixes
+        capabilities = self._runner.capabilities
+        alike = self.shares_prefixes and self._reader.watcher is None
+        return alike and capabilities.trees and not capabilities.states
 
     def plan_prompt(self, most: int | None, needs: Needs) -> PromptPart:
-        """Return the part of the prompt that a pass is to read next; nothing is run.
-
-        Args:
-            most: tokens; None for any number.
-            needs: what is wanted of the whole prompt, or of its last token.
+        """Return the part of the prompt that a pass is to read next, see `PromptReader.plan`; nothing is run.
 
         Raises:
             UsageError: the prompt was read before, or the cache was used elsewhere meanwhile.
@@ -143,25 +173,12 @@ class HFTargetCache:
         self._check_cache()
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
-        if needs.queries and not self._runner.capabilities.trees:
-            raise UnsupportedError(
-                "this method asks for rows beside the draft, and this model verifies chains only; its notes give the "
-                "reason. Use another method."
-            )
         self._drop_other_factors()
-        start = self._length
-        end = start + (self.unread if most is None or self._reads_at_once() else min(most, self.unread))
-        # Of a prompt that is read in chunks, only the last chunk's last row is wanted unless all rows are.
-        wanted = needs if needs.prompt or end == len(self._prompt) else NO_NEEDS
-        return PromptPart(start, end, wanted, self._prompt_hidden)
+        return self._reader.plan(self._length, most, needs)
 
     def prompt_rows(self, part: PromptPart) -> PassInput:
         """Return what a pass with other sequences reads of a part of the prompt; the mask is None for causal rows."""
-        capabilities, given = self._runner.capabilities, self._prompt.part(part.start, part.end)
-        if part.start == 0 and capabilities.window is None and not capabilities.additive:
-            return given
-        rows = DraftRows().grown(np.arange(-1, len(part) - 1))
-        return PassInput(given.ids, given.positions, self._mask(rows, 0))
+        return self._reader.rows(part)
 
     def take_prompt(self, part: PromptPart, output: PassOutput, needs: Needs) -> Pass | None:
         """Take what a pass has returned for a part of the prompt: logits [1, V] of its last row, and hidden states.
@@ -169,17 +186,18 @@ class HFTargetCache:
         Returns:
             The last token's Pass; None if more of the prompt is to be read.
         """
-        hidden = part.with_states(output.hidden)
-        if part.end < len(self._prompt):
-            self._length, self._prompt_hidden = part.end, hidden
-            return None
-        finished = finished_pass(PassOutput(output.logits, joined_states(hidden, needs)), needs)
-        self._length, self._prompt_hidden = part.end, []
+        finished = self._reader.take(part, output, needs)
+        keep_read(self.cache)
+        self._length = part.end
+        if finished is not None:
+            for layer in state_layers(self.cache):
+                layer.mark()
         return finished
 
     def undo_prompt(self, part: PromptPart) -> None:
         """Drop what a pass that failed has read."""
-        self._length, self._prompt_hidden = part.start, part.hidden
+        self._length = part.start
+        self._reader.undo(part)
         self.rollback()
 
     def forward(
@@ -206,6 +224,17 @@ class HFTargetCache:
         self._foreign = self._foreign or bool(extra)
         return finished_pass(output, needs)
 
+    def plain_logits(self, tokens: Sequence[int]) -> Tensor:
+        """Return the logits [n, V] behind each of the tokens that may follow, by passes over one each; none is kept."""
+        self._plain, logits = True, list[Tensor]()
+        try:
+            for place, token in enumerate(tokens):
+                logits.append(self.forward(np.array([token], np.int32), np.array([place - 1], np.int32)).logits)
+        finally:
+            self._plain = False
+            self.rollback()
+        return torch.cat(logits)
+
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
         self._check_cache()
         return layer_rows(self.cache, layer, self._length, seen=self._prompt.seen)
@@ -213,6 +242,8 @@ class HFTargetCache:
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         self._check_cache()
         self._check_masks()
+        if self._runner.capabilities.states:
+            raise UnsupportedError("this model's states cannot be taken back, so no committed tokens are read again.")
         if len(self._rows):
             raise UsageError("the cache has rows that were neither kept nor dropped; roll it back before.")
         if not 0 < count <= self._length:
@@ -228,8 +259,8 @@ class HFTargetCache:
 
     def check(self, draft: DraftTree) -> None:
         self._check_cache()
-        self._check_tokens(draft.tokens)
-        self._check_tokens(draft.queries.tokens)
+        for tokens in (draft.tokens, draft.queries.tokens):
+            check_tokens(tokens, self._runner.capabilities.vocabulary)
         if len(draft.queries) and draft.queries.depths().max() > self.depth:
             raise ValueError(f"the drafter's queries are deeper than {self.depth}, which the model has room for.")
 
@@ -242,7 +273,8 @@ class HFTargetCache:
             raise UsageError("rows of a pass with embeddings of the drafter's own cannot be kept.")
         graphs = self._runner.acceleration.graphs
         if graphs is None or not graphs.keep(self.cache, self._length, kept):
-            keep_rows(self.cache, self._length, kept)
+            with out_of_memory(f"{self._length} cached tokens"):
+                keep_rows(self.cache, self._length, kept)
         self._text[self._committed() :] = [self._text[self._committed() + row] for row in kept]
         self._length, self._rows, self._layers = self._length + len(kept), DraftRows(), None
         self._foreign = False
@@ -253,7 +285,10 @@ class HFTargetCache:
         keep_rows(self.cache, self._length, [])
 
     def restart(self) -> None:
-        self._length, self._prompt_hidden, self._text = self._given, [], []
+        self._length, self._text = self._given, []
+        self._reader.restart()
+        for layer, start in zip(state_layers(self.cache), self._start, strict=True):
+            layer.restore(start)
         self.rollback()
 
     def detach(self) -> DynamicCache:
@@ -264,7 +299,8 @@ class HFTargetCache:
         return cache
 
     def release(self) -> None:
-        self.cache, self._prompt_hidden = usable_cache(None), []
+        self.cache, self._start = self._runner.empty_cache(), []
+        self._reader.restart()
         self._length, self._rows, self._layers, self._foreign = 0, DraftRows(), None, False
 
     def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False, extra: int = 0) -> NewRows:
@@ -282,8 +318,8 @@ class HFTargetCache:
             UsageError: the cache was used elsewhere meanwhile.
         """
         self._check_cache()
-        self._check_tokens(tokens, extra)
         capabilities = self._runner.capabilities
+        check_tokens(tokens, capabilities.vocabulary + extra)
         if explicit:
             self._check_masks()
         before, rows = len(self._rows), self._rows.grown(parents)
@@ -293,7 +329,9 @@ class HFTargetCache:
             )
         positions = rows.depths[before:] + (self.position - 1)
         plain = (len(rows) == 1 or not capabilities.trees) and not capabilities.window_by_cache
-        if explicit:
+        if not capabilities.attends:
+            mask = None
+        elif explicit:
             free = len(rows) == 1 and capabilities.window is None and self._prompt.seen is None
             mask = None if free else self._mask(rows, before)
         else:
@@ -307,12 +345,13 @@ class HFTargetCache:
 
     def drop_partial(self) -> None:
         """Drop what a pass that failed has appended to some layers."""
-        keep_rows(self.cache, self._length + len(self._rows), [])
+        cut_rows(self.cache, self._length, len(self._rows))
 
     def _run(
         self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None, embeddings: Tensor | None = None
     ) -> PassOutput:
-        graphs = None if self._runner.capabilities.window_by_cache else self._runner.acceleration.graphs
+        capabilities = self._runner.capabilities
+        graphs = None if capabilities.window_by_cache or capabilities.states else self._runner.acceleration.graphs
         plain = layers is None and embeddings is None and not needs.hidden_layers
         if graphs is not None and plain and len(new.ids) == len(new.rows):
             logits = graphs.forward(self, new.ids, new.rows, shift=self._prompt.shift, seen=self._prompt.seen)
@@ -320,9 +359,13 @@ class HFTargetCache:
                 return PassOutput(logits)
         device = self._prompt.ids.device
         given = PassInput(as_ids(new.ids).to(device), as_ids(new.positions).to(device), new.mask)
-        total = self._length + len(new.rows)
-        options = {"needs": needs, "layers": layers, "embeddings": embeddings}
-        return self._runner.verify(given, self.cache, **options, total=total)
+        options: dict[str, Any] = {"needs": needs, "layers": layers, "embeddings": embeddings}
+        if capabilities.states and (len(new.rows) == 1 or self._plain):
+            begin_own_pass(self.cache, 1, capabilities.mixers)
+        elif capabilities.states:
+            rows = RecordedRows(self.cache, new.rows, len(new.ids))
+            options["recorder"] = Recorder([rows], self._runner.model.device)
+        return self._runner.verify(given, self.cache, **options, total=self._length + len(new.rows))
 
     def _check_masks(self) -> None:
         if not self._runner.capabilities.trees:
@@ -331,20 +374,10 @@ class HFTargetCache:
                 "runs all layers, such as 'mix'."
             )
 
-    def _check_tokens(self, tokens: Int32, extra: int = 0) -> None:
-        vocabulary = self._runner.capabilities.vocabulary + extra
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
-            wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
-            raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
-
     @property
     def at_limit(self) -> bool:
         """Whether the next pass reads the whole text anew, as `generate` does where rotary factors change."""
         return self._limit.reached(self.position)
-
-    def _reads_at_once(self) -> bool:
-        """Return whether a prompt in several passes would be another prompt: factors and windows go by the pass."""
-        return self._limit.reads_at_once or self._runner.capabilities.window_by_cache
 
     def _drop_other_factors(self) -> None:
         """Drop rows of an earlier turn that `generate` would compute anew with the factors of a longer text."""
@@ -356,27 +389,18 @@ class HFTargetCache:
         """Run one pass over the whole text and the next token; the cache is then that of one such pass."""
         if len(new.rows) != 1:
             raise ValueError("nothing can be drafted where the text is read anew")
-        ids = torch.cat(
-            [self._prompt.ids, torch.tensor([[*self._text, *new.ids.tolist()]], device=self._prompt.ids.device)], dim=1
-        )
-        positions, anew = torch.arange(ids.shape[1], device=ids.device)[None], usable_cache(None)
-        output = self._runner.run(
-            PassInput(ids, positions, None),
-            anew,
-            needs=needs,
-            wanted=[ids.shape[1] - 1],
-            total=self._length + ids.shape[1],
-        )
+        output, anew = self._reader.read_anew([*self._text, *new.ids.tolist()], needs)
         self.cache.layers, self._given = anew.layers, 0
-        return PassOutput(output.logits, None if output.hidden is None else output.hidden[-1:])
+        return output
 
     def _committed(self) -> int:
         """Return how many committed tokens follow the prompt."""
         return max(0, self._length - len(self._prompt))
 
     def _check_cache(self) -> None:
-        rows = len(self._rows) if self._layers is None or 0 in self._layers else 0  # transformers asks the first layer
-        if self.cache.get_seq_length() != self._length + rows:
+        ran = self._layers is None or rows_layer(self.cache) in self._layers
+        rows = len(self._rows) if ran else 0
+        if cached_length(self.cache) != self._length + rows:
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
     def _mask(self, rows: DraftRows, start: int, *, again: int = 0) -> object:

@@ -15,14 +15,12 @@ import torch
 from transformers.utils import logging
 
 VOCABULARY = 61
+WINDOWS = (  # scaled down to a few tokens; where several differ, the smaller ones stay the smaller ones
+    *("sliding_window", "sliding_window_size", "attention_window_size", "window_size"),
+    *("local_attention", "local_attention_window_len", "keep_window_size"),
+)
+LEAST_WINDOW, APART = 6, 3
 LIMITS = {  # where attention, positions or rotary factors change; scaled down, so that short texts cross them
-    "sliding_window": 6,
-    "sliding_window_size": 6,
-    "attention_window_size": 6,
-    "window_size": 6,
-    "local_attention": 6,
-    "local_attention_window_len": 6,
-    "keep_window_size": 6,
     "attention_chunk_size": 8,
     "floor_scale": 8,
     "log_scaling_n_floor": 8,
@@ -31,6 +29,10 @@ LIMITS = {  # where attention, positions or rotary factors change; scaled down, 
     "index_topk_blocks": 2,
     "index_block_size": 4,
     "rel_extent": 8,
+    "chunk_size": 8,
+    "mlstm_round_up_to_multiple_of": 8,
+    "ffn_round_up_to_multiple_of": 8,
+    "mamba_chunk_size": 8,
 }
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
 SIZES = {  # what every integer of that name becomes, where it was larger
@@ -49,7 +51,7 @@ SIZES = {  # what every integer of that name becomes, where it was larger
     "rotary_dim": 4,
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 16),
     **dict.fromkeys(("gated_norm_rank", "hc_lowrank", "laurel_rank", "adapter_rank", "d_rel"), 4),
-    "index_n_heads": 2,
+    "index_n_heads": 16,  # with a few, rectified scores tie at 0, and which token is chosen depends on the shapes
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim", "encoder_ffn_dim"), 48),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "dense_intermediate_size"), 24),
     **dict.fromkeys(("shared_experts_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp"), 24),
@@ -61,6 +63,10 @@ SIZES = {  # what every integer of that name becomes, where it was larger
     **dict.fromkeys(("n_group", "num_expert_group", "topk_group"), 1),
     **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"), 1),
     "hidden_size_per_layer_input": 8,
+    **dict.fromkeys(("linear_num_key_heads", "n_groups", "mamba_n_groups"), 2),
+    "linear_num_value_heads": 4,
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), 16),
     "num_kv_shared_layers": 1,
     "type_vocab_size": 2,
     "shape_vocab_size": VOCABULARY,
@@ -68,9 +74,15 @@ SIZES = {  # what every integer of that name becomes, where it was larger
     "shape_embed_dim": 8,
     "pronunciation_embed_dim": 8,
 }
+STATE_HEADS = (  # names of the number of heads and of their size, whose product is a multiple of the hidden size
+    *(("mamba_n_heads", "mamba_d_head"), ("n_mamba_heads", "mamba_headdim"), ("mamba_num_heads", "mamba_head_dim")),
+    ("num_heads", "head_dim"),
+)
+STATE_HEAD_SIZE = 8
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "swa_num_key_value_heads", "num_global_key_value_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+MEDIA = ("image", "video", "audio", "vision", "media", "speech")
 LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # how many first layers differ
 TRAILING = ("num_kv_shared_layers",)  # how many last ones do
 INDICES = ("mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers", "hybrid_layer_ids")
@@ -84,11 +96,8 @@ def tiny_config(config: Any) -> Any:
     """
     tiny = copy.deepcopy(config)
     _shrink(tiny)
-    for name, value in {**dict.fromkeys(TOKENS), **tiny.__dict__}.items():
-        if name in TOKENS:
-            setattr(tiny, name, TOKENS[name])
-        elif isinstance(value, int) and name.endswith("token_id"):
-            setattr(tiny, name, min(value, VOCABULARY - 1))
+    for name, value in TOKENS.items():
+        setattr(tiny, name, value)
     return tiny
 
 
@@ -106,6 +115,8 @@ def tiny_model(
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+                else:  # gates and scales that begin as constants would hide what they switch
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return model.to(device)
 
 
@@ -123,6 +134,11 @@ def quiet() -> Iterator[None]:
 def _shrink(config: Any) -> None:
     single = _single_layers(config)
     values = dict(config.__dict__)
+    tokens = [name for name, value in values.items() if name.endswith("token_id") and isinstance(value, int)]
+    for place, name in enumerate(tokens):  # no text has the tokens that stand for other media
+        medium = any(each in name for each in MEDIA)
+        setattr(config, name, TOKENS.get(name, VOCABULARY + place if medium else min(values[name], VOCABULARY - 1)))
+    values = dict(config.__dict__)
     layers = next((values[name] for name in LAYERS if isinstance(values.get(name), int)), 0)
     kept = _layers(values, layers, single)
     for name, value in values.items():
@@ -131,6 +147,17 @@ def _shrink(config: Any) -> None:
             setattr(config, name, small)
         elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
             _shrink(value)
+    if wide := values.get("attention_hidden_size"):  # Zamba's has two streams
+        config.attention_hidden_size = wide // values["hidden_size"] * config.hidden_size
+        if isinstance(values.get("attention_head_dim"), int):
+            config.attention_head_dim = config.attention_hidden_size // config.num_attention_heads
+    expand = values.get("mamba_expand") or values.get("expand")
+    for heads, size in STATE_HEADS if expand else ():
+        if isinstance(values.get(heads), int) and size in values:
+            setattr(config, heads, int(expand * config.hidden_size) // STATE_HEAD_SIZE)
+            setattr(config, size, STATE_HEAD_SIZE)
+            if values.get("mamba_d_ssm") is not None:
+                config.mamba_d_ssm = int(expand * config.hidden_size)
     if single:
         config.per_layer_config = {
             place: {
@@ -166,6 +193,9 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: 
         return sum(layer < value for layer in kept)
     if name in TRAILING and isinstance(value, int):
         return sum(layer >= layers - value for layer in kept)
+    if name in WINDOWS and isinstance(value, int):
+        sizes = sorted({size for each in WINDOWS if isinstance(size := values.get(each), int)})
+        return min(value, LEAST_WINDOW + APART * sizes.index(value))
     if isinstance(value, int):
         return min(value, SIZES.get(name, value), LIMITS.get(name, value))
     if name in INDICES and isinstance(value, list):
@@ -178,16 +208,18 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: 
 
 
 def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -> list[int]:
-    """Return the first layer of each kind, rising; the first two of a uniform model."""
-    found: dict[tuple[Any, ...], int] = {}
+    """Return the first layers of each kind, rising: one of each, or two of a uniform model and where layers share."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    each = 2 if "num_mem_blocks" in values or "n_mamba_heads" in values else 1  # Zamba's hybrid layers share a block
     for layer in range(layers):
         kind: list[Any] = [str(value[layer]) for name, value in values.items() if _per_layer(name, value, layers)]
         kind.append(str(single.get(layer)))
         kind += [layer < values[name] for name in LEADING if isinstance(values.get(name), int)]
         kind += [layer >= layers - values[name] for name in TRAILING if isinstance(values.get(name), int)]
         kind += [layer in values[name] for name in INDICES if isinstance(values.get(name), list)]
-        found.setdefault(tuple(kind), layer)
-    kept = sorted(found.values())
+        alike = found.setdefault(tuple(kind), [])
+        alike += [layer] * (len(alike) < each)
+    kept = sorted(layer for alike in found.values() for layer in alike)
     return kept if len(kept) > 1 else list(range(min(layers, 2)))
 
 
@@ -205,5 +237,6 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
         elif name in ("long_factor", "short_factor") and value:
             small[name] = list(value)[: int(8 * parameters.get("partial_rotary_factor", 1.0)) // 2]
         elif name == "mrope_section" and value:
-            small[name] = [2, 1, 1]
+            pairs = int(8 * parameters.get("partial_rotary_factor", 1.0)) // 2
+            small[name] = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]
     return small

@@ -38,6 +38,7 @@ class LlamaContext:
         model: the model.
         positions: the most tokens of a text.
         cells: how many tokens of texts the cache has room for.
+        sequences: how many texts and branches of drafts it keeps apart.
         flash_attention: whether it is used; None for llama.cpp's own choice.
         cache_type: of keys and values.
     """
@@ -56,6 +57,7 @@ class LlamaContext:
             raise UsageError(f"context is {options.context}, and the model has {model.positions} positions.")
         self.positions = options.context or min(model.positions, DEFAULT_CONTEXT)
         self.cells = options.cache_tokens or self.positions
+        self.sequences = options.sequences
         exact = not model.offloaded
         self.flash_attention = False if options.flash_attention is None and exact else options.flash_attention
         self.cache_type = options.cache_type or ("f32" if exact else "f16")
@@ -130,6 +132,15 @@ class LlamaContext:
     def remove(self, sequence: int, start: int) -> None:
         """Remove a sequence's rows from a position on; cells that no sequence is left in are free."""
         self._api.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def cut(self, text: Text, length: int) -> None:
+        """Keep the first rows of a text; where layers keep a running state it is read again when it is next used."""
+        if text.sequence is None:
+            return
+        if self.copies:
+            self.remove(text.sequence, length)
+        else:
+            self.drop(text)
 
     def admit(self, text: Text, keep: Sequence[Text] = ()) -> int:
         """Return the id of a text in the cache; one that had to leave is read again.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Capabilities, Engine, Needs, Pass
+from speculant.core.engine import NO_NEEDS, Capabilities, Engine, Needs, Pass, refused
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.llamacpp.batch import Rows
@@ -32,20 +32,26 @@ class LlamaEngine(Engine):
 
     batch_note = ""
 
-    def __init__(self, model: Any, context: LlamaContext, *, notes: Sequence[str] = ()) -> None:
+    def __init__(self, model: Any, context: LlamaContext, *, notes: Sequence[str] = (), strict: bool = True) -> None:
         """Take a model.
 
         Args:
             model: see above.
             context: of the same model.
             notes: what the user should know beside the engine's own notes.
+            strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
         """
-        self.model, self.context = model, context
-        self._notes = tuple(notes)
-        self._probed = False
+        self.model = self.entry = model
+        self.context, self._strict, self._notes = context, strict, tuple(notes)
+        self._probed = bool(context.model.refusal)
         self._capabilities = Capabilities(
-            vocabulary=context.model.vocabulary, positions=context.positions, notes=_notes(context)
+            vocabulary=context.model.vocabulary,
+            positions=context.positions,
+            sequences=context.sequences,
+            notes=_notes(context),
         )
+        if context.model.refusal:
+            self._refuse(context.model.refusal)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -71,18 +77,27 @@ class LlamaEngine(Engine):
             model.library.version,
         )
 
-    def probe(self, *, drafts: bool) -> None:
+    def probe(self, *, rows: int = 0) -> None:
         """Check once that passes over trees return the logits of passes over one token; see `probe`.
 
         Args:
-            drafts: whether drafts are to be verified; plain passes need no check.
+            rows: the most that a pass will have, which makes no difference here.
 
         Raises:
-            UnsupportedError: they do not.
+            UnsupportedError: they do not, and the engine is strict.
         """
-        if drafts and not self._probed:
+        if self._probed:
+            return
+        self._probed = True
+        try:
             check_trees(self.context)
-            self._probed = True
+        except UnsupportedError as error:
+            self._refuse(str(error))
+
+    def _refuse(self, reason: str) -> None:
+        if self._strict:
+            raise UnsupportedError(reason)
+        self._capabilities = refused(self._capabilities, reason)
 
     def open(
         self, ids: Tensor, *, cache: Any = None, padding: Tensor | None = None, positions: Tensor | None = None
@@ -113,9 +128,14 @@ class LlamaEngine(Engine):
                 raise UnsupportedError("llama.cpp counts positions from the first token; leave out position_ids.")
         return LlamaTargetCache(self.context, ids[0].tolist(), text=cache)
 
-    def crop(self, cache: Text, length: int) -> None:
-        """Keep the first tokens of a cache, for a prompt that shares only those."""
+    def crop(self, cache: Text, length: int) -> int:
+        """Keep the first tokens of a cache, for a prompt that shares only those; return how many."""
         cache.crop(length)
+        return length
+
+    def reusable(self, cache: Text, length: int) -> int:
+        """Return how many of the first tokens of a cache a prompt can begin with: all of them."""
+        return length
 
     def copy_prefix(self, cache: Text, length: int, *, room: int) -> Text | None:
         """Return a text that shares the first rows of another; None where that has left llama.cpp's cache."""
@@ -153,7 +173,8 @@ class LlamaEngine(Engine):
         self, batch: Sequence[tuple[LlamaTargetCache, int | None]], needs: Needs = NO_NEEDS
     ) -> list[Pass | None]:
         rows = sum(cache.unread if most is None else min(most, cache.unread) for cache, most in batch)
-        if len(batch) < 2 or rows > PASS_ROWS or not self.context.copies:  # a running state is not read in parts
+        joined = all(cache.joins for cache, _ in batch)
+        if len(batch) < 2 or rows > PASS_ROWS or not joined:
             return [cache.prefill(most, needs=needs) for cache, most in batch]
         texts = [cache.text for cache, _ in batch]
         parts = [cache.plan_prompt(most, needs, texts) for cache, most in batch]

@@ -11,8 +11,11 @@ MAGIC = b"GGUF"
 
 def is_gguf(path: str | Path) -> bool:
     """Return whether a path names a file with a GGUF header, or one that is called so."""
-    if str(path).lower().endswith(".gguf"):
-        return True
+    return str(path).lower().endswith(".gguf") or begins_as_gguf(path)
+
+
+def begins_as_gguf(path: str | Path) -> bool:
+    """Return whether a file can be read and has a GGUF header."""
     try:
         with Path(path).open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -38,4 +41,4 @@ def check_file(path: Path) -> None:
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.") from error
     if begin != MAGIC:
-        raise ModelError(f"{path} is not a GGUF file; make one with llama.cpp's convert_hf_to_gguf.py.")
+        raise ModelError(f"{path} is not a GGUF file; `speculant gguf` makes one of a model.")

@@ -105,7 +105,7 @@ def write_gguf(model: Any, path: Path, *, tokenizer: Any = None) -> None:
         if free < size:
             raise FileError(
                 f"the model as a GGUF file takes {size >> 20} MB, {path.parent} has room for {free >> 20} MB. "
-                "Set TMPDIR to a folder with more."
+                "Make room there. Set TMPDIR to another folder where the file is temporary."
             )
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
@@ -117,7 +117,9 @@ def write_gguf(model: Any, path: Path, *, tokenizer: Any = None) -> None:
         writer.close()
         path.unlink(missing_ok=True)
         if isinstance(error, OSError):  # numpy's has no strerror
-            raise FileError(f"cannot write {path}: {error}. Set TMPDIR to a folder with room.") from error
+            raise FileError(
+                f"cannot write {path}: {error}. Make room there. Set TMPDIR to another folder where it is temporary."
+            ) from error
         raise
 
 

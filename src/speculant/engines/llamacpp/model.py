@@ -1,8 +1,8 @@
 """A GGUF model in llama.cpp: its weights, its vocabulary and what its header says.
 
-Refused are models whose state cannot be rolled back to an accepted path: recurrent and hybrid ones (Mamba, RWKV and
-mixtures with attention) keep one state per sequence instead of a row per token, and llama.cpp runs no coupled sequences
-on them. Encoders and diffusion models do not decode token by token.
+Drafts are not verified on models whose state cannot be rolled back to an accepted path: recurrent and hybrid ones
+(Mamba, RWKV and mixtures with attention) keep one state per sequence instead of a row per token, and llama.cpp runs no
+coupled sequences on them. Encoders and diffusion models, which do not decode token by token, are refused.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class LlamaModel:
         vocab: llama.cpp's vocabulary of it.
         offloaded: whether layers run on an accelerator.
         threads: for passes on the CPU.
+        refusal: why drafts cannot be verified on it; "" where they can.
     """
 
     def __init__(self, path: str | Path, options: LlamaCppOptions) -> None:
@@ -43,7 +44,7 @@ class LlamaModel:
         Raises:
             ModelNotFoundError: there is no such file.
             ModelError: it is no GGUF file, truncated or damaged.
-            UnsupportedError: the model cannot verify drafts, or llama.cpp cannot run here or not as asked.
+            UnsupportedError: the model does not decode token by token, or llama.cpp cannot run here or not as asked.
             OutOfMemoryError: there is no room for it.
         """
         self.path = Path(path)
@@ -68,7 +69,7 @@ class LlamaModel:
             raise self._why_not_loaded()
         self._finalizer = weakref.finalize(self, api.llama_model_free, self.pointer)
         self.vocab = api.llama_model_get_vocab(self.pointer)
-        self._check_kind()
+        self.refusal = self._check_kind()
 
     @property
     def vocabulary(self) -> int:
@@ -117,20 +118,23 @@ class LlamaModel:
         reason = log.reason() or "llama.cpp gives no reason"
         return ModelError(f"{self.path} cannot be loaded: {reason}. The file may be truncated; fetch it again.")
 
-    def _check_kind(self) -> None:
+    def _check_kind(self) -> str:
+        """Return why drafts cannot be verified on this architecture, "" if they can.
+
+        Raises:
+            UnsupportedError: it cannot be decoded here at all.
+        """
         api, pointer = self.library.api, self.pointer
-        why = None
+        kind = self.header("general.architecture") or "unknown"
         if api.llama_model_is_recurrent(pointer):
-            why = "it is recurrent: its state has no row per token that a rejected draft could be removed from"
-        elif api.llama_model_is_hybrid(pointer):
-            why = "it is hybrid: its recurrent layers have no row per token that a rejected draft could be removed from"
-        elif api.llama_model_is_diffusion(pointer):
+            return f"the architecture '{kind}' is recurrent, so a rejected draft cannot be taken out of its state"
+        if api.llama_model_is_hybrid(pointer):
+            return f"the architecture '{kind}' is hybrid, so a rejected draft cannot be taken out of its states"
+        why = ""
+        if api.llama_model_is_diffusion(pointer):
             why = "it is a diffusion model, which does not decode token by token"
         elif api.llama_model_has_encoder(pointer) or not api.llama_model_has_decoder(pointer):
             why = "it has an encoder, and only decoders continue a text"
-        if why is not None:
-            kind = self.header("general.architecture") or "unknown"
-            raise UnsupportedError(
-                f"drafts cannot be verified on this model of the architecture '{kind}' with llama.cpp: {why}. Use a "
-                "model with attention in all layers."
-            )
+        if why:
+            raise UnsupportedError(f"a model of the architecture '{kind}' cannot be decoded here: {why}.")
+        return ""

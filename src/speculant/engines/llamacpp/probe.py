@@ -42,8 +42,7 @@ def check_trees(context: LlamaContext) -> None:
                 if not difference <= TOLERANCE * float(alone.std()):
                     raise UnsupportedError(
                         f"drafts cannot be verified on this model with llama.cpp: its logits in a tree differ by "
-                        f"{difference:.2g} from those of one token at a time. Use method='none', or the model in "
-                        "transformers' format."
+                        f"{difference:.2g} from those of one token at a time."
                     )
             cache.rollback()
     finally:

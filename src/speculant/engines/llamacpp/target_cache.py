@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from speculant.core.branches import fixed_branches_of
 from speculant.core.engine import NO_NEEDS, Array, Needs, Pass, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
@@ -48,6 +49,7 @@ class LlamaTargetCache(TargetCache):
             raise UsageError("the prompt does not begin with the tokens in `cache`; crop the cache, or leave it out.")
         self._branches: Branches | None = None  # None where all rows are committed
         self._drafted: list[int] = []  # the tokens of the rows that are not
+        self._watcher: Callable[[int, Tensor], None] | None = None  # takes the logits of the prompt
 
     @property
     def cache(self) -> Text:
@@ -76,6 +78,11 @@ class LlamaTargetCache(TargetCache):
         """Whether the rows of its first tokens are those of any other text that begins with the same tokens."""
         return self._context.copies
 
+    @property
+    def joins(self) -> bool:
+        """Whether its prompt may be read in a pass with those of others; a running state is not read in parts."""
+        return self._context.copies and self._watcher is None
+
     def begin_with(self, text: Text) -> None:
         """Begin with a text of the prompt's first tokens in place of an empty one.
 
@@ -86,20 +93,25 @@ class LlamaTargetCache(TargetCache):
             raise UsageError("a prompt can begin with cached rows only before it is read, and must be longer.")
         self.text, self._length, self._given = text, len(text.tokens), len(text.tokens)
 
+    def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
+        self._watcher = take
+
     def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
-        start, text = self._length, self.text
+        start, text, watcher = self._length, self.text, self._watcher
         left = self.unread if most is None else min(most, self.unread)
         try:
             while True:
                 part = self.plan_prompt(min(left, PASS_ROWS), needs, [text])
                 logits = self._context.decode(part, [text])
-                found = self.take_prompt(part, logits.clone() if part.outputs[-1] else None, needs)
+                if watcher is not None:
+                    watcher(self._length, logits)
+                last = self._length + len(part) == len(self._prompt)
+                found = self.take_prompt(part, logits[-1:].clone() if last else None, needs)
                 left -= len(part)
                 if not left:
                     return found
         except BaseException:
-            if text.sequence is not None:
-                self._context.remove(text.sequence, start)
+            self._context.cut(text, start)
             text.tokens, self._length = self._prompt[:start], start
             raise
 
@@ -123,7 +135,8 @@ class LlamaTargetCache(TargetCache):
         start = self._length
         end = start + (self.unread if most is None else min(most, self.unread))
         sequence = self._context.admit(self.text, keep)
-        return Rows.plain(self._prompt[start:end], start, sequence, last=end == len(self._prompt))
+        last, every = end == len(self._prompt), self._watcher is not None
+        return Rows.plain(self._prompt[start:end], start, sequence, last=last, every=every)
 
     def take_prompt(self, rows: Rows, logits: Tensor | None, needs: Needs) -> Pass | None:
         """Take note that a pass has read rows of the prompt; return the last token's Pass, by its logits [1, V]."""
@@ -155,6 +168,8 @@ class LlamaTargetCache(TargetCache):
         self.check_tokens(draft.queries.tokens)
         if len(draft.queries) and draft.queries.depths().max() > self.depth:
             raise ValueError(f"the drafter's queries are deeper than {self.depth}, which the model has room for.")
+        if (branches := fixed_branches_of(draft)) >= self._context.sequences:
+            raise ValueError(f"the draft has {branches} branches, and llama.cpp keeps {self._context.sequences} apart.")
 
     def keep(self, rows: Sequence[int]) -> None:
         branches, kept, context = self._branches, list(rows), self._context
@@ -176,14 +191,13 @@ class LlamaTargetCache(TargetCache):
 
     def rollback(self) -> None:
         if self._branches is not None:
-            self._context.remove(self._branches.text, self._length)
+            self._context.cut(self.text, self._length)
             self._close()
 
     def restart(self) -> None:
         self.rollback()
         given = min(self._given, self._length)
-        if self.text.sequence is not None:
-            self._context.remove(self.text.sequence, given)
+        self._context.cut(self.text, given)
         del self.text.tokens[given:]
         self._length = given
 

@@ -41,8 +41,7 @@ class Text:
         if self.open_rows:
             raise UsageError("this text is being decoded; crop it between rounds.")
         if length < len(self.tokens):
-            if self.sequence is not None:
-                self.owner.remove(self.sequence, max(0, length))
+            self.owner.cut(self, max(0, length))
             del self.tokens[max(0, length) :]
 
     def on_loss(self, finalizer: Any) -> None:

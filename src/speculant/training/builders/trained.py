@@ -26,6 +26,6 @@ def load_trained_head(source: str, kind: str, target: TargetParts, _tokenizer: A
     """
     loaded = load_head(source, target)
     if loaded.kind != kind:
-        raise UsageError(f"the head {source} is of kind {loaded.kind}, not {kind}.")
+        raise UsageError(f"the head in {source} is of kind {loaded.kind}, not {kind}.")
     assert isinstance(loaded.head, nn.Module)
     return loaded.head

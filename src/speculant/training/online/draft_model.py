@@ -20,6 +20,8 @@ from speculant.training.online.window import Window
 class DraftModelLearner(Learner):
     """A causal LM of the target's vocabulary."""
 
+    states = False
+
     def __init__(self, model: Any, *, keeps_logits: bool) -> None:
         """Copy a model.
 

@@ -62,7 +62,7 @@ class OnlineDrafter(Drafter, Persistent):
                 "use a method without one, such as 'draft-model' or 'eagle'."
             )
         self.inner, self._learner, self._settings, self._tokenizer = inner, learner, settings, tokenizer
-        self._states = bool(inner.needs.hidden_layers)
+        self._states = learner.states  # also of heads that read the text alone, which are run as in training
         self._lock = threading.RLock()
         self._buffer = WindowBuffer(settings.buffer)
         self._updater = Updater(learner, self._buffer, settings, self._lock)
@@ -76,7 +76,7 @@ class OnlineDrafter(Drafter, Persistent):
         needs = self.inner.needs
         if self._states:
             return replace(needs, hidden_layers=with_last(needs.hidden_layers))
-        return replace(needs, top_k=max(needs.top_k, self._settings.top_k), explores=False)
+        return replace(needs, top_k=max(needs.top_k, self._settings.top_k), explores=False, always=True)
 
     @property
     def updates(self) -> list[Update]:
@@ -184,7 +184,7 @@ class OnlineSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Pass on what the inner session asked for, and record the round."""
-        own = replace(verified, hidden=verified.hidden[:, : self._layers]) if self._layers else verified
+        own = replace(verified, hidden=verified.hidden[:, : self._layers] if self._layers else None)
         with self._drafter.lock():
             self.inner.observe(own)
         self._recorder.observe(verified)

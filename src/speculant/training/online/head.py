@@ -29,6 +29,8 @@ _ANCHORS = 32  # of a window, by which acceptance is measured
 class HeadLearner(Learner):
     """A head and its recipe."""
 
+    states = True
+
     def __init__(
         self,
         head: nn.Module,

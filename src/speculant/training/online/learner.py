@@ -16,10 +16,12 @@ class Learner(Protocol):
     Attributes:
         live: the module that drafts; its weights are only ever replaced as a whole, by `publish`.
         copy: the module that is trained, in float32.
+        states: whether it learns from the target's hidden states; else from its best tokens.
     """
 
     live: nn.Module
     copy: nn.Module
+    states: bool
 
     def loss(self, window: Window) -> Tensor | None:
         """Return the forward KL of the target's distributions to the copy's where drafts were wrong; None: nowhere."""

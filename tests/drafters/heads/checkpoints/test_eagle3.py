@@ -255,8 +255,11 @@ def test_no_folder_is_of_two_formats(target: HFTargetParts, tmp_path: Path) -> N
         ({"config": {"hidden_act": "gelu"}}, "hidden_act"),
         ({"config": {"layer_types": ["sliding_attention"]}}, "sliding_attention"),
         ({"config": {IDS_KEY: [0, 4, 5]}}, "embeddings"),
-        ({"config": {IDS_KEY: [2, 4, 9]}}, "8 layers"),
-        ({"config": {IDS_KEY: [2, 2, 5]}}, "wrong layers"),
+        (
+            {"config": {IDS_KEY: [2, 4, 9]}},
+            "has no layer 8: its 8 layers are counted from 0 to 7",
+        ),
+        ({"config": {IDS_KEY: [2, 2, 5]}}, "one of them is named twice.*wrong layers"),
     ],
     ids=str,
 )

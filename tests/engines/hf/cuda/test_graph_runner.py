@@ -20,6 +20,7 @@ from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.live_check import DEEPEST
 from speculant.engines.hf.target_cache import HFTargetCache
 from tapes import Tapes, graphs_of, recorded
 from trees import random_draft
@@ -51,11 +52,11 @@ def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> Non
     """Guards losslessness over several lengths and a growth of the cache, with every pass replayed."""
     model, tapes = tiny_model(name, attention), Tapes()
     speculator = recorded(model, tapes, nodes=20)
-    speculator.engine.probe(drafts=True)
+    speculator.engine.probe()
     tapes.replayed = 0
     result = speculator.generate(LONG, max_new_tokens=60, temperature=0, eos_token_id=None)
     assert result.ids == plain_text(model, LONG, 60)
-    assert tapes.replayed == result.stats.rounds
+    assert 0 <= tapes.replayed - result.stats.rounds <= DEEPEST + 1  # the live check's first sample
     assert tapes.recorded > len(ROWS)
     assert graphs_of(speculator)._buffers.capacity > LEAST_LENGTH
 
@@ -155,6 +156,7 @@ def test_larger_drafts_run_plain_passes() -> None:
     model, tapes = tiny_model("llama"), Tapes()
     graphs = GraphRunner(model, lambda: tapes)
     engines = [HFEngine(model), HFEngine(model, acceleration=Acceleration(graphs=graphs))]
+    engines[1]._live._saved = 0.0  # no sample of so few passes
     caches = [opened(engine) for engine in engines]
     random = np.random.default_rng(4)
     for nodes in (10, 100, 10):
@@ -252,7 +254,7 @@ def test_hooks_that_come_later_are_run(caplog: pytest.LogCaptureFixture) -> None
     expected = plain_text(model, IDS, 30)
     assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected
     assert not tapes.replayed
-    assert caplog.text.count("hooks") == 1
+    assert "hooks" in caplog.text  # the probe's passes say so, too
     hook.remove()
     expected = plain_text(model, IDS, 30)
     assert speculator.generate(IDS, max_new_tokens=30, temperature=0, eos_token_id=None).ids == expected

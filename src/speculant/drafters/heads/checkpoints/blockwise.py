@@ -32,7 +32,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> BlockwiseHead:
     check_vocabulary(checkpoint, target, int(checkpoint.value("vocab_size")))
     if heads < 1:
         raise UnsupportedError(
-            f"config.json of the head {checkpoint.source} gives {heads} heads; at least 1 is needed."
+            f"config.json of the head in {checkpoint.source} gives {heads} heads; at least 1 is needed."
         )
     head = BlockwiseHead(hidden, int(checkpoint.value("inner_size")), heads)
     load_weights(head, checkpoint, checkpoint.tensors)

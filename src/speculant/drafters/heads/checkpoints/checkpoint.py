@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
+from speculant.core.hub import hub_advice, why_missing
 
 PATTERNS = ("*.json", "*.safetensors", "*.bin", "*.pt")
 _OTHER_STATES = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")  # what trainers leave beside weights
@@ -45,7 +46,7 @@ class Checkpoint:
         """
         found = self.config.get(name, default)
         if found is None:
-            raise UnsupportedError(f"config.json of the head {self.source} has no {name!r}, which its format needs.")
+            raise UnsupportedError(f"config.json of the head in {self.source} has no {name!r}, which its format needs.")
         return found
 
 
@@ -124,21 +125,21 @@ def load_weights(
     if missing or extra:
         parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
         raise UnsupportedError(
-            f"the head {checkpoint.source} {' and '.join(parts)}, so it is not what its format says. "
+            f"the head in {checkpoint.source} {' and '.join(parts)}, so it is not what its format says. "
             "It may be truncated, or be of a format that is not supported."
         )
     for name, parameter in wanted.items():
         if parameter.shape != tensors[name].shape:
             public, found = names.get(name, name), list(tensors[name].shape)
             raise UnsupportedError(
-                f"the head {checkpoint.source} has {public} of shape {found} where its config gives "
+                f"the head in {checkpoint.source} has {public} of shape {found} where its config gives "
                 f"{list(parameter.shape)}; it belongs to another model, or its config is wrong."
             )
     dtypes = [tensor.dtype for name, tensor in tensors.items() if name in wanted and tensor.is_floating_point()]
     if not dtypes:
         raise UnsupportedError(
-            f"the weights of the head {checkpoint.source} are integers: heads of quantised weights are not supported. "
-            "Name one in float32, bfloat16 or float16."
+            f"the weights of the head in {checkpoint.source} are integers: heads of quantised weights are not "
+            "supported. Name one in float32, bfloat16 or float16."
         )
     module.to(dtypes[0])
     module.load_state_dict({name: tensors[name] for name in wanted}, assign=False)
@@ -169,14 +170,14 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 def _fetch(source: str) -> Path:
     """Return the folder of a checkpoint of the hub, fetched if it is not cached."""
+    if reason := why_missing(source):
+        raise ModelNotFoundError(f"there is no head at {source}: {reason}.")
     from huggingface_hub import snapshot_download
 
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ModelNotFoundError(f"there is no head at {source}: the folder does not exist.")
     try:
         return Path(snapshot_download(source, allow_patterns=list(PATTERNS)))
     except Exception as error:  # hubs fail in many ways; each ends here with its reason
         raise ModelNotFoundError(
             f"there is no folder {source}, and no head of that name could be fetched from the hub: {first_line(error)} "
-            "Check the spelling and the network, or name a folder."
+            f"{hub_advice()}"
         ) from error

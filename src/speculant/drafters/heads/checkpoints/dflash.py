@@ -7,6 +7,9 @@
 | DeepSpec | Qwen3's; everything at the top | likewise | in the file | after |
 | speculators | `transformer_layer_config` | boundaries: `aux_hidden_state_layer_ids` = outputs + 1 | in file | flag |
 
+Layers see their block as their types say. In any layout `dflash_config.causal`, as vLLM reads it and ModelOpt and
+JetSpec write it, says it for all layers, else `is_causal` does.
+
 Heads are written in z-lab's layout, or in DeepSpec's where they have what only that holds.
 """
 
@@ -55,7 +58,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
     if speculators:
         given = {**(given.get("transformer_layer_config") or {}), **given}
     if "fc.weight" not in tensors:
-        raise UnsupportedError(f"the head {checkpoint.source} lacks fc.weight, so it is not what its format says.")
+        raise UnsupportedError(f"the head in {checkpoint.source} lacks fc.weight, so it is not what its format says.")
     _check_variant(checkpoint, given, tensors)
     flat = Checkpoint(checkpoint.source, given, tensors)
     check_hidden_size(flat, target, tensors["fc.weight"].shape[0])
@@ -79,11 +82,11 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
         own_embeddings="embed_tokens.weight" in tensors,
         own_output="lm_head.weight" in tensors,
         vocabulary=vocabulary,
-        **_layers(flat, "encoder.fc.weight" in checkpoint.tensors, speculators=speculators),
+        **_layers(flat, "encoder.fc.weight" in checkpoint.tensors, own.get("causal"), speculators=speculators),
     )
     if not 0 <= block.mask < vocabulary:
         raise UnsupportedError(
-            f"the head {checkpoint.source} marks unknown tokens by token {block.mask}, and the target has "
+            f"the head in {checkpoint.source} marks unknown tokens by token {block.mask}, and the target has "
             f"{vocabulary} tokens: it was trained for another model. Name the target it was trained for."
         )
     head = DFlashHead(layer_shape(flat, target, norms=True), block, taps, ids=ids)
@@ -108,7 +111,8 @@ def save(head: DFlashHead, folder: Path, target: TargetParts) -> None:
     causal = block.causal or (False,) * block.layers
     if causal != tuple(window is not None for window in _windows(block)):  # else as the layers' types imply
         config["is_causal"] = any(causal)
-    inner = {"mask_token_id": block.mask, "target_layer_ids": [tap % layers for tap in head.taps]}
+    inner: dict[str, Any] = {"causal": any(causal)} if "is_causal" in config and not block.anchored else {}
+    inner |= {"mask_token_id": block.mask, "target_layer_ids": [tap % layers for tap in head.taps]}
     inner |= {"output_multiplier": block.multiplier} if block.multiplier != 1.0 else {}
     inner |= {"final_logit_softcapping": block.softcap} if block.softcap else {}
     config |= inner if block.anchored else {"dflash_config": inner}
@@ -143,7 +147,7 @@ def _check_variant(checkpoint: Checkpoint, given: Mapping[str, Any], tensors: Ma
     elif float(given.get("input_embedding_scale") or 1.0) != 1.0:
         reason = "scales the target's embeddings (input_embedding_scale), which is not supported"
     if reason:
-        raise UnsupportedError(f"the head {checkpoint.source} {reason}. Use another checkpoint.")
+        raise UnsupportedError(f"the head in {checkpoint.source} {reason}. Use another checkpoint.")
 
 
 def _taps(checkpoint: Checkpoint, target: TargetParts, *, speculators: bool) -> tuple[int, ...]:
@@ -156,19 +160,19 @@ def _taps(checkpoint: Checkpoint, target: TargetParts, *, speculators: bool) -> 
         lowest = min(taps, default=-1)
     if lowest < 0:
         raise UnsupportedError(
-            f"the head {checkpoint.source} reads the target's embeddings as hidden states, which is not supported. "
+            f"the head in {checkpoint.source} reads the target's embeddings as hidden states, which is not supported. "
             "Use another checkpoint."
         )
     check_taps(checkpoint, target, taps)
     if not speculators and target.layers - 1 in taps:
         raise UnsupportedError(
-            f"the head {checkpoint.source} reads the output of the target's last layer, which transformers returns "
+            f"the head in {checkpoint.source} reads the output of the target's last layer, which transformers returns "
             "after the final norm and vLLM before it, so its config does not say which. Train it on earlier layers."
         )
     width = checkpoint.tensors["fc.weight"].shape[1]
     if width != len(taps) * target.hidden_size:
         raise UnsupportedError(
-            f"the head {checkpoint.source} projects states of size {width}, and its config names {len(taps)} layers "
+            f"the head in {checkpoint.source} projects states of size {width}, and its config names {len(taps)} layers "
             f"of {target.hidden_size}: its config is wrong, or it was trained for another model."
         )
     return taps
@@ -181,30 +185,33 @@ def _vocabulary(checkpoint: Checkpoint, target: TargetParts, tensors: Mapping[st
         return None
     if offsets is None or len(offsets) != output.shape[0]:
         raise UnsupportedError(
-            f"the head {checkpoint.source} has {output.shape[0]} output tokens, the target {target.vocabulary}, and no "
-            "map d2t of that length between them: it was trained for another model, or is incomplete."
+            f"the head in {checkpoint.source} has {output.shape[0]} output tokens, the target {target.vocabulary}, "
+            "and no map d2t of that length between them: it was trained for another model, or is incomplete."
         )
     ids = torch.arange(len(offsets)) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary:
         raise UnsupportedError(
-            f"the head {checkpoint.source} maps its tokens up to {int(ids.max())} (d2t), and the target has "
+            f"the head in {checkpoint.source} maps its tokens up to {int(ids.max())} (d2t), and the target has "
             f"{target.vocabulary}: it was trained for another model."
         )
     return ids
 
 
-def _layers(checkpoint: Checkpoint, transformers: bool, *, speculators: bool) -> dict[str, Any]:
+def _layers(checkpoint: Checkpoint, transformers: bool, causal_block: Any, *, speculators: bool) -> dict[str, Any]:
     """Return the layers, windows and causal flags of a BlockShape."""
     config, names = checkpoint.config, checkpoint.tensors
     count = len({name.split(".")[1] for name in names if name.startswith("layers.")})
     types = config.get("layer_types") or ["full_attention"] * count
     if len(types) != count:
         raise UnsupportedError(
-            f"the head {checkpoint.source} has the weights of {count} layers, and its config describes {len(types)}; "
+            f"the head in {checkpoint.source} has the weights of {count} layers, and its config describes "
+            f"{len(types)}; "
             "it may be truncated."
         )
     sliding = [each == "sliding_attention" for each in types]
-    if speculators:
+    if causal_block is not None:
+        causal = [bool(causal_block)] * count
+    elif speculators:
         in_block = not config.get("sliding_window_non_causal", False)
         causal = [each and in_block for each in sliding]
     elif config.get("is_causal") is not None:

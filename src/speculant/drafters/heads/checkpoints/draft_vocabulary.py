@@ -33,25 +33,26 @@ def read_ids(checkpoint: Checkpoint, target: TargetParts, size: int) -> Tensor |
     if d2t is None:
         if not whole:
             raise UnsupportedError(
-                f"the head {checkpoint.source} drafts {size} of the target's {target.vocabulary} tokens, but lacks "
+                f"the head in {checkpoint.source} drafts {size} of the target's {target.vocabulary} tokens, but lacks "
                 "d2t, which lists them: the checkpoint is truncated."
             )
         return None
     if d2t.shape != (size,) or d2t.is_floating_point():
         raise UnsupportedError(
-            f"the head {checkpoint.source} has a d2t of shape {list(d2t.shape)} and type {d2t.dtype} beside "
+            f"the head in {checkpoint.source} has a d2t of shape {list(d2t.shape)} and type {d2t.dtype} beside "
             f"{size} logits; an integer for each of them is needed."
         )
     ids = torch.arange(size) + d2t.long()
     if size and (int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary or len(set(ids.tolist())) < size):
         raise UnsupportedError(
-            f"d2t of the head {checkpoint.source} leads to tokens that are equal or outside the target's vocabulary of "
+            f"d2t of the head in {checkpoint.source} leads to tokens that are equal or outside the target's "
+            "vocabulary of "
             f"{target.vocabulary}. It must hold offsets, so that the token of logit i is i + d2t[i], not ids."
         )
     if t2d is not None and not _agree(t2d, ids, target.vocabulary):
         raise UnsupportedError(
-            f"t2d and d2t of the head {checkpoint.source} name different tokens: t2d must be true at the {size} tokens "
-            f"i + d2t[i] of {target.vocabulary} and nowhere else."
+            f"t2d and d2t of the head in {checkpoint.source} name different tokens: t2d must be true at the {size} "
+            f"tokens i + d2t[i] of {target.vocabulary} and nowhere else."
         )
     return None if whole and bool((ids == torch.arange(size)).all()) else ids
 

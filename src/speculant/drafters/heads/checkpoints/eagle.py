@@ -43,8 +43,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> EagleHead:
     """Return the head; raises as `load_head`."""
     if "layers.0.input_layernorm.weight" in checkpoint.tensors:
         raise UnsupportedError(
-            f"the head {checkpoint.source} looks like EAGLE-1, but its layer has an input norm, which EAGLE's lacks: "
-            "it was trained by another program with another formula, which is not supported. Train a head with "
+            f"the head in {checkpoint.source} looks like EAGLE-1, but its layer has an input norm, which EAGLE's "
+            "lacks: it was trained by another program with another formula, which is not supported. Train a head with "
             "`speculant train eagle`, or name one by EAGLE's authors."
         )
     check_hidden_size(checkpoint, target, checkpoint.tensors["fc.weight"].shape[0])

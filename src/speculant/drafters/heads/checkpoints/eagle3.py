@@ -42,8 +42,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> Eagle3Head:
     config = {name: value for name, value in checkpoint.config.items() if name != "eagle_config"}
     if _SPECFORGE in (config.get("architectures") or ()) and config.pop("norm_output", True) is not True:
         raise UnsupportedError(
-            f"config.json of the head {checkpoint.source} sets 'norm_output' to false, by which SpecForge means logits "
-            "without a norm and vLLM the usual formula. Remove it if the head was trained by the usual formula."
+            f"config.json of the head in {checkpoint.source} sets 'norm_output' to false, by which SpecForge means "
+            "logits without a norm and vLLM the usual formula. Remove it if the head was trained by the usual formula."
         )
     flags = read_flags(checkpoint, config, checkpoint.config.get("eagle_config") or {})
     tensors = {

@@ -40,7 +40,7 @@ def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str,
         for name, value in config.items():
             if name in VARIANTS:
                 if found.setdefault(name, bool(value)) != bool(value):
-                    raise UnsupportedError(f"config.json of the head {checkpoint.source} sets {name!r} in two ways.")
+                    raise UnsupportedError(f"config.json of the head in {checkpoint.source} sets {name!r} in two ways.")
             elif name in _REQUIRED:
                 if value is not None and bool(value) != _REQUIRED[name]:
                     raise _unsupported(checkpoint, name, value)
@@ -51,7 +51,7 @@ def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str,
         if "sliding_attention" in (config.get("layer_types") or ()):
             raise _unsupported(checkpoint, "layer_types", "sliding_attention")
     if found.get("norm_before_fc") and found.get("fc_norm"):
-        raise UnsupportedError(f"config.json of the head {checkpoint.source} sets both norm_before_fc and fc_norm.")
+        raise UnsupportedError(f"config.json of the head in {checkpoint.source} sets both norm_before_fc and fc_norm.")
     return {name: found.get(name, False) for name in VARIANTS}
 
 
@@ -84,12 +84,12 @@ def build_head(
     }
     fc, embeddings, output = (tensors.get(name) for name in ("fc.weight", "embed_tokens.weight", "lm_head.weight"))
     if fc is None:
-        raise UnsupportedError(f"the head {checkpoint.source} lacks fc.weight; it may be truncated.")
+        raise UnsupportedError(f"the head in {checkpoint.source} lacks fc.weight; it may be truncated.")
     _check_sizes(checkpoint, target, config, fc, embeddings, taps)
     size = int(config.get("draft_vocab_size") or target.vocabulary) if output is None else len(output)
     if output is None and size != target.vocabulary:
         raise UnsupportedError(
-            f"the head {checkpoint.source} drafts {size} of {target.vocabulary} tokens, but lacks lm_head.weight."
+            f"the head in {checkpoint.source} drafts {size} of {target.vocabulary} tokens, but lacks lm_head.weight."
         )
     ids = read_ids(checkpoint, target, size)
     first = {name.removeprefix("layers.0.") for name in tensors if name.startswith("layers.0.")}
@@ -130,7 +130,7 @@ def _check_sizes(
     check_hidden_size(checkpoint, target, fc.shape[1] // len(taps))
     if fc.shape[1] % len(taps):
         raise UnsupportedError(
-            f"fc.weight of the head {checkpoint.source} reads {fc.shape[1]} numbers, which {len(taps)} layers of "
+            f"fc.weight of the head in {checkpoint.source} reads {fc.shape[1]} numbers, which {len(taps)} layers of "
             f"{target.hidden_size} do not give: its config names other layers than it was trained with."
         )
     check_vocabulary(checkpoint, target, int(config.get("vocab_size") or target.vocabulary))
@@ -138,8 +138,8 @@ def _check_sizes(
         check_vocabulary(checkpoint, target, len(embeddings))
     elif len(fc) != target.hidden_size:
         raise UnsupportedError(
-            f"the head {checkpoint.source} has a hidden size of {len(fc)} and lacks embed_tokens.weight; the target's "
-            f"embeddings, of size {target.hidden_size}, do not fit it."
+            f"the head in {checkpoint.source} has a hidden size of {len(fc)} and lacks embed_tokens.weight; the "
+            f"target's embeddings, of size {target.hidden_size}, do not fit it."
         )
 
 
@@ -152,11 +152,11 @@ def _mask_token(checkpoint: Checkpoint, target: TargetParts, config: Mapping[str
     found = checkpoint.config.get("mask_token_id", config.get("mask_token_id"))
     if found is None:
         raise UnsupportedError(
-            f"config.json of the head {checkpoint.source} has no 'mask_token_id', which P-EAGLE drafts from; add the "
-            "one it was trained with."
+            f"config.json of the head in {checkpoint.source} has no 'mask_token_id', which P-EAGLE drafts from; add "
+            "the one it was trained with."
         )
     if not 0 <= int(found) < target.vocabulary:
-        raise UnsupportedError(f"the mask token {found} of the head {checkpoint.source} is no token of the target.")
+        raise UnsupportedError(f"the mask token {found} of the head in {checkpoint.source} is no token of the target.")
     return int(found)
 
 
@@ -167,6 +167,6 @@ def _neutral(value: object) -> bool:
 
 def _unsupported(checkpoint: Checkpoint, name: str, value: object) -> UnsupportedError:
     return UnsupportedError(
-        f"config.json of the head {checkpoint.source} sets {name!r} to {value!r}, which changes the head's formula in "
-        "a way that is not supported."
+        f"config.json of the head in {checkpoint.source} sets {name!r} to {value!r}, which changes the head's "
+        "formula in a way that is not supported."
     )

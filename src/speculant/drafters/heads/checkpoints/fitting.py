@@ -18,7 +18,7 @@ def check_hidden_size(checkpoint: Checkpoint, target: TargetParts, hidden: int) 
     """
     if hidden != target.hidden_size:
         raise UnsupportedError(
-            f"the head {checkpoint.source} reads hidden states of size {hidden}, the target's have "
+            f"the head in {checkpoint.source} reads hidden states of size {hidden}, the target's have "
             f"{target.hidden_size}: it was trained for another model. Name the target it was trained for."
         )
 
@@ -31,7 +31,7 @@ def check_vocabulary(checkpoint: Checkpoint, target: TargetParts, vocabulary: in
     """
     if vocabulary != target.vocabulary:
         raise UnsupportedError(
-            f"the head {checkpoint.source} has a vocabulary of {vocabulary} tokens, the target one of "
+            f"the head in {checkpoint.source} has a vocabulary of {vocabulary} tokens, the target one of "
             f"{target.vocabulary}: it was trained for another model. Name the target it was trained for."
         )
 
@@ -42,11 +42,15 @@ def check_taps(checkpoint: Checkpoint, target: TargetParts, taps: tuple[int, ...
     Raises:
         UnsupportedError: it has not.
     """
-    if any(not -1 <= tap < target.layers for tap in taps) or len(set(taps)) < len(taps):
-        raise UnsupportedError(
-            f"the head {checkpoint.source} reads the outputs of layers {list(taps)}, counted from 0, of a target with "
-            f"{target.layers} layers: it was trained for another model, or its config names wrong layers."
-        )
+    missing = [str(tap) for tap in taps if not -1 <= tap < target.layers]
+    if not missing and len(set(taps)) == len(taps):
+        return
+    reason = f"the target has no layer {' or '.join(missing)}" if missing else "one of them is named twice"
+    raise UnsupportedError(
+        f"the head in {checkpoint.source} reads the outputs of layers {', '.join(map(str, taps))}, and {reason}: its "
+        f"{target.layers} layers are counted from 0 to {target.layers - 1}. The head was trained for another model, or "
+        "its config names wrong layers."
+    )
 
 
 def layer_shape(
@@ -63,7 +67,7 @@ def layer_shape(
     given = dict(checkpoint.config) if config is None else config
     hidden, heads = int(given.get("hidden_size", target.hidden_size)), int(given.get("num_attention_heads", 0))
     if not heads:
-        raise UnsupportedError(f"config.json of the head {checkpoint.source} has no 'num_attention_heads'.")
+        raise UnsupportedError(f"config.json of the head in {checkpoint.source} has no 'num_attention_heads'.")
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     rope = {"rope_type": rope.get("rope_type", rope.get("type", "default")), **rope}
     rope.setdefault("rope_theta", float(given.get("rope_theta") or 10000.0))

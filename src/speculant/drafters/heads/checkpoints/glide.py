@@ -38,20 +38,20 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> GlideHead:
         if not name.endswith(("rotary_emb.inv_freq", "cos_cached", "sin_cached"))
     }
     if checkpoint.config.get("use_remap"):
-        raise UnsupportedError(f"the head {checkpoint.source} maps tokens (use_remap), which is not supported.")
+        raise UnsupportedError(f"the head in {checkpoint.source} maps tokens (use_remap), which is not supported.")
     layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
     if layers != {"0"}:
         raise UnsupportedError(
-            f"the head {checkpoint.source} has {len(layers)} layers; GLIDE heads of one are supported, since the keys "
-            "of deeper ones would depend on where earlier drafts began."
+            f"the head in {checkpoint.source} has {len(layers)} layers; GLIDE heads of one are supported, since the "
+            "keys of deeper ones would depend on where earlier drafts began."
         )
     check_hidden_size(checkpoint, target, int(checkpoint.value("large_hidden_size")))
     cross = target_cross_shape(target, block=int(checkpoint.config.get("block_size") or 5))
     heads = int(checkpoint.value("large_num_attention_heads"))
     if heads != cross.heads:
         raise UnsupportedError(
-            f"the head {checkpoint.source} reads keys of {heads} attention heads, the target has {cross.heads}: it was "
-            "trained for another model. Name the target it was trained for."
+            f"the head in {checkpoint.source} reads keys of {heads} attention heads, the target has {cross.heads}: "
+            "it was trained for another model. Name the target it was trained for."
         )
     if "embed_tokens.weight" in tensors:
         check_vocabulary(checkpoint, target, tensors["embed_tokens.weight"].shape[0])

@@ -48,14 +48,14 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> HydraHead:
     kind = checkpoint.value("hydra_head_arch", "prefix-mlp" if plus else "mlp")
     if kind not in ("mlp", "prefix-mlp") or not checkpoint.value("grounded_heads", True):
         raise UnsupportedError(
-            f"the head {checkpoint.source} is a Hydra head of architecture {kind!r}"
+            f"the head in {checkpoint.source} is a Hydra head of architecture {kind!r}"
             f"{'' if checkpoint.value('grounded_heads', True) else ' that reads no drafted tokens'}; "
             "'mlp' and 'prefix-mlp' heads that read them are supported."
         )
     counts = [(int(found[1]), int(found[2])) for name in tensors if (found := _BLOCK.fullmatch(name))]
     first, last = f"hydra_mlp.0.{int(plus)}.", "1." if plus else ""
     if not counts or f"{first}linear.weight" not in tensors:
-        raise UnsupportedError(f"the head {checkpoint.source} lacks {first}linear.weight: it may be truncated.")
+        raise UnsupportedError(f"the head in {checkpoint.source} lacks {first}linear.weight: it may be truncated.")
     hidden, heads = tensors[f"{first}linear.weight"].shape[0], 1 + max(head for head, _ in counts)
     check_hidden_size(checkpoint, target, hidden)
     projection = tensors.get(f"hydra_lm_head.0.{last}weight")

@@ -156,7 +156,8 @@ def _vllm_name(name: str, blocks: int, *, one: bool) -> str:
 def _check_ids(checkpoint: Checkpoint, target: TargetParts, ids: Tensor) -> None:
     if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary or len(set(ids.tolist())) < len(ids):
         raise UnsupportedError(
-            f"the token_map of the head {checkpoint.source} names tokens beyond the target's {target.vocabulary}, or "
+            f"the token_map of the head in {checkpoint.source} names tokens beyond the target's "
+            f"{target.vocabulary}, or "
             "one of them twice: it was trained for another model, or is damaged."
         )
 
@@ -165,5 +166,5 @@ def _count(checkpoint: Checkpoint, pattern: re.Pattern[str]) -> tuple[int, int]:
     """Return how many heads and blocks of each the names of a checkpoint's weights tell of."""
     found = [match for name in checkpoint.tensors if (match := pattern.fullmatch(name))]
     if not found:
-        raise UnsupportedError(f"the head {checkpoint.source} has no residual blocks: it may be truncated.")
+        raise UnsupportedError(f"the head in {checkpoint.source} has no residual blocks: it may be truncated.")
     return 1 + max(int(match[1]) for match in found), 1 + max(int(match[2]) for match in found)

@@ -72,14 +72,14 @@ def _shape(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> MLPShape:
     config = checkpoint.config
     for name in ("emb.0.weight", "proj.0.weight"):
         if name not in tensors:
-            raise UnsupportedError(f"the head {checkpoint.source} lacks {_PREFIX}{name}: it may be truncated.")
+            raise UnsupportedError(f"the head in {checkpoint.source} lacks {_PREFIX}{name}: it may be truncated.")
     counted = 1 + max(int(found[2]) for name in tensors if (found := _STEP.fullmatch(name)))
     inner, hidden = tensors["proj.0.weight"].shape
     for name, size in (("emb_dim", hidden), ("inner_dim", inner)):
         given = config.get(name)
         if given and int(given) != size:
             raise UnsupportedError(
-                f"config.json of the head {checkpoint.source} gives {name} {given} where its weights have {size}: "
+                f"config.json of the head in {checkpoint.source} gives {name} {given} where its weights have {size}: "
                 "one of the two belongs to another head."
             )
     return MLPShape(
@@ -103,7 +103,7 @@ def _untied(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], steps: int) -
                 name = f"{part}.{step}.{kind}"
                 if name in found and not found[name].equal(found[source]):
                     raise UnsupportedError(
-                        f"the head {checkpoint.source} shares weights between its steps, says its config, but "
+                        f"the head in {checkpoint.source} shares weights between its steps, says its config, but "
                         f"{_PREFIX}{name} differs from {_PREFIX}{source}."
                     )
                 found[name] = found[source]

@@ -37,7 +37,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> Eagle3Head:
     own = {name: value for name, value in checkpoint.config.items() if name != "transformer_layer_config"}
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in _VERIFIER}
     if matches_p_eagle(checkpoint) and "mask_hidden" not in tensors:
-        raise UnsupportedError(f"the head {checkpoint.source} lacks mask_hidden, which P-EAGLE drafts from.")
+        raise UnsupportedError(f"the head in {checkpoint.source} lacks mask_hidden, which P-EAGLE drafts from.")
     boundaries = checkpoint.config.get(KEY)
     return build_head(
         Checkpoint(checkpoint.source, checkpoint.config, tensors),

@@ -33,8 +33,8 @@ def from_layers(checkpoint: Checkpoint, target: TargetParts, layers: Sequence[An
     taps = tuple(int(layer) for layer in layers)
     if min(taps) < 0:
         raise UnsupportedError(
-            f"the head {checkpoint.source} reads the target's embeddings as a hidden state (boundary 0), which is not "
-            "supported; only outputs of decoder layers are."
+            f"the head in {checkpoint.source} reads the target's embeddings as a hidden state (boundary 0), which "
+            "is not supported; only outputs of decoder layers are."
         )
     check_taps(checkpoint, target, taps)
     return taps
@@ -54,7 +54,7 @@ def default_taps(checkpoint: Checkpoint, target: TargetParts) -> tuple[int, ...]
     found = default_boundaries(target.layers)
     if not 0 < found[0] < found[1] < found[2]:
         raise UnsupportedError(
-            f"config.json of the head {checkpoint.source} names no layers, and EAGLE-3's default ones, boundaries "
+            f"config.json of the head in {checkpoint.source} names no layers, and EAGLE-3's default ones, boundaries "
             f"{', '.join(map(str, found))} of a target with {target.layers} layers, are not three different ones in "
             f'order. Add the boundaries it was trained with, as in "{KEY}": [2, 4, 5].'
         )

@@ -20,15 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from transformers.cache_utils import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from speculant.engines.hf.batch_attention import BatchCache
-from speculant.engines.hf.cache import InPlaceLayer
+from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.cpu.gqa import Attention, GQAttention, is_plain_sdpa, native_call, shares_keys
 from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.products import Kernel
+from speculant.engines.hf.in_place_layer import InPlaceLayer
 
 
 class LinearArguments(ctypes.Structure):
@@ -235,7 +234,8 @@ class FusedLayer:
         """Add the keys to the cache; return the output [B, n, width] of the attention that the config names."""
         attention = self._attention
         name = attention.config._attn_implementation
-        attend = self._gqa if name == "sdpa" and self._gqa and is_plain_sdpa() else ALL_ATTENTION_FUNCTIONS[name]
+        attend: Any = self._gqa if name == "sdpa" and is_plain_sdpa() else None
+        attend = attend or attention_function(attention, name)
         if isinstance(cache, BatchCache):
             attend = cache.attend
         if cache is not None:

@@ -1,0 +1,83 @@
+"""`speculant gguf`: a model of transformers as a GGUF file, which llama.cpp runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from speculant.cli.commands import Command
+from speculant.cli.options import ModelArgument
+from speculant.core.errors import UsageError
+from speculant.core.hub import asking
+
+HELP = """\
+Write a model and its tokenizer as a GGUF file, which llama.cpp runs.
+
+Llama, Mistral, Qwen2 and Qwen3 models with a tokenizer of the Llama 2 kind can be written, in the checkpoint's weights
+or in others. Needs the packages of speculant[llamacpp]."""
+
+EXAMPLES = """
+speculant gguf your/model -o model.gguf           # the checkpoint's weights
+speculant gguf your/model -o q8.gguf --format q8_0  # quantised by llama.cpp
+speculant generate "Why?" --model small.gguf
+"""
+FORMATS = "f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q4_0"  # those of engines/llamacpp/quantize.py
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("gguf", cls=Command, help=HELP, epilog=EXAMPLES)(gguf)
+
+
+def gguf(
+    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="the new file, called .gguf")],
+    model: ModelArgument = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help=f"of the weights: {FORMATS}; default: the checkpoint's own"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a GGUF file of that name")] = False,
+) -> int:
+    """Check, load, write."""
+    from speculant.api.gguf_format import check_gguf_format
+    from speculant.api.loading import find_model
+    from speculant.cli.loading import is_gguf_model, quieten
+    from speculant.cli.terminal import importing, say, waiting
+
+    path = Path(output)
+    check_gguf_output(path, force=force)
+    if is_gguf_model(model):
+        raise UsageError(f"{model} is a GGUF file already. Name the folder or hub id of a model of transformers.")
+    source = find_model(model)
+    check_gguf_format(format_)
+    if not Path(source).exists():
+        say(asking(source))
+    with importing("PyTorch and transformers"):
+        from speculant.api.gguf import convert_model
+
+        quieten()
+    with waiting(f"writing {path}"):
+        convert_model(model, path, kind=format_)
+    print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB. speculant generate PROMPT --model {path} runs it.")
+    return 0
+
+
+def check_gguf_output(path: Path, *, force: bool) -> None:
+    """Check a file for a model: called .gguf, writable, and new or, with `force`, a GGUF file.
+
+    Raises:
+        UsageError: it would destroy another file, or would not be recognised.
+        FileError: it cannot be written.
+    """
+    from speculant.cli.files import check_writable
+    from speculant.engines.llamacpp.file import begins_as_gguf
+
+    check_writable(str(path))
+    if path.suffix != ".gguf":
+        raise UsageError(f"--out {path} is not called .gguf, by which such files are recognised. Name it so.")
+    if path.exists() and not begins_as_gguf(path):
+        raise UsageError(f"--out {path} exists and is not a GGUF file; it is not overwritten. Name another file.")
+    if path.exists() and not force:
+        raise UsageError(f"{path} is a GGUF file already. Name another file, or add --force to replace it.")

@@ -1,0 +1,127 @@
+"""A drafter of a user's own, whose drafts are checked against the contract before they are verified.
+
+What would otherwise fail deep inside a pass, or waste it, is refused with its cause and the way out. Tokens that the
+model does not have are refused by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant.core.drafter import Background, Budget, Drafter, Persistent, Session, Start
+from speculant.core.engine import Needs
+from speculant.core.errors import UsageError
+from speculant.core.tree import ROOT, DraftTree
+from speculant.registry.own import check_attributes
+
+_OF_A_SESSION = ("propose", "propose_after", "observe", "forecast", "close")
+
+
+class CheckedDrafter(Drafter, Background):
+    """Drafts as the inner drafter does.
+
+    Attributes:
+        inner: what drafts.
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        """Take a drafter.
+
+        Raises:
+            UsageError: it is none.
+        """
+        if isinstance(inner, type):
+            raise UsageError(f"the drafter is the class {inner.__name__}; pass an object, drafter={inner.__name__}().")
+        check_attributes(inner)
+        self.inner, self._name = inner, type(inner).__name__
+        if not isinstance(inner.needs, Needs):
+            raise UsageError(
+                f"{self._name}.needs is a property that returns speculant.core.engine.Needs, not "
+                f"{type(inner.needs).__name__}."
+            )
+
+    @property
+    def needs(self) -> Needs:
+        return self.inner.needs
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes that the inner drafter's memory takes now; None if it does not report them."""
+        return getattr(self.inner, "memory_bytes", None)
+
+    def open(self, start: Start) -> Session:
+        session = self.inner.open(start)
+        missing = [name for name in _OF_A_SESSION if not callable(getattr(session, name, None))]
+        if missing:
+            raise UsageError(
+                f"{self._name}.open returned a {type(session).__name__} without {', '.join(missing)}. Derive it from "
+                "speculant.core.drafter.Session and define `propose`, `observe` and `close`."
+            )
+        return session
+
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        drafts = self.inner.propose(sessions, budgets)
+        if not isinstance(drafts, list) or len(drafts) != len(sessions):
+            raise UsageError(f"{self._name}.propose must return a list with a draft for each of the sessions.")
+        for draft, budget in zip(drafts, budgets, strict=True):
+            self._check(draft, budget)
+        return drafts
+
+    def close(self) -> None:
+        if isinstance(self.inner, Background):
+            self.inner.close()
+
+    def _check(self, draft: Any, budget: Budget) -> None:
+        """Refuse a draft that breaks the contract or the budget."""
+        if not isinstance(draft, DraftTree):
+            raise UsageError(
+                f"{self._name} proposed a {type(draft).__name__}; return a DraftTree, such as "
+                "DraftTree.from_paths([[token, token], [token]]), or DraftTree.empty()."
+            )
+        for name in ("tokens", "parents"):
+            if getattr(getattr(draft, name), "dtype", None) != np.int32:
+                raise UsageError(f"the {name} of a draft are an Int32 array; DraftTree.from_paths makes it of lists.")
+        reason = ""
+        if len(draft) > budget.nodes:
+            reason = f"{len(draft)} nodes, where its budget has {budget.nodes}"
+        elif len(draft) and (deepest := int(draft.depths().max())) > budget.depth:
+            reason = f"{deepest} levels, where its budget has {budget.depth}"
+        elif not budget.trees and draft.parents.tolist() != list(range(ROOT, len(draft) - 1)):
+            reason = "branches, where its budget takes a chain"
+        if reason:
+            raise UsageError(
+                f"{self._name} proposed a draft with {reason}. Return "
+                "draft.within(depth=budget.depth, trees=budget.trees).head(budget.nodes)."
+            )
+        if len(draft.queries) > self.needs.queries:
+            raise UsageError(
+                f"{self._name} proposed {len(draft.queries)} query rows; its `needs` announce {self.needs.queries}."
+            )
+
+
+class CheckedMemory(CheckedDrafter, Persistent):
+    """The same of a drafter that keeps a memory."""
+
+    def save(self, path: Path) -> None:
+        """Write the inner drafter's memory."""
+        assert isinstance(self.inner, Persistent)
+        self.inner.save(path)
+
+    def load(self, path: Path) -> None:
+        """Replace the inner drafter's memory by a file's."""
+        assert isinstance(self.inner, Persistent)
+        self.inner.load(path)
+
+
+def checked(drafter: Any) -> CheckedDrafter:
+    """Return a user's drafter with its drafts checked; it can be saved if the user's can.
+
+    Raises:
+        UsageError: it is no drafter.
+    """
+    kind = CheckedMemory if isinstance(drafter, Persistent) else CheckedDrafter
+    return kind(drafter)

@@ -1,0 +1,163 @@
+"""A layer of keys and values whose rows are written in place: nothing is allocated or concatenated per round.
+
+It owns two buffers [1, H, C, D] that double when they are full; `keys` and `values` are views of the rows in use. It
+goes back to users and into `model.generate` with its cache: where something else than this file put new tensors in the
+place of the views, they are taken over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+LEAST_ROWS = 128
+_NOTHING: Any = (None, None)
+
+
+class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
+    """The keys and values of one layer.
+
+    They change together, in one assignment: where a device is full or an interrupt comes, a layer has as many keys as
+    values.
+    """
+
+    is_initialized: bool
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, Tensor] = _NOTHING
+        self._key_rows: Tensor | None = None
+        self._value_rows: Tensor | None = None
+        super().__init__()
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys of the rows in use, [B, H, L, D]; None before the first."""
+        return self._held[0]
+
+    @keys.setter
+    def keys(self, keys: Tensor) -> None:
+        self._held = keys, self._held[1]
+
+    @property
+    def values(self) -> Tensor:
+        """The values of the rows in use, [B, H, L, D]; None before the first."""
+        return self._held[1]
+
+    @values.setter
+    def values(self, values: Tensor) -> None:
+        self._held = self._held[0], values
+
+    @classmethod
+    def adopt(cls, layer: DynamicLayer) -> InPlaceLayer:
+        """Return a layer that holds what another one does; the rows are copied at the first update."""
+        if isinstance(layer, cls):
+            return layer
+        adopted = cls()
+        if layer.is_initialized and layer.get_seq_length():
+            adopted.keys, adopted.values = layer.keys, layer.values
+            adopted.dtype, adopted.device, adopted.is_initialized = layer.keys.dtype, layer.keys.device, True
+        return adopted
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Add rows [B, H, n, D] and return all of them, [B, H, L + n, D]."""
+        if key_states.requires_grad:  # a gradient needs the rows as they were
+            updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return updated
+        held: tuple[Tensor | None, Tensor | None] = self._held if self.is_initialized else (None, None)
+        key_rows, keys = append_rows(self._key_rows, held[0], key_states)
+        value_rows, values = append_rows(self._value_rows, held[1], value_states)
+        self._key_rows, self._value_rows = key_rows, value_rows
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self._held = keys, values
+        self.is_initialized = True
+        return self._held
+
+    @classmethod
+    def prefix(cls, layer: DynamicLayer, length: int, room: int) -> InPlaceLayer:
+        """Return a layer with copies of another's first rows, in buffers for `room` rows."""
+        copy = cls()
+        copy._take_prefix(layer, length, room)
+        return copy
+
+    def _take_prefix(self, layer: DynamicLayer, length: int, room: int) -> None:
+        if layer.is_initialized:
+            self._key_rows, keys = _copied(layer.keys, length, room)
+            self._value_rows, values = _copied(layer.values, length, room)
+            self._held = keys, values
+            self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its buffers, rows that are not in use included."""
+        return self.rows_nbytes
+
+    @property
+    def rows_nbytes(self) -> int:
+        """The bytes of its buffers of keys and values."""
+        if not self.is_initialized:
+            return 0
+        rows = (self._key_rows, self.keys), (self._value_rows, self.values)
+        return sum((held if buffer is None else buffer).nbytes for buffer, held in rows)
+
+    def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room."""
+        keys, values = self._key_rows, self._value_rows
+        if not self.is_initialized or keys is None or values is None:
+            return None
+        length = self.keys.shape[-2]
+        end = length + count
+        for buffer, held in ((keys, self.keys), (values, self.values)):
+            if end > buffer.shape[-2] or not _is_view(held, buffer, held, length):
+                return None
+        self._held = keys[..., :end, :], values[..., :end, :]
+        return self._held
+
+    def reset(self) -> None:
+        """Forget every row; the buffers stay."""
+        self.is_initialized, self._held = False, _NOTHING
+
+    def keep(self, start: int, rows: list[int] | Tensor) -> None:
+        """Keep the first `start` rows and, behind them, those at `start` + each of the rising `rows`."""
+        if not self.is_initialized:  # a layer that shares another's rows
+            return
+        end = start + len(rows)
+        if len(rows):
+            index = torch.as_tensor(rows, device=self.keys.device) + start
+            for held in self._held:
+                held[..., start:end, :] = held.index_select(-2, index)
+        keys, values = self._held
+        self._held = keys[..., :end, :], values[..., :end, :]
+
+
+def _copied(held: Tensor, length: int, room: int) -> tuple[Tensor, Tensor]:
+    """Return a buffer with copies of the first rows, and the view of them."""
+    buffer = held.new_empty((*held.shape[:-2], max(length, room), held.shape[-1]))
+    buffer[..., :length, :] = held[..., :length, :]
+    return buffer, buffer[..., :length, :]
+
+
+def append_rows(buffer: Tensor | None, held: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Write rows [..., n, D] behind those held; return the buffer, or a larger one, and the view of its used part."""
+    length = 0 if held is None or held.ndim < 2 else held.shape[-2]  # heads may have no numbers at all
+    needed = length + new.shape[-2]
+    if buffer is None or needed > buffer.shape[-2] or not _is_view(held, buffer, new, length):
+        capacity = max(needed, LEAST_ROWS, 2 * length)
+        buffer = new.new_empty((*new.shape[:-2], capacity, new.shape[-1]))
+        if length:
+            assert held is not None
+            buffer[..., :length, :] = held
+    buffer[..., length:needed, :] = new
+    return buffer, buffer[..., :needed, :]
+
+
+def _is_view(held: Tensor | None, buffer: Tensor, new: Tensor, length: int) -> bool:
+    same = buffer.dtype == new.dtype and buffer.device == new.device and buffer.shape[:-2] == new.shape[:-2]
+    if buffer.is_inference() != torch.is_inference_mode_enabled():  # torch lets those be written only in their own mode
+        return False
+    if not same or not length:
+        return same
+    assert held is not None
+    return held.data_ptr() == buffer.data_ptr() and held.stride() == buffer.stride()

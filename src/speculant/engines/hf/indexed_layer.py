@@ -1,0 +1,77 @@
+"""A layer that chooses the tokens it attends to by an index: DeepSeek Sparse Attention and its kin.
+
+Beside keys and values it keeps the indexer's key of every row, which is written in place and rolled back with them. The
+indexer adds the mask of the pass to its scores before it chooses, so a row of a tree chooses among its own ancestors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import cache_utils
+
+from speculant.engines.hf.in_place_layer import InPlaceLayer, append_rows
+
+DynamicIndexedLayer: Any = getattr(cache_utils, "DynamicIndexedLayer", type("DynamicIndexedLayer", (), {}))
+
+
+class IndexedLayer(InPlaceLayer):
+    """Keys, values and the indexer's keys of one layer.
+
+    Attributes:
+        indexer_keys: of the rows in use, [B, L, d]; None before the first.
+        indexer_position_ids: what some classes keep here; transformers asks for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._index_rows: Tensor | None = None
+        self.indexer_keys: Tensor | None = None
+        self.indexer_position_ids: Tensor | None = None
+
+    @property
+    def is_indexer_initialized(self) -> bool:
+        """Whether the indexer has any keys."""
+        return self.indexer_keys is not None
+
+    @classmethod
+    def adopt(cls, layer: Any) -> IndexedLayer:
+        if isinstance(layer, cls):
+            return layer
+        adopted = super().adopt(layer)
+        assert isinstance(adopted, IndexedLayer)
+        if layer.is_initialized and layer.get_seq_length():
+            adopted.indexer_keys = layer.indexer_keys
+        return adopted
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Add the indexer's keys [B, n, d] and return all of them, [B, L + n, d]."""
+        self._index_rows, self.indexer_keys = append_rows(self._index_rows, self.indexer_keys, indexer_key_states)
+        return self.indexer_keys
+
+    def keep(self, start: int, rows: list[int] | Tensor) -> None:
+        super().keep(start, rows)
+        held = self.indexer_keys
+        if held is None:
+            return
+        end = start + len(rows)
+        if len(rows):
+            index = torch.as_tensor(rows, device=held.device) + start
+            held[:, start:end] = held.index_select(1, index)
+        self.indexer_keys = held[:, :end]
+
+    def _take_prefix(self, layer: Any, length: int, room: int) -> None:
+        super()._take_prefix(layer, length, room)
+        if layer.indexer_keys is not None:
+            self._index_rows, self.indexer_keys = append_rows(None, None, layer.indexer_keys[:, :length])
+
+    @property
+    def nbytes(self) -> int:
+        index = self.indexer_keys if self._index_rows is None else self._index_rows
+        return self.rows_nbytes + (0 if index is None else index.nbytes)
+
+    def reset(self) -> None:
+        super().reset()
+        self.indexer_keys = self.indexer_position_ids = None

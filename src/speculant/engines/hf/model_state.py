@@ -1,0 +1,215 @@
+"""What of a loaded model decides how its passes compute rows, beside its config, class, dtype and device.
+
+Hooks, forwards replaced on instances, exchanged modules, adapters, gates and flags change a forward pass after loading,
+so what a probe found holds only for the model as it was then. `state_of` is compared before each request, in some
+milliseconds for a model of some hundred modules: classes, code, flags, identities and versions. `digest_of` names the
+same for other processes, by values; there is none where code is at work that other processes cannot name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as module_hooks
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+SMALL = 1 << 14  # numbers of a tensor that are all read; of larger ones a sample
+SAMPLE = 64
+TINY = 16  # numbers of a buffer that may be a gate, whose values are compared
+_PLAIN = (bool, int, float, str, type(None))
+_FOLLOWS_TEXTS = ("max_seq_len_cached",)  # attributes that passes over long texts change
+_ROTARY = "inv_freq"  # buffers likewise; they rotate rows one by one
+_ADAPTERS = ("_active_adapter", "merged_adapters")
+_KNOWN = ("transformers", "transformers_modules", "torch", "peft", "accelerate")
+_PREPARING = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill", "_sample")
+_CODE = (types.FunctionType, types.MethodType, functools.partial)
+_CACHES = (Cache, DynamicCache, DynamicLayer)
+_DENSE = (Tensor, nn.Parameter, nn.Buffer)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def state_of(model: Any) -> tuple[Hashable, ...]:
+    """Return what compares unequal once something that decides how passes compute has been changed.
+
+    It holds the hooks and functions themselves, whose identities are then not given to others, and no tensors.
+    """
+    parts: list[Hashable] = [settings_of(model.config), *_global_hooks()]
+    kinds, configs = set[Any](), dict[int, Any]()
+    for module in model.modules():
+        attributes = module.__dict__
+        kind: Any = type(module)
+        kinds.add(kind)
+        parts += [id(module), kind, kind.forward, kind.__call__, attributes.get("forward"), _flags(module)]
+        parts += (value for value in attributes.values() if isinstance(value, _CODE))
+        if "config" in attributes:
+            configs[id(attributes["config"])] = attributes["config"]
+        for name in _HOOKS:
+            parts += attributes[name].values()
+        for held in ("_parameters", "_buffers"):
+            named = ((name, tensor) for name, tensor in attributes[held].items() if not name.endswith(_ROTARY))
+            parts += (_version(tensor, gate=held == "_buffers") for _, tensor in named)
+    parts += [*_attention(model), *_generation(model), *(settings_of(config) for config in configs.values())]
+    for kind in {*_CACHES, *(base for each in kinds for base in each.__mro__ if not _is_torchs(base))}:
+        parts += (each for each in vars(kind).values() if isinstance(each, types.FunctionType))
+    for home in _homes(kinds):
+        parts += (each for each in vars(home).values() if callable(each))
+    return tuple(parts)
+
+
+def digest_of(model: Any) -> str | None:
+    """Return a digest of the same by values; None where code is at work that another process could not recognise.
+
+    Of large tensors, which change what a pass computes but hardly how, a sample is read.
+    """
+    found, kinds = hashlib.blake2b(digest_size=8), set[Any]()
+    if _global_hooks():
+        return None
+    for name, module in model.named_modules():
+        kind, attributes = type(module), module.__dict__
+        own_code = "forward" in attributes or any(attributes[hooks] for hooks in _HOOKS)
+        if (own_code and not _is_dispatched(module)) or kind.__module__ == "__main__":
+            return None
+        found.update(f"{name} {kind.__module__}.{kind.__qualname__} {_flags(module)}".encode())
+        kinds.add(kind)
+    ordered = sorted(kinds, key=lambda each: f"{each.__module__}.{each.__qualname__}")
+    functions = [function for kind in ordered for function in (kind.forward, kind.__call__)]
+    for home in (*_homes(kinds), *_CACHES):
+        functions += (each for _, each in sorted(vars(home).items()) if isinstance(each, types.FunctionType))
+    chosen = [*_attention(model), *_generation(model)]
+    if any(_home_of(function).split(".")[0] not in _KNOWN for function in chosen):
+        return None  # what such a function calls may change from one process to the next
+    for function in (*functions, *chosen):
+        code = _code_of(function)
+        if code is None:
+            return None
+        found.update(code)
+    for name, tensor in _tensors(model):
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(_values(tensor))
+    return found.hexdigest()
+
+
+def settings_of(config: Any) -> Hashable:
+    """Return the attributes of a config, those of its parts included, in a form that can be compared and hashed."""
+    if isinstance(config, _PLAIN):
+        return config
+    if isinstance(config, dict):
+        return tuple((str(name), settings_of(value)) for name, value in config.items())
+    if isinstance(config, list | tuple | set):
+        return tuple(settings_of(value) for value in config)
+    if hasattr(config, "model_type"):
+        return settings_of(config.__dict__)
+    return str(config)
+
+
+def _code_of(function: Any) -> bytes | None:
+    """Return a digest of a function's instructions, and of what it wraps; None where other processes cannot name it.
+
+    They cannot where it stands in a script, or holds values of its own and is not of a known package.
+    """
+    found, layer = hashlib.blake2b(digest_size=8), getattr(function, "__func__", function)
+    if not isinstance(layer, types.FunctionType):
+        return None
+    found.update(f"{type(layer).__qualname__} {getattr(layer, '__qualname__', '')}".encode())
+    while isinstance(layer, types.FunctionType):
+        home = str(layer.__globals__.get("__name__"))
+        if home == "__main__" or (layer.__closure__ and home.split(".")[0] not in _KNOWN):
+            return None
+        found.update(f"{home} {layer.__defaults__!r} {layer.__kwdefaults__!r}".encode())
+        codes = [layer.__code__]
+        for code in codes:
+            codes += (each for each in code.co_consts if isinstance(each, types.CodeType))
+            constants = [each for each in code.co_consts if isinstance(each, (*_PLAIN, bytes))]
+            found.update(code.co_code + repr((code.co_names, constants)).encode())
+        layer = getattr(layer, "__wrapped__", None)
+    return found.digest()
+
+
+def _home_of(function: Any) -> str:
+    return str(getattr(getattr(function, "__func__", function), "__module__", None))
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("torch", "builtins")
+
+
+def _attention(model: Any) -> list[Any]:
+    """Return what the name of the model's attention stands for: functions of attention and of masks."""
+    name = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
+    found = [registry.get(name) for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)]
+    return [function for function in found if function is not None]
+
+
+def _generation(model: Any) -> list[Any]:
+    """Return the functions by which `generate` prepares passes."""
+    return [getattr(model, name) for name in _PREPARING if hasattr(model, name)]
+
+
+def _homes(kinds: Iterable[Any]) -> list[types.ModuleType]:
+    """Return the files of these classes and torch's functions, whose names classes look up in every pass."""
+    names = sorted({kind.__module__ for kind in kinds if not kind.__module__.startswith("torch.")})
+    return [functional, *(sys.modules[name] for name in names if name in sys.modules)]
+
+
+def _global_hooks() -> list[Any]:
+    return [*module_hooks._global_forward_hooks.values(), *module_hooks._global_forward_pre_hooks.values()]
+
+
+def _is_dispatched(module: nn.Module) -> bool:
+    """Return whether what was put into a module is accelerate's, which moves inputs between devices and no more."""
+    hook = module.__dict__.get("_hf_hook")
+    return hook is not None and type(hook).__module__.startswith("accelerate.") and not module._forward_hooks
+
+
+def _flags(module: nn.Module) -> tuple[Hashable, ...]:
+    """Return the plain attributes of a module: flags, sizes, windows, the adapters that are active."""
+    held = module.__dict__
+    flags = [(name, value) for name, value in held.items() if type(value) in _PLAIN and name not in _FOLLOWS_TEXTS]
+    several = [(name, value) for name, value in held.items() if name[0] != "_" and type(value) in (dict, list, tuple)]
+    flags += [(name, settings_of(value)) for name, value in several if _is_plain(value)]
+    return (*flags, *(str(held[name]) for name in _ADAPTERS if name in held))
+
+
+def _is_plain(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else value
+    return all(type(each) in _PLAIN for each in values)
+
+
+def _version(tensor: Tensor | None, *, gate: bool) -> Hashable:
+    """Return what changes with a tensor, however it is written to where it may be a gate."""
+    if tensor is None:
+        return None
+    version = -1 if tensor.is_inference() else tensor._version
+    values = _values(tensor) if gate and tensor.numel() <= TINY else b""
+    return id(tensor), version, _address(tensor), values
+
+
+def _address(tensor: Tensor) -> int:
+    return 0 if tensor.device.type == "meta" or type(tensor) not in _DENSE else tensor.data_ptr()
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        if not name.endswith(_ROTARY):
+            yield name, tensor
+
+
+def _values(tensor: Tensor) -> bytes:
+    """Return numbers of a tensor: all of a small one, a sample of a large one, none of one that is elsewhere."""
+    if tensor.device.type == "meta" or type(tensor).__name__ not in ("Tensor", "Parameter", "Buffer"):
+        return b""
+    with torch.no_grad():
+        flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
+        picked = flat if flat.numel() <= SMALL else flat[:: -(-flat.numel() // SAMPLE)]
+        return picked.cpu().contiguous().view(torch.uint8).numpy().tobytes()

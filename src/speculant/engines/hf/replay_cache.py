@@ -1,0 +1,223 @@
+"""One sequence on a model whose cache can only be copied: chains are verified, and accepted tokens are read again.
+
+For caches that keep no rows to choose from, and whose recurrences are not among those that are recorded (`states`):
+compressed blocks, states in formats of a class's own. A pass runs on a copy of the cache. If all of its rows are kept,
+the copy takes the cache's place; else the copy is dropped, and the kept tokens go in front of the next pass. So a
+rejected draft costs no pass of its own, but rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import UNLIMITED, DraftTree, Int32
+from speculant.engines.hf.draft_rows import DraftRows
+from speculant.engines.hf.forward_pass import (
+    ModelRunner,
+    PassInput,
+    PassOutput,
+    as_ids,
+    check_queries,
+    check_tokens,
+    finished_pass,
+)
+from speculant.engines.hf.prompt import Prompt, joined_states
+
+MOST_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
+SHARED = ("config", "layer_class_to_replicate")
+REPLACED = ("keys", "values", "indexer_keys", "compressed_kv", "buffer_kv", "buffer_gate")  # never written in place
+
+
+class ReplayTargetCache:
+    """A sequence, [1, T]; see `core.engine.TargetCache`. Not for several threads at once."""
+
+    cache = None  # other turns cannot go on with a state that is behind the text
+    trees = False
+    joins = False
+    rereads = False
+    shares_prefixes = False
+
+    def __init__(
+        self, runner: ModelRunner, ids: Tensor, *, padding: Tensor | None = None, positions: Tensor | None = None
+    ) -> None:
+        """Prepare a sequence.
+
+        Args:
+            runner: of the model.
+            ids: Int64[1, T], the whole prompt.
+            padding: Int64[1, T], 0 at padding, or None.
+            positions: Int64[1, T], or None to count the unpadded tokens.
+        """
+        self._runner, self._prompt = runner, Prompt(ids, padding=padding, positions=positions)
+        self._held: Any = None  # the model's own cache; None before the prompt is read
+        self._after: Any = None  # the cache behind the rows of the last pass
+        self._pending: list[int] = []  # committed tokens that `_held` has not read
+        self._rows: list[int] = []  # the tokens of rows that are neither kept nor dropped
+        self._length = 0
+        self._watcher: Callable[[int, Tensor], None] | None = None
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def unread(self) -> int:
+        return 0 if self._length else len(self._prompt)
+
+    @property
+    def uncommitted(self) -> int:
+        return len(self._rows)
+
+    @property
+    def position(self) -> int:
+        """The position of the token that follows the last committed one."""
+        return self._length - self._prompt.shift
+
+    @property
+    def depth(self) -> int:
+        capabilities = self._runner.capabilities
+        if not capabilities.drafts:
+            return 0
+        return UNLIMITED if capabilities.positions is None else max(0, capabilities.positions - 1 - self.position)
+
+    @property
+    def room(self) -> int:
+        return UNLIMITED
+
+    def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
+        self._watcher = take
+
+    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass:
+        """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
+        check_queries(needs, self._runner.capabilities)
+        if not self.unread:
+            raise UsageError("the prompt of this sequence was read before.")
+        count = len(self._prompt)
+        wanted = None if self._watcher else [count - 1]
+        output = self._runner.run(self._prompt.part(0, count), None, needs=needs, wanted=wanted, total=count)
+        self._held = output.cache
+        if self._watcher is not None:
+            self._watcher(0, output.logits)
+        hidden = [] if output.hidden is None else [output.hidden]
+        self._length = count
+        return finished_pass(PassOutput(output.logits[-1:], joined_states(hidden, needs)), needs)
+
+    def forward(
+        self,
+        tokens: Int32,
+        parents: Int32,
+        *,
+        needs: Needs = NO_NEEDS,
+        layers: Sequence[int] | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Pass:
+        """Run a pass over rows that follow each other; earlier rows that were not kept are read again with them."""
+        if layers is not None or embeddings is not None:
+            raise UnsupportedError("single layers and embeddings of the drafter's own cannot be run on this model.")
+        if not DraftRows().grown(np.arange(-1, len(self._rows) - 1)).grown(parents).is_chain():
+            raise UnsupportedError("this model verifies chains only; set the budget's `trees` to False.")
+        if len(self._pending) > MOST_PENDING:
+            self._held, self._pending = self._read(self._held, self._pending, start=self._read_tokens).cache, []
+        before = len(self._pending) + len(self._rows)
+        rows = [*self._rows, *tokens.tolist()]
+        output = self._read(self._held, [*self._pending, *rows], start=self._read_tokens, needs=needs)
+        self._after, self._rows = output.cache, rows
+        hidden = None if output.hidden is None else output.hidden[before:]
+        return finished_pass(PassOutput(output.logits[before:], hidden), needs)
+
+    @property
+    def _read_tokens(self) -> int:
+        """How many tokens the held cache has read."""
+        return self._length - len(self._pending)
+
+    def _read(self, held: Any, tokens: list[int], *, start: int, needs: Needs = NO_NEEDS) -> PassOutput:
+        """Return what a pass over tokens returns behind a cache that has read `start`, which stays as it is."""
+        device, end = self._prompt.ids.device, start + len(tokens)
+        positions = torch.arange(start, end, device=device)[None] - self._prompt.shift
+        ids = as_ids(np.array(tokens, np.int64)).to(device)
+        given = PassInput(ids, positions, self._prompt.padding_mask(end))
+        return self._runner.verify(given, copied(held), needs=needs, total=end)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        kept = list(rows)
+        if kept != list(range(len(kept))) or len(kept) > len(self._rows):
+            raise ValueError(f"the rows {kept} are not a path below the committed text")
+        if kept and len(kept) == len(self._rows):
+            self._held, self._pending = self._after, []
+        else:
+            self._pending += self._rows[: len(kept)]
+        self._length += len(kept)
+        self.rollback()
+
+    def rollback(self) -> None:
+        self._after, self._rows = None, []
+
+    def plain_logits(self, tokens: Sequence[int]) -> Tensor:
+        """Return the logits [n, V] behind each of the tokens that may follow, by passes over one each; none is kept."""
+        held, logits = self._held, list[Tensor]()
+        if self._pending:
+            held = self._read(held, self._pending, start=self._read_tokens).cache
+        for place, token in enumerate(tokens):
+            output = self._read(held, [token], start=self._length + place)
+            held = output.cache
+            logits.append(output.logits)
+        return torch.cat(logits)
+
+    def check(self, draft: DraftTree) -> None:
+        check_tokens(draft.tokens, self._runner.capabilities.vocabulary)
+
+    def restart(self) -> None:
+        self._held, self._pending, self._length = None, [], 0
+        self.rollback()
+
+    def detach(self) -> None:
+        """Return nothing that others could keep."""
+        self.release()
+
+    def release(self) -> None:
+        self.restart()
+
+    def begin_with(self, cache: Any) -> None:
+        raise UnsupportedError("a prompt of this model does not begin with rows of another.")
+
+    def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        raise UnsupportedError("keys and values of single layers cannot be read on this model; use another head.")
+
+    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+        raise UnsupportedError("single layers of this model cannot be run.")
+
+
+def copied(held: Any, name: str = "", known: dict[int, Any] | None = None) -> Any:
+    """Return a copy of a cache that a pass can write to, which shares what passes only ever replace.
+
+    Args:
+        held: a cache, or a part of one.
+        name: of the attribute that it is.
+        known: copies so far, by the identity of the original.
+    """
+    known = {} if known is None else known
+    if id(held) in known:
+        return known[id(held)]
+    if isinstance(held, Tensor):
+        known[id(held)] = held if name in REPLACED else held.clone()
+    elif type(held) is dict:
+        known[id(held)] = twin = dict[Any, Any]()
+        twin |= {key: copied(value, name, known) for key, value in held.items()}
+    elif type(held) is list:
+        known[id(held)] = items = list[Any]()
+        items += (copied(value, name, known) for value in held)
+    elif type(held) is tuple:
+        return tuple(copied(value, name, known) for value in held)
+    elif hasattr(held, "__dict__") and not isinstance(held, type) and not type(held).__module__.startswith("torch"):
+        known[id(held)] = other = copy.copy(held)
+        parts = {key: value if key in SHARED else copied(value, key, known) for key, value in vars(held).items()}
+        vars(other).update(parts)
+    return known.get(id(held), held)

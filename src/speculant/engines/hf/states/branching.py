@@ -1,0 +1,58 @@
+"""How the draft rows of one sequence follow each other, in the forms that recurrences read."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculant.core.errors import UsageError
+from speculant.core.tree import ROOT, Int64
+from speculant.engines.hf.draft_rows import DraftRows
+
+
+class Branching:
+    """How the rows of one sequence follow each other, in the forms that the recurrences read."""
+
+    def __init__(self, rows: DraftRows, new: int, trunk: int, device: torch.device) -> None:
+        """Take rows of which the last `new` are the pass's, and the first `trunk` are in the state already.
+
+        Raises:
+            UsageError: a row does not follow those.
+        """
+        self.count, self._device = new, device
+        self._parents: Int64 = rows.parents[trunk:] - trunk
+        if trunk and (self._parents < ROOT).any():
+            raise UsageError(
+                "rows beside one that was run alone must be run with it on a model with states: run both in one pass."
+            )
+        self._parents = np.maximum(self._parents, ROOT)
+        self._depths = rows.depths[trunk:] - trunk
+        self.ancestors = torch.from_numpy(rows.ancestors[trunk:, trunk:]).to(device)
+        self._windows: dict[tuple[int, int], Tensor] = {}
+
+    def windows(self, kernel: int, held: int) -> Tensor:
+        """Return where each new row finds the last `kernel` inputs of its path, Int64[n, K]; see `Window.grown`.
+
+        Args:
+            kernel: K.
+            held: how many inputs the state holds.
+        """
+        if (kernel, held) not in self._windows:
+            total = len(self._parents)
+            places = np.empty((self.count, kernel), np.int64)
+            at = np.arange(total - self.count, total)
+            for column in range(kernel - 1, -1, -1):
+                places[:, column] = held + at
+                at = np.where(at >= 0, self._parents[np.maximum(at, 0)], at - 1)  # -1 is the last token of the state
+            self._windows[kernel, held] = torch.from_numpy(places).to(self._device)
+        return self._windows[kernel, held]
+
+    @cached_property
+    def levels(self) -> list[tuple[Tensor, Tensor]]:
+        """The rows of each depth and their parents' rows plus 1, Int64[m] each."""
+        levels = [np.flatnonzero(self._depths == depth) for depth in range(1, int(self._depths.max(initial=0)) + 1)]
+        pairs = ((rows, self._parents[rows] + 1) for rows in levels)
+        return [(torch.from_numpy(a).to(self._device), torch.from_numpy(b).to(self._device)) for a, b in pairs]

@@ -1,0 +1,50 @@
+"""What a model is given as its cache during a recorded pass, beside transformers' own methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.engines.hf.states.recorder import Recorder
+
+
+class RecordedStates:
+    """What a cache answers about states during a recorded pass; beside transformers' DynamicCache."""
+
+    recorder: Recorder
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.recorder.turn_to("conv", layer_idx, state_idx)
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        self.recorder.turn_to("conv", layer_idx, state_idx)
+        return conv_states
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.recorder.turn_to("recurrent", layer_idx, state_idx)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+
+class RecordedCache(RecordedStates, DynamicCache):  # type: ignore[misc]
+    """The cache of one sequence during a recorded pass: its layers, and the states of rows beside them."""
+
+    def __init__(self, cache: DynamicCache, recorder: Recorder) -> None:
+        super().__init__()
+        self.layers, self.layer_class_to_replicate = cache.layers, cache.layer_class_to_replicate
+        self.recorder = recorder
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """Return what makes the places 0, 1, ... of the pass's rows their positions, for layers that count by them."""
+        return self.recorder.offsets(self.layers[layer_idx].get_seq_length())[1]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, Any]:
+        """Return the number of rows that a layer will hold, and what makes their places positions."""
+        before = self.layers[layer_idx].get_seq_length()
+        return before + query_length, self.recorder.offsets(before)[0]

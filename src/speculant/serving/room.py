@@ -1,0 +1,38 @@
+"""Room for requests: beyond a number at a time they get 503 at once, and health checks are answered all the same."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from speculant.serving.errors import SERVER, ApiError
+
+UNCOUNTED = ("/health",)
+
+
+class RequestRoom:
+    """Counts the requests that are being answered."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        """Take the most requests at a time."""
+        self._app, self._most, self._count = app, most, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on where there is room."""
+        if scope["type"] != "http" or scope["path"] in UNCOUNTED:
+            await self._app(scope, receive, send)
+            return
+        if self._count >= self._most:
+            error = ApiError(
+                503,
+                f"{self._most} requests are being answered, and there is no room for more. Try again.",
+                type=SERVER,
+                code="no_room",
+                headers={"Retry-After": "1", "Connection": "close"},  # a body that is on its way is not read
+            )
+            await error.response()(scope, receive, send)
+            return
+        self._count += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._count -= 1

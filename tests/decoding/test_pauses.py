@@ -1,0 +1,108 @@
+"""Pauses of drafting: passes that cost what plain ones do, and sessions that learn all that was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scripted import Scripted, ScriptedSession, recording
+from speculant.bench.replay.player import recorded_sequence
+from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.tree import DraftTree, Int32
+from speculant.decoding.step import Parts, step
+from speculant.engines.recorded import RecordedEngine
+from speculant.verifiers.sample_then_follow import SampleThenFollow
+from trees import chain
+from walks import adaptive, curve
+
+TEXT = np.random.default_rng(0).integers(10, 1000, 600).tolist()
+
+
+class Noting(RecordedEngine):
+    """Notes what its passes were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Needs] = []
+
+    def forward(self, batch: Sequence[Any], needs: Needs = NO_NEEDS) -> list[Pass]:
+        self.asked.append(needs)
+        return super().forward(batch)
+
+
+class Wrong(Scripted):
+    """Is sure of a token that never comes; notes which budgets it is asked with and what is learned together."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__(chain(0.9, 0.8))
+        self.always, self.budgets, self.pauses = always, list[int](), list[int]()
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(top_k=1, always=self.always)
+
+    def open(self, start: Start) -> Session:
+        return WrongSession(self)
+
+
+class WrongSession(ScriptedSession):
+    """A session of it."""
+
+    owner: Wrong
+
+    def propose(self, budget: Budget) -> DraftTree:
+        self.owner.budgets.append(budget.nodes)
+        return super().propose(budget)
+
+    def follow(self, tokens: Int32) -> None:
+        self.owner.pauses.append(len(tokens))
+        super().follow(tokens)
+
+    def observe(self, verified: Verified) -> None:
+        self.owner.seen.append(verified.tokens.tolist())
+
+
+def decode(*, always: bool = False) -> tuple[Wrong, Noting]:
+    """Decode a text without one right draft."""
+    drafter, engine = Wrong(always=always), Noting()
+    parts = Parts(
+        engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=adaptive(curve(0.05)), clock=Clock()
+    )
+    sequence = recorded_sequence(recording(TEXT), parts)
+    while not sequence.ended:
+        step([sequence], parts)
+    sequence.close()
+    return drafter, engine
+
+
+class Clock:
+    """Seconds that pass with every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_a_pause_is_plain_decoding() -> None:
+    """Guards "never slower": no draft is asked for, nothing is wanted of passes, and what came is learned later."""
+    drafter, engine = decode()
+    assert 0 not in drafter.budgets
+    assert len(drafter.budgets) < 60
+    resting = engine.asked.count(NO_NEEDS)
+    assert resting > 500
+    assert sum(drafter.pauses) == resting
+    assert [token for tokens in drafter.seen for token in tokens] == TEXT
+
+
+def test_what_is_always_wanted() -> None:
+    """Guards drafters that learn from the target's tokens alone, and online distillation: pauses keep nothing back."""
+    drafter, engine = decode(always=True)
+    assert NO_NEEDS not in engine.asked
+    assert drafter.pauses == []
+    assert [token for tokens in drafter.seen for token in tokens] == TEXT

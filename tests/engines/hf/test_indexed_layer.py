@@ -1,0 +1,55 @@
+"""Layers that choose what they attend to by an index: its keys are kept and dropped with the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from passes import IDS, opened, rows_of
+from speculant.bench.architectures.catalogue import build, names
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.indexed_layer import IndexedLayer
+from speculant.engines.hf.probe_rounds import wrong_rows
+from trees import make_tree
+
+if "deepseek_v32" not in names():
+    pytest.skip("this release of transformers has no such layers", allow_module_level=True)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "dots3_note"])
+def test_rows_choose_among_their_ancestors(name: str) -> None:
+    """Guards trees below texts longer than the index chooses: no row is moved by siblings, before and after a keep."""
+    engine = HFEngine(build(name, "eager"))
+    sequence, tree = opened(engine, IDS), make_tree([4, 9, 11, 17, 20], [-1, -1, 0, 1, 3])
+    assert engine.model.config.index_topk < IDS.shape[1]
+    for _ in range(2):
+        [result] = engine.forward([(sequence, 7, tree)])
+        sequence.rollback()
+        for path in ([0, 2], [1, 3, 4]):
+            expected = sequence.plain_logits([7, *(int(tree.tokens[node]) for node in path)])
+            ours = result.logits[[0, *(node + 1 for node in path)]]
+            assert not wrong_rows(ours, expected, torch.float32).numel()
+        sequence.forward(*rows_of(7, tree))
+        sequence.keep([0, 2, 4])
+
+
+def test_the_index_has_a_key_for_every_row() -> None:
+    """Guards rollback, copies of beginnings and what a cache weighs."""
+    engine = HFEngine(build("deepseek_v32", "eager"))
+    sequence = opened(engine, IDS)
+    layers = [layer for layer in sequence.cache.layers if isinstance(layer, IndexedLayer)]
+    assert layers
+    first = [layer.indexer_keys.clone() for layer in layers]
+    sequence.forward(*rows_of(7, make_tree([4, 9], [-1, -1])))
+    sequence.keep([0, 2])
+    for layer, before in zip(layers, first, strict=True):
+        assert layer.indexer_keys.shape[1] == layer.get_seq_length() == 14
+        assert torch.equal(layer.indexer_keys[:, :12], before)
+    other = opened(engine, torch.tensor([[*IDS[0].tolist(), 7, 9]]))
+    for layer, expected in zip(layers, other.cache.layers, strict=True):
+        torch.testing.assert_close(layer.indexer_keys, expected.indexer_keys, atol=1e-4, rtol=1e-4)
+    copy = engine.copy_prefix(sequence.cache, 12, room=40)
+    assert [layer.indexer_keys.shape[1] for layer in copy.layers] == [12] * len(layers)
+    assert engine.held_bytes(sequence.cache) > sum(layer.rows_nbytes for layer in layers)
+    assert np.isfinite(sequence.plain_logits([3]).numpy()).all()
