@@ -75,7 +75,7 @@ def test_a_patch_beside_the_model_is_seen(home: Any, name: str, monkeypatch: pyt
     """Guards functions that passes look up elsewhere: torch's and those of transformers' caches."""
     model = gated()
     before, digest = state_of(model), digest_of(model)
-    monkeypatch.setattr(home, name, lambda *args, **options: None)
+    monkeypatch.setattr(home, name, lambda *_, **__: None)
     assert state_of(model) != before
     assert digest_of(model) != digest
 
