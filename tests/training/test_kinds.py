@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from models import tiny_model
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.registry.method import load_object
 from speculant.training.builders.eagle3 import default_taps
 from speculant.training.files import Files
 from speculant.training.kind import Kind
-from speculant.training.kinds import KINDS, find_kind
+from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 from speculant.training.run import train_head
 from trainings import sharp_model, tiny_data, tiny_identity, tiny_settings, tiny_texts
 
@@ -65,6 +67,14 @@ def test_a_reduced_vocabulary_holds_the_most_frequent_tokens(tmp_path: Path) -> 
     counts = np.bincount(texts.ids, minlength=61)
     assert counts[ids.numpy()].sum() == np.sort(counts)[-20:].sum()
     assert max(record["best"]["overlap"]) < 1
+
+
+@pytest.mark.parametrize("kind", [*KINDS, DRAFT_MODEL], ids=lambda kind: kind.name)
+def test_the_table_states_each_option_of_the_builder(kind: Kind) -> None:
+    """Guards `--set`, which reads the table so that a wrong name is refused before PyTorch is imported."""
+    taken = inspect.signature(load_object(kind.build)).parameters.values()
+    plain = {each.name: each.default for each in taken if isinstance(each.default, bool | int)}
+    assert {name: value for name, value in plain.items() if name != kind.parts} == kind.options
 
 
 def test_unknown_options_and_kinds_are_refused() -> None:

@@ -170,6 +170,7 @@ def train(
     kind = find_kind(str(context.info_name))
     place = Path(out)
     check_output(place, resume=resume, noun=kind.noun)  # before the model is loaded
+    of_head = head_options(kind, set_ or ())
     options: dict[str, Any] = {
         "loss": loss or kind.loss,
         "feature_weight": kind.feature_weight if feature_weight is None else feature_weight,
@@ -216,7 +217,7 @@ def train(
         init=init,
         checkpoint_steps=checkpoint_steps,
         checkpoint_minutes=checkpoint_minutes,
-        options=head_options(kind, set_ or ()),
+        options=of_head,
         like=like,
         before=tuple(before or ()),
         dtype=save_dtype,
@@ -287,7 +288,7 @@ def head_options(kind: Kind, given: Sequence[str]) -> dict[str, Any]:
     """
     from speculant.cli.settings import Setting, parse
 
-    known, found = kind.options(), dict[str, Any]()
+    known, found = kind.options, dict[str, Any]()
     for each in given:
         name, mark, text = each.partition("=")
         name = name.strip().replace("-", "_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,9 @@ class Kind:
 
     Attributes:
         name: as `Format.kind` names it.
-        build: the function that returns a new head for a target; its keyword arguments are the kind's options. If it
-            takes `counts`, it is given how often each token stands in the texts, Int64[V].
+        build: the function that returns a new head for a target. If it takes `counts`, it is given how often each
+            token stands in the texts, Int64[V].
+        options: keyword arguments of `build` that users may set, with their defaults.
         recipe: the class of the recipe, called with the head and a depth, of at most the head's own.
         save: the function that writes head, folder and target in the public layout.
         load: the function that returns a trained one to begin with, given its folder or hub id, the kind's name, the
@@ -51,6 +52,7 @@ class Kind:
 
     name: str
     build: str
+    options: Mapping[str, bool | int] = field(default_factory=dict)
     recipe: str
     save: str
     load: str = "speculant.training.builders.trained:load_trained_head"
@@ -77,12 +79,6 @@ class Kind:
         """What messages call all of the kind."""
         return "draft models" if self.draft_model else f"heads of kind {self.name}"
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of new heads, with their defaults: numbers, switches and words."""
-        taken = inspect.signature(load_object(self.build)).parameters.values()
-        plain = [each for each in taken if isinstance(each.default, bool | int | float | str)]
-        return {each.name: each.default for each in plain if each.name != self.parts}
-
     def new_head(
         self,
         target: TargetParts,
@@ -104,10 +100,9 @@ class Kind:
         Raises:
             UsageError: there is no such option.
         """
-        known = self.options()
         for name in options or {}:
-            if name not in known:
-                some = ", ".join(known) or "none"
+            if name not in self.options:
+                some = ", ".join(self.options) or "none"
                 raise UsageError(f"{self.plural} have no option {name!r}; there are: {some}.")
         import numpy as np  # here: `speculant train --help` needs none
 

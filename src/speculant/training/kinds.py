@@ -23,6 +23,7 @@ KINDS = (
     Kind(
         name="eagle3",
         build=_BUILDERS + "eagle3:new_eagle3",
+        options={"vocabulary": 0, "own_output": True, "inner": 0},
         recipe=_RECIPES + "eagle3:Eagle3Recipe",
         save=_CHECKPOINTS + "eagle3:save",
         depth=4,
@@ -31,6 +32,7 @@ KINDS = (
     Kind(
         name="p-eagle",
         build=_BUILDERS + "eagle3:new_p_eagle",
+        options={"layers": 2, "vocabulary": 0, "own_output": True},
         recipe=_RECIPES + "p_eagle:PEagleRecipe",
         save=_CHECKPOINTS + "eagle3:save",
         depth=4,
@@ -40,6 +42,7 @@ KINDS = (
     Kind(
         name="medusa",
         build=_BUILDERS + "blocks:new_medusa",
+        options={"blocks": 1, "own": False},
         recipe=_RECIPES + "medusa:MedusaRecipe",
         save=_CHECKPOINTS + "medusa:save",
         depth=4,
@@ -50,6 +53,7 @@ KINDS = (
     Kind(
         name="hydra",
         build=_BUILDERS + "blocks:new_hydra",
+        options={"blocks": 1},
         recipe=_RECIPES + "hydra:HydraRecipe",
         save=_CHECKPOINTS + "hydra:save",
         depth=4,
@@ -60,6 +64,7 @@ KINDS = (
     Kind(
         name="mlp",
         build=_BUILDERS + "blocks:new_mlp",
+        options={"inner": 0, "tied": False},
         recipe=_RECIPES + "mlp:MLPRecipe",
         save=_CHECKPOINTS + "mlp:save",
         depth=4,
@@ -70,6 +75,7 @@ KINDS = (
     Kind(
         name="blockwise",
         build=_BUILDERS + "blocks:new_blockwise",
+        options={"inner": 0},
         recipe=_RECIPES + "blockwise:BlockwiseRecipe",
         save=_CHECKPOINTS + "blockwise:save",
         depth=4,
@@ -89,6 +95,7 @@ KINDS = (
     Kind(
         name="dflash",
         build=_BUILDERS + "dflash:new_dflash",
+        options={"layers": 1, "size": 5, "markov": 0, "confidence": False},
         recipe=_RECIPES + "dflash:DFlashRecipe",
         save=_CHECKPOINTS + "dflash:save",
         depth=4,
@@ -106,6 +113,7 @@ KINDS = (
     Kind(
         name="pass",
         build=_BUILDERS + "text_heads:new_lookahead",
+        options={"count": 4},
         recipe=_RECIPES + "lookahead:LookaheadRecipe",
         save=_CHECKPOINTS + "lookahead:save",
         depth=5,
@@ -116,6 +124,7 @@ KINDS = (
     Kind(
         name="specdec",
         build=_BUILDERS + "text_heads:new_specdec",
+        options={"encoder": 4, "decoder": 1},
         recipe=_RECIPES + "specdec:SpecDecRecipe",
         save=_CHECKPOINTS + "specdec:save",
         depth=8,
@@ -128,6 +137,7 @@ KINDS = (
 DRAFT_MODEL = Kind(
     name="draft-model",
     build=_BUILDERS + "draft_model:new_draft_model",
+    options={"layers": 0, "hidden": 0, "heads": 0, "kv_heads": 0, "head_dim": 0, "inner": 0},
     recipe=_RECIPES + "draft_model:DraftModelRecipe",
     save=_BUILDERS + "draft_model:save_draft_model",
     load=_BUILDERS + "draft_model:load_draft_model",

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as MEDIA_NAMES
 
 from speculant.engines.hf.capabilities import ENCODERS
-from speculant.engines.hf.tiny import quiet, tiny_config, tiny_model
+from speculant.engines.hf.tiny import POSITIONS, quiet, tiny_config, tiny_model
 
 _MROPE: dict[str, Any] = {
     "text_config": {
@@ -113,8 +113,8 @@ def class_name(name: str) -> str:
     raise KeyError(name)
 
 
-def build(name: str, attention: str) -> Any:
-    """Return a tiny random fp32 model.
+def build(name: str, attention: str, *, positions: int | None = None) -> Any:
+    """Return a tiny random fp32 model, with as many positions if that is given.
 
     Raises:
         Exception: whatever the class raises if it cannot be built with these sizes or this attention.
@@ -126,7 +126,11 @@ def build(name: str, attention: str) -> Any:
         model_class, config = mapping[config_class], config_class(**changes)
         if model_class.config_class is config.sub_configs.get("text_config"):
             config = config.get_text_config()
-        model = tiny_model(model_class, tiny_config(config), attention=attention)
+        config = tiny_config(config)
+        for part in (config, config.get_text_config(), config.get_text_config(decoder=True)) if positions else ():
+            for limit in (each for each in POSITIONS if isinstance(getattr(part, each, None), int)):
+                setattr(part, limit, positions)
+        model = tiny_model(model_class, config, attention=attention)
         if hasattr(model, "set_default_language"):
             model.set_default_language("en_XX")
     assert model.dtype == torch.float32

@@ -78,12 +78,12 @@ def _compare(model: Any, attention: str, found: Found) -> tuple[str, str]:
     if refusal and (failure := _failure(model)):
         return "not built", f"Its own `generate` fails at these sizes: {failure}"
     for length, new in TEXTS:
-        prompt = _prompt(length)
+        prompt = random_prompt(length)
         for label, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
             place = f"{attention}, {label}, prompt of {length}"
             try:
-                plain = _plain(model, prompt, new, options)
-                ours, accepted = _drafted(speculator, prompt, plain, new, options)
+                plain = write_plain(model, prompt, new, options)
+                ours, accepted = write_drafted(speculator, prompt, plain, new, options)
             except Exception as error:
                 found.mismatches.append(f"{place}: {type(error).__name__}: {str(error).strip():.200}")
                 continue
@@ -102,16 +102,16 @@ def _failure(model: Any) -> str:
     """Return why the tiny model's own `generate` fails, as some classes do at these sizes; "" if it does not."""
     try:
         for length, new in TEXTS:
-            _plain(model, _prompt(length), new, GREEDY)
+            write_plain(model, random_prompt(length), new, GREEDY)
     except Exception as error:  # whatever a class raises
         return f"{type(error).__name__}: {str(error).strip():.120}"
     return ""
 
 
 def _compare_batch(speculator: Speculator, model: Any, attention: str, found: Found) -> None:
-    prompts = [_prompt(length) for length in (5, 20, 11)]
+    prompts = [random_prompt(length) for length in (5, 20, 11)]
     try:
-        plain = [_plain(model, prompt, 10, GREEDY) for prompt in prompts]
+        plain = [write_plain(model, prompt, 10, GREEDY) for prompt in prompts]
         speculator.drafter = Guesses({tuple(p): text for p, text in zip(prompts, plain, strict=True)})
         results = speculator.generate_batch(prompts, size=3, max_new_tokens=10, temperature=0)
     except Exception as error:
@@ -123,20 +123,21 @@ def _compare_batch(speculator: Speculator, model: Any, attention: str, found: Fo
             found.mismatches.append(f"{attention}, batch, prompt of {len(prompt)}")
 
 
-def _plain(model: Any, prompt: list[int], new: int, options: dict[str, Any]) -> list[int]:
+def write_plain(model: Any, prompt: list[int], new: int, options: dict[str, Any]) -> list[int]:
+    """Return the text that `model.generate` writes behind the prompt, with a fixed seed."""
     torch.manual_seed(1)
     ids = torch.tensor([prompt])
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **options)
-    return _behind(model, text, prompt)
+    return text_behind(model, text, prompt)
 
 
-def _behind(model: Any, text: torch.Tensor, prompt: list[int]) -> list[int]:
+def text_behind(model: Any, text: torch.Tensor, prompt: list[int]) -> list[int]:
     """Return what was written behind a prompt, or behind the first token where the prompt is the encoder's."""
     found: list[int] = text[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
     return found
 
 
-def _drafted(
+def write_drafted(
     speculator: Speculator, prompt: list[int], text: list[int], new: int, options: dict[str, Any]
 ) -> tuple[list[int], int]:
     """Return the text behind the prompt, and how many of its tokens were drafted."""
@@ -147,10 +148,11 @@ def _drafted(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, custom_generate=speculator, **options
     )
     assert speculator.last_stats is not None
-    return _behind(speculator.model, ours, prompt), speculator.last_stats.accepted
+    return text_behind(speculator.model, ours, prompt), speculator.last_stats.accepted
 
 
-def _prompt(length: int) -> list[int]:
+def random_prompt(length: int) -> list[int]:
+    """Return as many random tokens, the same ones for the same length."""
     return [int(token) for token in np.random.default_rng(length).integers(3, VOCABULARY, length)]
 
 
