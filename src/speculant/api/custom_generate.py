@@ -22,7 +22,7 @@ from speculant.api.options import check_stop
 from speculant.api.result import Generation, Stream
 from speculant.core.errors import TokenizerError, UnsupportedError
 from speculant.decoding.step import Parts
-from speculant.engines.hf.cache import usable_cache
+from speculant.engines.hf.cache import holds_text, usable_cache
 from speculant.engines.hf.generate_capture import Call, check
 
 PARTS = (logits_process.LogitsProcessor, stopping_criteria.StoppingCriteria)
@@ -155,7 +155,7 @@ def split(call: Call, reads_padding: bool) -> list[Call]:
     Raises:
         UnsupportedError: the cache is filled or of another kind, or a processor or criterion is bound to the batch.
     """
-    if usable_cache(call.cache).get_seq_length():
+    if holds_text(usable_cache(call.cache)):
         raise UnsupportedError(
             "a filled cache of several sequences is not taken apart. Leave out `past_key_values`, or call once for "
             "each row."

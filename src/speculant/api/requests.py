@@ -196,12 +196,7 @@ class Preparation:
         )
         notes = list(engine.notes)
         if plain and engine.capabilities.drafts:
-            why = (
-                "drafts are not verified behind images and other media yet"
-                if self._has_media(call)
-                else "other code than the model's prepares its inputs"
-            )
-            notes.append(f"{why}: decoded plainly, without drafts.")
+            notes.append(f"{self._obstacle(call)}: decoded plainly, without drafts.")
         sequence = DecodedSequence(
             cache,
             sampler,
@@ -228,12 +223,24 @@ class Preparation:
 
     @property
     def reads_padding(self) -> bool:
-        """Whether padding in front of a row decides its text: by slots, or by the length at which factors change."""
-        return self.by_slot or (isinstance(self._engine, HFEngine) and self._engine.capabilities.rope_rereads)
+        """Whether padding in front of a row decides its text."""
+        return isinstance(self._engine, HFEngine) and self._engine.capabilities.reads_padding
 
     def drafts(self, call: Call) -> bool:
         """Return whether drafts can be verified on what `generate` prepared."""
-        return self._engine.capabilities.drafts and call.prepare_inputs is None and not self._has_media(call)
+        return self._engine.capabilities.drafts and not self._obstacle(call)
+
+    def _obstacle(self, call: Call) -> str:
+        """Return why no drafts can be verified on a call, though the model takes drafts; "" if they can."""
+        if self._has_media(call):
+            return "drafts are not verified behind images and other media yet"
+        if call.prepare_inputs is not None:
+            return "other code than the model's prepares its inputs"
+        if not isinstance(self._engine, HFEngine) or self._engine.capabilities.drafts_padded or call.padding is None:
+            return ""
+        read = len(call.ids) == 1 or self.reads_padding
+        padded = read and not bool(call.padding[:, call.start :].all())
+        return "padding in front of a text changes what this model makes of drafts" if padded else ""
 
     def _has_media(self, call: Call) -> bool:
         """Return whether a call brings more than text, as far as the model takes that."""

@@ -22,6 +22,14 @@ from speculant.engines.hf.states.layers import HybridStateLayer, LinearAttention
 from speculant.engines.hf.states.mixers import Mixers
 
 
+def holds_text(cache: Any) -> bool:
+    """Return whether a cache of transformers has read anything; one of states alone knows no length."""
+    try:
+        return bool(cache.get_seq_length())
+    except (ValueError, AttributeError):
+        return any(any(layer.has_previous_state.values()) for layer in cache.layers)
+
+
 def usable_cache(cache: Any, config: Any = None) -> DynamicCache:
     """Return a cache of in-place layers, which any subset of rows can be kept of.
 
@@ -46,7 +54,7 @@ def usable_cache(cache: Any, config: Any = None) -> DynamicCache:
     if config is not None:
         return _of_kinds(cache, config)
     kinds = {type(layer) for layer in cache.layers} - {DynamicLayer, InPlaceLayer}
-    if kinds and cache.get_seq_length():
+    if kinds and holds_text(cache):
         raise UnsupportedError(
             f"the cache holds layers that cannot be rolled back ({', '.join(sorted(kind.__name__ for kind in kinds))})."
             " Start with `DynamicCache()` made without a config, which keeps every row."

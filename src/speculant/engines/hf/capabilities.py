@@ -57,6 +57,8 @@ class HFCapabilities(Capabilities):
         keeps_logits: whether `logits_to_keep` can restrict the logits to the last rows.
         takes_positions: whether the model takes position ids.
         by_slot: whether the class counts positions by the rows of its cache, padding included.
+        reads_padding: whether padding in front of a text decides its tokens: by slots, or by the text's length.
+        drafts_padded: whether drafts are verified behind padding.
         slots: the most rows that a cache may hold, drafts included, where the class has a mask of that size; or None.
         batches: whether several sequences may share a pass.
         media: whether the class also takes images, sound or other inputs, with which drafts are not verified.
@@ -77,6 +79,8 @@ class HFCapabilities(Capabilities):
     keeps_logits: bool = False
     takes_positions: bool = False
     by_slot: bool = False
+    reads_padding: bool = False
+    drafts_padded: bool = True
     slots: int | None = None
     batches: bool = True
     media: bool = False
@@ -170,6 +174,8 @@ def check_model(model: Any) -> HFCapabilities:
     )
     place = find_layers(model)
     longrope, dynamic = _rope_limits(text)
+    rereads = longrope is not None and _rereads(base)
+    by_slot = "position_ids" not in parameters and not _has_alibi(text) and _attends(mixers, layers)
     return HFCapabilities(
         trees=trees,
         hidden_layers=0 if place is None else len(place),
@@ -181,11 +187,12 @@ def check_model(model: Any) -> HFCapabilities:
         positions=_positions(text),
         rope_limit=min((limit for limit in (longrope, dynamic) if limit is not None), default=None),
         rope_follows=dynamic is not None,
-        rope_rereads=longrope is not None and _rereads(base),
+        rope_rereads=rereads,
         vocabulary=text.vocab_size,
         keeps_logits="logits_to_keep" in parameters,
         takes_positions="position_ids" in parameters,
-        by_slot="position_ids" not in parameters and not _has_alibi(text) and _attends(mixers, layers),
+        by_slot=by_slot,
+        reads_padding=by_slot or rereads,
         slots=_slots(base),
         media=text is not config or bool({"mm_encoder_outputs", "image_patches"} & set(parameters)),
         attends=_attends(mixers, layers),

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.cache import holds_text
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.replay_cache import ReplayTargetCache
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -28,13 +29,6 @@ def open_sequence(
     """
     if not runner.capabilities.replays:
         return HFTargetCache(runner, ids, cache=cache, padding=padding, positions=positions)
-    if cache is not None and _holds(cache):
+    if cache is not None and holds_text(cache):
         raise UnsupportedError("no text goes on from a cache of this model here; leave out `past_key_values`.")
     return ReplayTargetCache(runner, ids, padding=padding, positions=positions)
-
-
-def _holds(cache: DynamicCache) -> bool:
-    try:
-        return bool(cache.get_seq_length())
-    except (ValueError, AttributeError):  # of states alone
-        return any(any(layer.has_previous_state.values()) for layer in cache.layers)

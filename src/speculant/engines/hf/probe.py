@@ -41,11 +41,13 @@ from speculant.engines.hf.model_state import digest_of
 from speculant.engines.hf.probe_rounds import (
     LONG_TEXTS,
     OWN_TEXTS,
+    PADDED_TEXTS,
     ROW_COUNTS,
     Plain,
     batch_difference,
     count_difference,
     first_difference,
+    reads_padding,
 )
 from speculant.engines.hf.tiny import quiet, tiny_config, tiny_model
 
@@ -62,6 +64,8 @@ class Outcome:
         verdict: "trees", "chains" or "refused".
         masked: whether rows see windows as the config and class suggest; False if the model has none after all.
         batches: whether several sequences may share a pass.
+        reads_padding: whether padding in front of a text decides its tokens.
+        drafts_padded: whether drafts behind padding leave the logits as they are.
         reason: what differed, for those that are not "trees".
         notes: what could not be probed.
     """
@@ -69,6 +73,8 @@ class Outcome:
     verdict: str
     masked: bool = True
     batches: bool = True
+    reads_padding: bool = False
+    drafts_padded: bool = True
     reason: str = ""
     notes: tuple[str, ...] = ()
 
@@ -112,7 +118,13 @@ def merge(capabilities: HFCapabilities, outcome: Outcome, name: str) -> HFCapabi
         notes = (*notes, f"drafts are verified as chains: {outcome.reason}.")
     trees = capabilities.trees and outcome.verdict == "trees"
     changed = _changed(capabilities, trees=trees, masked=outcome.masked)
-    return replace(changed, batches=capabilities.batches and outcome.batches, notes=notes)
+    return replace(
+        changed,
+        batches=capabilities.batches and outcome.batches,
+        reads_padding=capabilities.reads_padding or outcome.reads_padding,
+        drafts_padded=outcome.drafts_padded,
+        notes=notes,
+    )
 
 
 def examine(
@@ -152,8 +164,23 @@ def examine(
             with _one_thread():
                 batches = tiny is None or not trees or not batch_difference(on_tiny, LONG_TEXTS, plain_tiny)
             batches = batches and not (trees and batch_difference(runner, OWN_TEXTS * 2, plain))
-            verdict = "trees" if trees else "chains"
-            return Outcome(verdict=verdict, masked=masked, batches=batches, reason=reason, notes=notes)
+            if tiny is None:
+                padded, wrong = reads_padding(runner, OWN_TEXTS[0], plain), ""
+            else:
+                with _one_thread():
+                    padded = reads_padding(on_tiny, LONG_TEXTS[0], plain_tiny)
+                    wrong = first_difference(on_tiny, PADDED_TEXTS, plain_tiny)
+                    if not wrong and trees and batches:
+                        wrong = "in a batch" * batch_difference(on_tiny, PADDED_TEXTS, plain_tiny)
+            return Outcome(
+                verdict="trees" if trees else "chains",
+                masked=masked,
+                batches=batches,
+                reads_padding=padded,
+                drafts_padded=not wrong,
+                reason=reason,
+                notes=notes,
+            )
         reason = reason or found
     return Outcome(verdict="refused", batches=False, reason=found)
 

@@ -37,18 +37,22 @@ class Text:
         length: tokens in all.
         chunk: the tokens in which the prompt is read; None for all at once.
         nodes: how many nodes drafts have, in turn; 0 for those around the right tokens alone.
+        padding: masked tokens in front of the prompt.
     """
 
     prompt: int
     length: int
     chunk: int | None = None
     nodes: tuple[int, ...] = (0,)
+    padding: int = 0
 
     def within(self, positions: int | None) -> Text:
         """Return the text, or one that a model with so many positions can read."""
-        if positions is None or self.length <= positions:
+        if positions is None or self.length + self.padding <= positions:
             return self
-        return replace(self, prompt=max(1, self.prompt - self.length + positions), length=positions)
+        length = min(self.length, positions)
+        prompt = max(1, self.prompt - self.length + length)
+        return replace(self, prompt=prompt, length=length, padding=min(self.padding, positions - length))
 
 
 LONG_TEXTS = (Text(prompt=4, length=36), Text(prompt=27, length=36, chunk=7))  # beyond every limit of a tiny model
@@ -56,6 +60,7 @@ OWN_TEXTS = (  # beyond position 128, with the largest drafts, and with a prompt
     Text(prompt=8, length=16),
     Text(prompt=132, length=146, chunk=66, nodes=(MAX_NODES, 15, 31)),
 )
+PADDED_TEXTS = (Text(prompt=9, length=26, padding=21), Text(prompt=30, length=47, padding=291))
 ROW_COUNTS = (*range(1, 18), 24, 33, 48, MAX_NODES + 1)  # of passes: all small ones, and some up to the largest
 
 
@@ -68,7 +73,7 @@ class Plain:
     def logits(self, text: Text, ids: Tensor) -> Tensor:
         """Return the logits [K, V] from which `generate` would choose each token of ids Int64[1, T] behind a prompt."""
         if text not in self._known:
-            self._known[text] = _generate(self._model, ids, text.prompt)
+            self._known[text] = _generate(self._model, ids, text.prompt, text.padding)
         return self._known[text]
 
 
@@ -96,6 +101,17 @@ def first_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -
             position = walk.text.prompt + int(wrong[0]) - 1
             return f"in a random text, passes over {kind} changed the logits from position {position} on"
     return ""
+
+
+def reads_padding(runner: ModelRunner, text: Text, plain: Plain) -> bool:
+    """Return whether masked tokens in front of a text change what `model.generate` writes: by chunks or slots, say."""
+    ids = _random_ids(runner.capabilities.vocabulary, text.length).to(runner.model.device)
+    try:
+        padded = plain.logits(replace(text, padding=PADDED_TEXTS[0].padding), ids)
+    except Exception:  # a class that takes no padding has no padded rows either
+        logger.info("%s takes no padding", type(runner.model).__name__, exc_info=True)
+        return False
+    return bool(wrong_rows(padded, plain.logits(text, ids), runner.model.dtype).numel())
 
 
 def count_difference(runner: ModelRunner, largest: int) -> str:
@@ -196,7 +212,8 @@ class _Walk:
             text = text.within(capabilities.rope_limit)  # beyond it a prompt is rotated by factors of earlier texts
         self.text = text
         self.ids = _random_ids(capabilities.vocabulary, text.length).to(runner.model.device)
-        self.cache = open_sequence(runner, self.ids[:, : text.prompt])
+        given, seen = _pad(self.ids[:, : text.prompt], text.padding)
+        self.cache = open_sequence(runner, given, padding=seen)
         self._logits: list[Tensor] = []
         while read and self.cache.unread:
             self.begin(self.cache.prefill(text.chunk))
@@ -272,18 +289,18 @@ class _Walk:
 class _Forced(LogitsProcessor):  # type: ignore[misc]
     """Makes `generate` write a given text: Int64[1, T]."""
 
-    def __init__(self, ids: Tensor) -> None:
-        self._ids = ids
+    def __init__(self, ids: Tensor, padding: int) -> None:
+        self._ids, self._padding = ids, padding
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         forced = torch.full_like(scores, -torch.inf)
-        forced[:, self._ids[0, input_ids.shape[1]]] = 0.0
+        forced[:, self._ids[0, input_ids.shape[1] - self._padding]] = 0.0
         return forced
 
 
-def _generate(model: Any, ids: Tensor, prompt: int) -> Tensor:
+def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
     """Return the logits [K, V] from which `model.generate` would choose each token behind the prompt."""
-    given = ids[:, :prompt]
+    given, seen = _pad(ids[:, :prompt], padding)
     config = GenerationConfig(
         max_new_tokens=ids.shape[1] - prompt,
         do_sample=False,
@@ -294,11 +311,19 @@ def _generate(model: Any, ids: Tensor, prompt: int) -> Tensor:
     )
     output = model.generate(
         given,
-        attention_mask=torch.ones_like(given),
+        attention_mask=seen,
         generation_config=config,
-        logits_processor=LogitsProcessorList([_Forced(ids)]),
+        logits_processor=LogitsProcessorList([_Forced(ids, padding)]),
     )
     return torch.cat(output.logits)
+
+
+def _pad(ids: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Return ids behind so many tokens of padding, and the mask that hides those."""
+    given = torch.nn.functional.pad(ids, (padding, 0))
+    seen = torch.ones_like(given)
+    seen[:, :padding] = 0
+    return given, seen
 
 
 def _random_ids(vocabulary: int, count: int) -> Tensor:
