@@ -21,6 +21,7 @@ MANY_ROWS: tuple[Kernel, ...] = ("torch", "widened", "packed")
 # A kernel is preferred to those before it if it takes at most this share of their time.
 SHARES: Mapping[Kernel, float] = {"compiled": 0.97, "bf16_dot": 0.95, "widened": 0.95, "packed": 0.9}
 DRAFTS = tuple(rows for rows in ROW_COUNTS if 2 <= rows <= 64)
+LARGE = 1 << 20  # weights of a product over one row that is faster by more than its call costs
 FUSED_SHARE = 1.05  # a layer in one call may take this much more for its products than the best kernel for each
 
 Shape = tuple[int, int]  # outs, k
@@ -73,8 +74,11 @@ class KernelTable:
         """Return whether a linear layer by itself is faster than PyTorch's."""
         if self.kernel(dtype, shape, rows) == "torch":
             return False
-        # Where nothing was measured: one row of floats is no faster, and calling other code costs time.
-        return rows > 1 or dtype is not torch.float32 or (dtype is self.dtype and shape in self.times)
+        # Where nothing was measured: one row of floats is faster by less than a call of other code costs, but for large
+        # weights, such as the output head.
+        if rows > 1 or dtype is not torch.float32 or shape[0] * shape[1] >= LARGE:
+            return True
+        return dtype is self.dtype and shape in self.times
 
 
 def shapes_to_pack(times: Mapping[Shape, Times], counts: Mapping[Shape, int]) -> frozenset[Shape]:
