@@ -128,30 +128,26 @@ def _padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _second_turn(speculator: Speculator) -> Iterator[Compared]:
-    """Yield our text and that of `generate` for a prompt that continues the text of a kept cache.
+    """Yield our text for a prompt that continues the text of a kept cache, and that of `generate`.
 
-    That of `generate` is behind the cache that its own first turn left: a class's one-token passes may leave other
-    states than its pass over a whole prompt, beyond rounding (Nemotron-H's by 0.05 in a logit).
+    Where `generate` writes another text behind the cache of its own first turn than behind the whole prompt, ours may
+    be either: a class's one-token passes may leave other states than its pass over a prompt, beyond rounding
+    (Nemotron-H's by 0.05 in a logit).
     """
     model, first = speculator.model, random_prompt(40)
     text = write_plain(model, first, 9, GREEDY)
     speculator.drafter = Guesses({tuple(first): text})
     cache = speculator.generate(first, max_new_tokens=9, temperature=0).cache
     second = [*first, *text, *random_prompt(23)]
-    settings: dict[str, Any] = {"max_new_tokens": NEW, "return_dict_in_generate": True, **GREEDY}
-    if cache is None:  # nothing is kept of this model, so the second turn is read whole
-        expected = write_plain(model, second, NEW, GREEDY)
-        speculator.drafter = Guesses({tuple(second): expected})
-        yield "second turn", speculator.generate(second, max_new_tokens=NEW, temperature=0).ids, expected
-        return
-    try:
-        own = model.generate(torch.tensor([first]), **settings | {"max_new_tokens": 9}).past_key_values
-        expected = model.generate(torch.tensor([second]), past_key_values=own, **settings)
-        expected = expected.sequences[0, len(second) :].tolist()
-    except Exception:  # a class that takes no cache of an earlier turn
-        expected = write_plain(model, second, NEW, GREEDY)
+    expected = write_plain(model, second, NEW, GREEDY)
     speculator.drafter = Guesses({tuple(second): expected})
     found = speculator.generate(second, cache=cache, max_new_tokens=NEW, temperature=0).ids
+    if found != expected:
+        settings: dict[str, Any] = {"max_new_tokens": NEW, "return_dict_in_generate": True, **GREEDY}
+        with contextlib.suppress(Exception):  # a class that takes no cache of an earlier turn
+            own = model.generate(torch.tensor([first]), **settings | {"max_new_tokens": 9}).past_key_values
+            continued = model.generate(torch.tensor([second]), past_key_values=own, **settings)
+            expected = continued.sequences[0, len(second) :].tolist()
     yield "second turn", found, expected
 
 

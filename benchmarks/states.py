@@ -75,26 +75,20 @@ def _passes(model: Any, sequence: HFTargetCache, fast: HFTargetCache, rows: int,
     parents = np.arange(-1, rows - 1, dtype=np.int32)
     parents[2:] //= 2
     tree, own, commit, compiled = list[float](), list[float](), list[float](), list[float]()
-    ids = torch.from_numpy(tokens).long()[None]
+    ids, path = torch.from_numpy(tokens).long()[None], [0]
+    while (below := np.flatnonzero(parents == path[-1])).size:
+        path.append(int(below[0]))
     for _ in range(turns + 1):  # the first warms up
         begin = time.perf_counter()
         sequence.forward(tokens, parents)
         tree.append(time.perf_counter() - begin)
-        snapshots = [layer.snapshot() for layer in state_layers(sequence.cache)]
-        path = [0]
-        while (below := np.flatnonzero(parents == path[-1])).size:
-            path.append(int(below[0]))
-        begin = time.perf_counter()
-        for layer in state_layers(sequence.cache):
-            layer.restore(layer.after(path))
-        commit.append(time.perf_counter() - begin)
-        for layer, snapshot in zip(state_layers(sequence.cache), snapshots, strict=True):
-            layer.restore(snapshot)
         sequence.rollback()
         begin = time.perf_counter()
         fast.forward(tokens, parents)
         compiled.append(time.perf_counter() - begin)
-        fast.rollback()
+        begin = time.perf_counter()
+        fast.keep(path)
+        commit.append(time.perf_counter() - begin)
         cache = copied(sequence.cache)
         begin = time.perf_counter()
         with torch.no_grad():
