@@ -229,7 +229,7 @@ class Preparation:
     @property
     def reads_padding(self) -> bool:
         """Whether padding in front of a row decides its text: by slots, or by the length at which factors change."""
-        return self.by_slot or (isinstance(self._engine, HFEngine) and self._engine.capabilities.rope_rereads)
+        return isinstance(self._engine, HFEngine) and self._engine.capabilities.reads_padding
 
     def drafts(self, call: Call) -> bool:
         """Return whether drafts can be verified on what `generate` prepared."""

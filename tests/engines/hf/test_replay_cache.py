@@ -17,7 +17,7 @@ from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe_rounds import wrong_rows
 from speculant.engines.hf.replay_cache import MOST_PENDING, ReplayTargetCache, copied
 
-MODELS = [name for name in ("minimax", "rwkv", "deepseek_v4") if name in names()]
+MODELS = [name for name in ("zaya", "rwkv", "deepseek_v4") if name in names()]
 
 
 def chain(*tokens: int) -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ def test_rows_are_those_of_one_token_passes(name: str) -> None:
 
 def test_a_chain_may_grow() -> None:
     """Guards draft models, which run one token a pass below rows that are not kept."""
-    sequence = opened("minimax")
+    sequence = opened("rwkv")
     whole = sequence.forward(*chain(7, 8, 9)).logits
     sequence.rollback()
     parts = [
@@ -67,7 +67,7 @@ def test_a_chain_may_grow() -> None:
 
 def test_few_tokens_wait() -> None:
     """Guards the cost of a text whose drafts all fail: what waits is bounded."""
-    sequence = opened("minimax")
+    sequence = opened("rwkv")
     for token in range(MOST_PENDING + 8):
         sequence.forward(*chain(3 + token, 60))
         sequence.keep([0])
@@ -76,7 +76,7 @@ def test_few_tokens_wait() -> None:
 
 def test_hidden_states_are_those_of_the_new_rows() -> None:
     """Guards heads: states of tokens that were read again are no news."""
-    sequence = opened("minimax")
+    sequence = opened("rwkv")
     sequence.forward(*chain(7, 8))
     sequence.keep([0])
     result = sequence.forward(*chain(9, 10), needs=Needs(hidden_layers=(0,)))

@@ -85,6 +85,7 @@ TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 MEDIA = ("image", "video", "audio", "vision", "media", "speech")
 LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # how many first layers differ
 TRAILING = ("num_kv_shared_layers",)  # how many last ones do
+PATTERNS = ("block_types",)  # kinds of layers that are repeated
 INDICES = ("mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers", "hybrid_layer_ids")
 
 
@@ -198,6 +199,8 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: 
         return min(value, LEAST_WINDOW + APART * sizes.index(value))
     if isinstance(value, int):
         return min(value, SIZES.get(name, value), LIMITS.get(name, value))
+    if name in PATTERNS and isinstance(value, list | tuple):
+        return [value[layer % len(value)] for layer in kept]
     if name in INDICES and isinstance(value, list):
         return [place for place, layer in enumerate(kept) if layer in value]
     if _per_layer(name, value, layers):
@@ -213,6 +216,7 @@ def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -
     each = 2 if "num_mem_blocks" in values or "n_mamba_heads" in values else 1  # Zamba's hybrid layers share a block
     for layer in range(layers):
         kind: list[Any] = [str(value[layer]) for name, value in values.items() if _per_layer(name, value, layers)]
+        kind += [value[layer % len(value)] for name, value in values.items() if name in PATTERNS and value]
         kind.append(str(single.get(layer)))
         kind += [layer < values[name] for name in LEADING if isinstance(values.get(name), int)]
         kind += [layer >= layers - values[name] for name in TRAILING if isinstance(values.get(name), int)]
@@ -224,7 +228,8 @@ def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -
 
 
 def _per_layer(name: str, value: Any, layers: int) -> bool:
-    return bool(layers) and isinstance(value, list | tuple) and len(value) == layers and name not in INDICES
+    listed = isinstance(value, list | tuple) and name not in (*INDICES, *PATTERNS)
+    return bool(layers) and listed and len(value) == layers
 
 
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
