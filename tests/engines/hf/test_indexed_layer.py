@@ -53,3 +53,9 @@ def test_the_index_has_a_key_for_every_row() -> None:
     assert [layer.indexer_keys.shape[1] for layer in copy.layers] == [12] * len(layers)
     assert engine.held_bytes(sequence.cache) > sum(layer.rows_nbytes for layer in layers)
     assert np.isfinite(sequence.plain_logits([3]).numpy()).all()
+
+
+def test_pools_are_not_larger_than_what_is_chosen() -> None:
+    """Guards the tiny GLM-5-Next: a row that sees nothing would attend to all rows of its pass in eager attention."""
+    config = build("glm5_next", "eager").config.text_config
+    assert 1 < config.index_kpool <= config.index_topk

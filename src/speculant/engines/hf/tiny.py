@@ -27,6 +27,7 @@ LIMITS = {  # where attention, positions or rotary factors change; scaled down, 
     "original_max_position_embeddings": 14,
     "index_topk": 6,
     "index_topk_blocks": 2,
+    "index_kpool": 2,  # a pool larger than what is chosen leaves rows that see nothing
     "index_block_size": 4,
     "rel_extent": 8,
     "chunk_size": 8,
