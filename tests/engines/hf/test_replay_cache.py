@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 
+from models import TRANSFORMERS
 from passes import IDS
 from speculant import Speculator
 from speculant.bench.architectures.catalogue import build, names
@@ -18,6 +20,8 @@ from speculant.engines.hf.probe_rounds import wrong_rows
 from speculant.engines.hf.replay_cache import MOST_PENDING, ReplayTargetCache, copied
 
 MODELS = [name for name in ("zaya", "rwkv", "deepseek_v4") if name in names()]
+if Version("5.23") <= TRANSFORMERS:  # in 5.0 xLSTM's own passes over a chunk fail; releases between were not tried
+    MODELS.append("xlstm")
 
 
 def chain(*tokens: int) -> tuple[Any, Any]:

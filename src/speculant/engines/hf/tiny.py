@@ -81,7 +81,7 @@ STATE_HEADS = (  # names of the number of heads and of their size, whose product
 )
 STATE_HEAD_SIZE = 8
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "swa_num_key_value_heads", "num_global_key_value_heads")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks", "decoder_layers", "encoder_layers")
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 MEDIA = ("image", "video", "audio", "vision", "media", "speech")
 LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # how many first layers differ
@@ -153,6 +153,8 @@ def _shrink(config: Any) -> None:
         config.attention_hidden_size = wide // values["hidden_size"] * config.hidden_size
         if isinstance(values.get("attention_head_dim"), int):
             config.attention_head_dim = config.attention_hidden_size // config.num_attention_heads
+    if factor := values.get("qk_dim_factor"):  # xLSTM's cache rounds sizes up to multiples of 64, its layers do not
+        config.hidden_size = config.embedding_dim = int(64 / factor)
     expand = values.get("mamba_expand") or values.get("expand")
     for heads, size in STATE_HEADS if expand else ():
         if isinstance(values.get(heads), int) and size in values:
