@@ -22,7 +22,8 @@ class IndexedLayer(InPlaceLayer):
 
     Attributes:
         indexer_keys: of the rows in use, [B, L, d]; None before the first.
-        indexer_position_ids: what some classes keep here; transformers asks for it.
+        indexer_position_ids: Int64[A, B, L], the positions of the rows in use, which a class keeps on its first such
+            layer and extends in every pass; None where none does.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class IndexedLayer(InPlaceLayer):
         assert isinstance(adopted, IndexedLayer)
         if layer.is_initialized and layer.get_seq_length():
             adopted.indexer_keys = layer.indexer_keys
+            adopted.indexer_position_ids = getattr(layer, "indexer_position_ids", None)
         return adopted
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
@@ -53,10 +55,13 @@ class IndexedLayer(InPlaceLayer):
 
     def keep(self, start: int, rows: list[int] | Tensor) -> None:
         super().keep(start, rows)
-        held = self.indexer_keys
+        held, end = self.indexer_keys, start + len(rows)
+        if self.indexer_position_ids is not None:
+            kept = torch.as_tensor(rows, dtype=torch.long, device=self.indexer_position_ids.device) + start
+            first, moved = self.indexer_position_ids[..., :start], self.indexer_position_ids[..., kept]
+            self.indexer_position_ids = torch.cat([first, moved], dim=-1)
         if held is None:
             return
-        end = start + len(rows)
         if len(rows):
             index = torch.as_tensor(rows, device=held.device) + start
             held[:, start:end] = held.index_select(1, index)
@@ -66,6 +71,8 @@ class IndexedLayer(InPlaceLayer):
         super()._take_prefix(layer, length, room)
         if layer.indexer_keys is not None:
             self._index_rows, self.indexer_keys = append_rows(None, None, layer.indexer_keys[:, :length])
+        if layer.indexer_position_ids is not None:
+            self.indexer_position_ids = layer.indexer_position_ids[..., :length].clone()
 
     @property
     def nbytes(self) -> int:
