@@ -19,7 +19,8 @@ from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe_rounds import wrong_rows
 from speculant.engines.hf.replay_cache import MOST_PENDING, ReplayTargetCache, copied
 
-MODELS = [name for name in ("zaya", "rwkv", "deepseek_v4") if name in names()]
+N_GRAMS = "qwen4_exp_text (n-gram embeddings)"
+MODELS = [name for name in ("zaya", "rwkv", "deepseek_v4", N_GRAMS) if name in names()]
 if Version("5.23") <= TRANSFORMERS:  # in 5.0 xLSTM's own passes over a chunk fail; releases between were not tried
     MODELS.append("xlstm")
 
@@ -53,6 +54,15 @@ def test_rows_are_those_of_one_token_passes(name: str) -> None:
         assert (sequence.length, sequence.uncommitted) == (len(text), 0)
     fresh = opened(name, torch.tensor([text]))
     assert_alike(sequence.plain_logits([13, 14]), fresh.plain_logits([13, 14]))
+
+
+@pytest.mark.skipif(N_GRAMS not in MODELS, reason="this release of transformers has no such model")
+def test_the_tiny_model_has_embeddings_of_n_grams() -> None:
+    """Guards Qwen4 as it is published: the probe's model has the layers that keep it from trees, in small tables."""
+    model = build(N_GRAMS, "eager")
+    assert [layer.ple is not None for layer in model.model.layers] == [True, False, False]
+    assert model.model.layers[0].ple.ple_embedding.ngram_embedding.weight.numel() < 10_000
+    assert model.generation_config.eos_token_id not in range(model.config.vocab_size)
 
 
 def test_a_chain_may_grow() -> None:

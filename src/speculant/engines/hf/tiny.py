@@ -68,6 +68,8 @@ SIZES = {  # what every integer of that name becomes, where it was larger
     "linear_num_value_heads": 4,
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), 16),
+    "ple_embed_dim": 32,
+    "ngram_vocab_size_base": VOCABULARY,
     "num_kv_shared_layers": 1,
     "type_vocab_size": 2,
     "shape_vocab_size": VOCABULARY,
@@ -87,6 +89,7 @@ MEDIA = ("image", "video", "audio", "vision", "media", "speech")
 LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # how many first layers differ
 TRAILING = ("num_kv_shared_layers",)  # how many last ones do
 PATTERNS = ("block_types",)  # kinds of layers that are repeated
+COUNTED_FROM_1 = "ple_layer_ids"  # layers with embeddings of n-grams, whose tables are small, too
 INDICES = ("mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers", "hybrid_layer_ids")
 
 
@@ -100,6 +103,9 @@ def tiny_config(config: Any) -> Any:
     _shrink(tiny)
     for name, value in TOKENS.items():
         setattr(tiny, name, value)
+    text = tiny.get_text_config(decoder=True)
+    if getattr(text, COUNTED_FROM_1, None):  # n-grams end at a token, which must be one and be in no text
+        text.eos_token_id = VOCABULARY
     return tiny
 
 
@@ -206,6 +212,8 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: 
         return [value[layer % len(value)] for layer in kept]
     if name in INDICES and isinstance(value, list):
         return [place for place, layer in enumerate(kept) if layer in value]
+    if name == COUNTED_FROM_1 and value:
+        return [place for place, layer in enumerate(kept, start=1) if layer + 1 in value]
     if _per_layer(name, value, layers):
         return type(value)(value[layer] for layer in kept)
     if name == "rope_parameters" and isinstance(value, dict):
@@ -224,6 +232,7 @@ def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -
         kind += [layer < values[name] for name in LEADING if isinstance(values.get(name), int)]
         kind += [layer >= layers - values[name] for name in TRAILING if isinstance(values.get(name), int)]
         kind += [layer in values[name] for name in INDICES if isinstance(values.get(name), list)]
+        kind += [layer + 1 in (values.get(COUNTED_FROM_1) or ())]
         alike = found.setdefault(tuple(kind), [])
         alike += [layer] * (len(alike) < each)
     kept = sorted(layer for alike in found.values() for layer in alike)
@@ -231,7 +240,7 @@ def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -
 
 
 def _per_layer(name: str, value: Any, layers: int) -> bool:
-    listed = isinstance(value, list | tuple) and name not in (*INDICES, *PATTERNS)
+    listed = isinstance(value, list | tuple) and name not in (*INDICES, *PATTERNS, COUNTED_FROM_1)
     return bool(layers) and listed and len(value) == layers
 
 
