@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from passes import IDS, opened, rows_of
 from speculant.bench.architectures.catalogue import build, names
+from speculant.core.errors import OutOfMemoryError
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.indexed_layer import IndexedLayer
 from speculant.engines.hf.probe_rounds import wrong_rows
@@ -82,3 +85,31 @@ def test_positions_are_kept_and_dropped_with_the_rows() -> None:
     [first] = [layer for layer in copy.layers if isinstance(layer, IndexedLayer)]
     assert first.indexer_position_ids is not None
     assert first.indexer_position_ids.shape[-1] == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("deepseek_v32", "mlp"), ("qwen4_exp_text", "mlp"), ("qwen4_exp_text", "self_attn.q_proj")]
+)
+def test_a_first_pass_that_fails_leaves_nothing(name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards prompts that are read again after a full device: no key or position is there twice."""
+    if name not in names():
+        pytest.skip("this release of transformers has no such model")
+    engine = HFEngine(build(name, "eager"))
+    indexed = next(layer for layer in engine.model.model.layers if hasattr(layer, "self_attn"))
+    sequence = engine.open(IDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(indexed.get_submodule(place), "forward", _full)
+        with pytest.raises(OutOfMemoryError):
+            sequence.prefill()
+    sequence.restart()
+    assert sequence.prefill() is not None
+    expected = opened(engine, IDS).cache.layers
+    for layer, other in zip(sequence.cache.layers, expected, strict=True):
+        if isinstance(layer, IndexedLayer):
+            assert torch.equal(layer.indexer_keys, other.indexer_keys)
+            positions = layer.indexer_position_ids
+            assert positions is None or torch.equal(positions, other.indexer_position_ids)
+
+
+def _full(*_: Any, **__: Any) -> None:
+    raise torch.OutOfMemoryError("full")

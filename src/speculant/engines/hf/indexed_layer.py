@@ -22,15 +22,25 @@ class IndexedLayer(InPlaceLayer):
 
     Attributes:
         indexer_keys: of the rows in use, [B, L, d]; None before the first.
-        indexer_position_ids: Int64[A, B, L], the positions of the rows in use, which a class keeps on its first such
-            layer and extends in every pass; None where none does.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._index_rows: Tensor | None = None
         self.indexer_keys: Tensor | None = None
-        self.indexer_position_ids: Tensor | None = None
+        self._positions: Tensor | None = None
+
+    @property
+    def indexer_position_ids(self) -> Tensor | None:
+        """The positions of the rows in use, Int64[A, B, L], which some classes keep on their first such layer.
+
+        They extend them before any layer has rows, so what a first pass that failed has left is not returned.
+        """
+        return self._positions if self.is_initialized else None
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: Tensor | None) -> None:
+        self._positions = positions
 
     @property
     def is_indexer_initialized(self) -> bool:
@@ -50,7 +60,8 @@ class IndexedLayer(InPlaceLayer):
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Add the indexer's keys [B, n, d] and return all of them, [B, L + n, d]."""
-        self._index_rows, self.indexer_keys = append_rows(self._index_rows, self.indexer_keys, indexer_key_states)
+        held = self.indexer_keys if self.is_initialized else None  # some classes come here first: see the positions
+        self._index_rows, self.indexer_keys = append_rows(self._index_rows, held, indexer_key_states)
         return self.indexer_keys
 
     def keep(self, start: int, rows: list[int] | Tensor) -> None:
@@ -77,7 +88,7 @@ class IndexedLayer(InPlaceLayer):
     @property
     def nbytes(self) -> int:
         index = self.indexer_keys if self._index_rows is None else self._index_rows
-        return self.rows_nbytes + (0 if index is None else index.nbytes)
+        return self.rows_nbytes + sum(0 if held is None else held.nbytes for held in (index, self._positions))
 
     def reset(self) -> None:
         super().reset()
