@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from packaging.version import Version
+from transformers import RwkvForCausalLM
 
 from models import TRANSFORMERS
 from passes import IDS
@@ -119,3 +121,19 @@ def test_texts_and_batches(name: str) -> None:
     assert any("read again" in note for note in result.stats.notes)
     several = speculator.generate_batch([ids[0].tolist()] * 2, max_new_tokens=16, temperature=0)
     assert [each.ids for each in several] == [expected] * 2
+
+
+def test_weights_are_rescaled_once() -> None:
+    """Guards RWKV, which divides weights in its first pass and notes it on the model: on a view that was forgotten."""
+    config = build("rwkv", "eager").config
+    config.rescale_every = 1
+    models = [RwkvForCausalLM(copy.deepcopy(config)).eval() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    sequence = HFEngine(models[0]).open(IDS)
+    ours = sequence.prefill(needs=Needs(hidden_layers=(0,), prompt=True))
+    sequence.forward(*chain(7, 8), needs=Needs(hidden_layers=(0,)))
+    with torch.no_grad():
+        expected = models[1](IDS).logits[0, -1:]
+    assert_alike(ours.logits, expected)
+    weights = zip(models[0].parameters(), models[1].parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in weights)

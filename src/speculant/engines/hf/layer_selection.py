@@ -120,6 +120,7 @@ class LayerSelection:
         """
         if not taps.indices and layers is None and config is None and mixers is None:
             return source
+        _settle(self._model)
         place = self._place()
         above = source
         for name in place.path:
@@ -182,3 +183,13 @@ class LayerSelection:
         view = self.view(self._model, taps, None, mixers=own)
         view(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True)
         return {index: taps.outputs(index) for index in range(count)}
+
+
+def _settle(model: Any) -> None:
+    """Let a model change its weights first where its class does so in a pass, as RWKV's in evaluation mode.
+
+    It remembers on itself that it did. On a view that would be forgotten, and the shared weights changed once more.
+    """
+    rescale = getattr(getattr(model, "base_model", None), "_rescale_layers", None)
+    if rescale is not None:
+        rescale()
