@@ -11,6 +11,9 @@ import torch
 from packaging.version import Version
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     Gemma3ForCausalLM,
@@ -98,6 +101,20 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
+    return model
+
+
+def hybrid_model(**changes: Any) -> Any:
+    """Return a random model as Qwen3.5's: Gated DeltaNet and full attention in turns, whose texts do not end."""
+    if "qwen3_5_text" not in CONFIG_MAPPING:
+        pytest.skip("this release of transformers has no Qwen3.5")
+    layers = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 8}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    config = AutoConfig.for_model("qwen3_5_text", **SHAPE | layers | heads | sizes | changes)
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.generation_config.eos_token_id = None
     return model
 
 

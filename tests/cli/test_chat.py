@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from models import hybrid_model
+from passes import plain_text
 from speculant import Speculator
+from speculant.api.loading import load_tokenizer
 from speculant.cli import chat
 from speculant.cli.chat import Conversation
 from speculant.cli.main import main
@@ -48,6 +52,26 @@ def test_the_second_answer_reads_only_what_is_new(capsys: CaptureFixture) -> Non
     read = speculator.last_stats.prompt_tokens
     assert read < len(speculator.encode_chat(messages)) - 10
     assert second == speculator.generate(messages, **OPTIONS).text
+
+
+def test_a_hybrid_models_answers_are_plain_text(capsys: CaptureFixture) -> None:
+    """Guards turns on a model with states: the second goes on from the first's cache, and drafts are accepted."""
+    model, tokenizer = hybrid_model(vocab_size=4096), load_tokenizer()
+    speculator = Speculator.from_transformers(model, tokenizer, method="mix", nodes=6, fast=False)
+    for accepted in (0, 10):  # what the first conversation has taught is drafted in the second
+        conversation, messages = Conversation(speculator, OPTIONS | {"max_new_tokens": 24}), list[Any]()
+        for question in ("Once upon a time", "The dog"):
+            conversation.ask(question)
+            answer = capsys.readouterr().out[:-1]
+            messages.append({"role": "user", "content": question})
+            ids = speculator.encode_chat(messages)
+            plain = plain_text(model, torch.tensor([ids]), 24)
+            assert answer.lstrip() == tokenizer.decode(plain, skip_special_tokens=True)  # which drops the first space
+            messages.append({"role": "assistant", "content": answer})
+            assert speculator.last_stats is not None
+            assert speculator.last_stats.accepted >= accepted
+        assert speculator.last_stats is not None
+        assert speculator.last_stats.prompt_tokens < len(ids) - 10
 
 
 def test_a_cache_that_shares_less_is_cut(capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,8 @@ from speculant.cli.main import main
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a random model with states on its modules and the bundled model's tokenizer."""
-    shape = {"num_hidden_layers": 3, "head_dim": 8, "lru_width": 32, "attention_window_size": 16}
-    blocks = {"block_types": ["recurrent", "recurrent", "attention"]}
-    return saved(tmp_path_factory.mktemp("refused"), "recurrent_gemma", **shape, **blocks)
+    """Return the folder of a random model without a cache, and the bundled model's tokenizer."""
+    return saved(tmp_path_factory.mktemp("refused"), "openai-gpt", num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def test_it_is_decoded_plainly_and_a_line_says_so(refused: str, capsys: pytest.C
     assert main(["generate", "Once upon", "--model", refused, "--max-new-tokens", "5"]) == 0
     out, err = capsys.readouterr()
     assert out.strip()
-    assert "RecurrentGemmaForCausalLM keeps the state of a text on its modules" in err
+    assert "OpenAIGPTLMHeadModel has no key-value cache" in err
     assert "decoded plainly, without drafts." in err
 
 

@@ -24,7 +24,7 @@ SAMPLE = {  # one of each way in which masks, positions and caches are made
     "phi3 (rope: longrope)": "trees",
     "deepseek_v32": "trees",
     "deepseek_v4": "chains",
-    "minimax": "chains",
+    "minimax": "trees",
     "qwen3_5 (media)": "trees",
     "qwen3_next": "trees",
     "rwkv": "chains",

@@ -16,6 +16,7 @@ from transformers import (
 from models import SHAPE, tiny_model
 from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
+from speculant.engines.hf import capabilities
 from speculant.engines.hf.capabilities import check_model
 
 
@@ -69,15 +70,21 @@ def test_half_precision_and_quantised_weights_are_noted() -> None:
     ("make", "reason"),
     [
         (lambda: AutoModelForSeq2SeqLM.from_config(_encoder_decoder()), "encoder-decoder"),
-        (lambda: build("recurrent_gemma", "eager"), "on its modules"),
         (lambda: LlamaModel(tiny_model("llama").config), "head"),
     ],
-    ids=["encoder-decoder", "state on modules", "headless"],
+    ids=["encoder-decoder", "headless"],
 )  # fmt: skip
 def test_others_are_refused_with_reason_and_way_out(make: Any, reason: str) -> None:
     """Guards against wrong output on models this loop cannot roll back or read."""
     with pytest.raises(UnsupportedError, match=reason):
         check_model(make())
+
+
+def test_states_on_modules_need_layers_that_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards releases of transformers whose caches have none, where the texts of a model would share a state."""
+    monkeypatch.setattr(capabilities, "find_mixers", lambda _: None)
+    with pytest.raises(UnsupportedError, match="on its modules"):
+        check_model(build("recurrent_gemma", "eager"))
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # architectures whose masks
     "phi3 (rope: longrope)": ("phi3", {"original_max_position_embeddings": 1024, "rope_parameters": _longrope(48)}),
     "phi3 (sliding window)": ("phi3", {"sliding_window": 2048}),
     "qwen2 (sliding window)": ("qwen2", {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 1}),
+    "qwen4_exp_text (n-gram embeddings)": ("qwen4_exp_text", {**_INDEXER, "ple_layer_ids": [1], "eos_token_id": 2}),
 }
 
 
 def names() -> list[str]:
     """Return the model types that transformers has classes of which write text behind text, and variants of some."""
-    return sorted([*_CLASSES, *VARIANTS])
+    return sorted([*_CLASSES, *(name for name, (kind, _) in VARIANTS.items() if kind in _CLASSES)])
 
 
 def _classes() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from speculant.engines.hf.draft_rows import NewRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
 from speculant.engines.hf.opening import AnySequence
 from speculant.engines.hf.prompt import PromptPart
+from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.recorder import RecordedRows, Recorder
 from speculant.engines.hf.target_cache import HFTargetCache
 
@@ -186,7 +187,12 @@ class BatchPass:
     ) -> BatchCache:
         config = self._runner.model.config.get_text_config(decoder=True)
         own = self._runner.acceleration.attention_for(getattr(config, "_attn_implementation", None) or "eager")
-        return BatchCache([each.cache for each in caches], counts, masks, own, recorder)
+        mixers, each_cache = self._runner.capabilities.mixers, [each.cache for each in caches]
+        if mixers is None:
+            return BatchCache(each_cache, counts, masks, own)
+        given = [mixers.adapter.given(cache) for cache in each_cache]
+        joined: BatchCache = cache_class(BatchCache, mixers.adapter.kind)(given, counts, masks, own, recorder)
+        return joined
 
     def _masks(self) -> object:
         capabilities = self._runner.capabilities

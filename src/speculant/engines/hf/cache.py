@@ -30,7 +30,7 @@ def holds_text(cache: Any) -> bool:
         return any(any(layer.has_previous_state.values()) for layer in cache.layers)
 
 
-def usable_cache(cache: Any, config: Any = None) -> DynamicCache:
+def usable_cache(cache: Any, config: Any = None, kind: type[DynamicCache] = DynamicCache) -> DynamicCache:
     """Return a cache of in-place layers, which any subset of rows can be kept of.
 
     A given DynamicCache is returned itself, its layers exchanged for ones that hold the same. `generate` hands sliding
@@ -40,19 +40,20 @@ def usable_cache(cache: Any, config: Any = None) -> DynamicCache:
     Args:
         cache: what was given; None for a new one.
         config: the text config of a model with layers of several kinds; None for rows of keys and values alone.
+        kind: the class of caches that the model's states are kept in; an empty DynamicCache is replaced by one.
 
     Raises:
         UnsupportedError: the cache holds something and cannot be rolled back, or is of another kind.
     """
     if cache is None:
         cache = DynamicCache() if config is None else DynamicCache(config=config)
-    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+    if type(cache) not in (DynamicCache, kind) or getattr(cache, "offloading", False):
         raise UnsupportedError(
             f"a {type(cache).__name__} cannot keep the accepted rows of a tree; leave out `cache_implementation` "
             "and `past_key_values`, or pass a DynamicCache()."
         )
     if config is not None:
-        return _of_kinds(cache, config)
+        return _of_kinds(cache, config, kind)
     kinds = {type(layer) for layer in cache.layers} - {DynamicLayer, InPlaceLayer}
     if kinds and holds_text(cache):
         raise UnsupportedError(
@@ -66,10 +67,15 @@ def usable_cache(cache: Any, config: Any = None) -> DynamicCache:
     return cache
 
 
-def _of_kinds(cache: DynamicCache, config: Any) -> DynamicCache:
+def _of_kinds(cache: DynamicCache, config: Any, kind: type[DynamicCache]) -> DynamicCache:
     """Return a cache of the kinds of layers that a config names: the given one, or a new one where that is empty."""
     if not cache.layers:
         cache = DynamicCache(config=config)
+    if type(cache) is not kind:
+        if cached_length(cache):
+            raise UnsupportedError("this cache has not the states of its text, which the model keeps elsewhere.")
+        given, cache = cache.layers, kind()
+        cache.layers = given
     held, attends = cached_length(cache), any(isinstance(layer, DynamicLayer) for layer in cache.layers)
     layers: list[Any] = []
     for layer in cache.layers:
@@ -141,7 +147,8 @@ def reusable_length(cache: DynamicCache, length: int) -> int:
 
 def copy_prefix(cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
     """Return a cache with copies of the first rows, of as many as are reusable, and room for so many in all."""
-    copy, length = DynamicCache(), reusable_length(cache, length)
+    copy: DynamicCache = type(cache)()
+    length = reusable_length(cache, length)
     copy.layer_class_to_replicate = cache.layer_class_to_replicate
     for layer in cache.layers:
         if isinstance(layer, StateLayer):

@@ -120,12 +120,12 @@ def check_model(model: Any) -> HFCapabilities:
         raise UnsupportedError(f"{name} is an encoder-decoder model, on which drafts are not verified yet.")
     parameters = inspect.signature(base.forward).parameters
     layers = set(getattr(text, "layer_types", None) or ())
-    if config.model_type in STATE_ON_MODULES:
-        raise UnsupportedError(f"{name} keeps the state of a text on its modules, where it cannot be taken back.")
     others = layers - KNOWN_LAYERS - INDEXED_LAYERS - WITHOUT_CACHE
     keeps_rows = not others and not getattr(model, "_is_stateful", False)
     mixers = None if keeps_rows or others - set(STATE_LAYERS) else find_mixers(base)
     replays = not keeps_rows and mixers is None
+    if mixers is None and config.model_type in STATE_ON_MODULES:
+        raise UnsupportedError(f"{name} keeps the state of a text on its modules, where it cannot be taken back.")
     if reason := _own_way(base, config):
         raise UnsupportedError(f"{name} {reason}.")
     if model.generation_config.use_cache is False:

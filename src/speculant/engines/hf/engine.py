@@ -153,7 +153,8 @@ class HFEngine:
     @property
     def texts_at_once(self) -> int:
         """How many texts may be decoded in turns: one where the model keeps their state on its modules."""
-        return 1 if self.model.config.model_type in STATE_ON_MODULES else UNLIMITED
+        shared = self.model.config.model_type in STATE_ON_MODULES and not self.capabilities.drafts
+        return 1 if shared else UNLIMITED
 
     def open_plain(self, call: Call) -> PlainTargetCache:
         """Return a new sequence of what `generate` prepared, which the model's own methods decode without drafts."""

@@ -20,6 +20,8 @@ from speculant.engines.hf.capabilities import STATE_LAYERS, HFCapabilities, deco
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.extra_embeddings import with_embeddings
 from speculant.engines.hf.layer_selection import LayerSelection
+from speculant.engines.hf.states.adapter import cache_class
+from speculant.engines.hf.states.mixers import View
 from speculant.engines.hf.states.recorded_cache import RecordedCache, RecordedStates
 from speculant.engines.hf.states.recorder import Recorder
 from speculant.engines.hf.topk import top_on_host
@@ -75,8 +77,10 @@ class ModelRunner:
         Raises:
             UnsupportedError: the given one cannot be rolled back.
         """
-        several = self.capabilities.states or self.capabilities.indexed
-        return usable_cache(cache, self.model.config.get_text_config(decoder=True) if several else None)
+        mixers, text = self.capabilities.mixers, self.model.config.get_text_config(decoder=True)
+        if mixers is None:
+            return usable_cache(cache, text if self.capabilities.indexed else None)
+        return usable_cache(cache, text, mixers.adapter.stored)
 
     def run(
         self,
@@ -108,7 +112,7 @@ class ModelRunner:
             OutOfMemoryError: the device is full.
             UnsupportedError: hidden states or a subset of layers are not available on this model.
         """
-        held = cache if recorder is None or isinstance(cache, RecordedStates) else RecordedCache(cache, recorder)
+        held, mixers = self._states_of(cache, recorder)
         options: dict[str, Any] = {}
         if self.capabilities.takes_positions:
             options["position_ids"] = given.positions
@@ -120,10 +124,7 @@ class ModelRunner:
                 index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
-            functions = {} if recorder is None else recorder.functions
-            model = self._selection.view(
-                self.acceleration.model_for(self.model, count), taps, layers, config, functions
-            )
+            model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config, mixers)
             if embeddings is not None:
                 model = with_embeddings(model, self.model, self.capabilities.vocabulary, embeddings)
             output = model(
@@ -137,6 +138,23 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         behind = getattr(output, self.capabilities.cache_argument, None)
         return PassOutput(logits if index is None else logits[index], taps.hidden(count), behind)
+
+    def _states_of(self, cache: Any, recorder: Recorder | None) -> tuple[Any, View | None]:
+        """Return what a pass is given as its cache, and what makes the views of mixers that read and write its states.
+
+        Args:
+            cache: of a sequence, or of several and their recorder; None for one of the model's own.
+            recorder: None for a pass of the model's own.
+        """
+        mixers = self.capabilities.mixers
+        if mixers is None or cache is None:
+            return cache, None
+        if recorder is None:
+            return mixers.adapter.given(cache), mixers.own(cache)
+        recorded = cache
+        if not isinstance(cache, RecordedStates):
+            recorded = cache_class(RecordedCache, mixers.adapter.kind)(cache, recorder)
+        return recorded, mixers.recorded(recorder)
 
     def verify(self, given: PassInput, cache: Any, **options: Any) -> PassOutput:
         """Run a pass as `run` does, in the mode in which transformers' own decoding loop runs its passes."""

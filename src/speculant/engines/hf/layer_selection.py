@@ -7,6 +7,7 @@ Layers are counted from 0; the hidden states of layer i are its output, before t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.model_view import (
     LayerList,
     attention_paths,
@@ -24,7 +26,7 @@ from speculant.engines.hf.model_view import (
     view_model,
     with_config,
 )
-from speculant.engines.hf.states.mixers import find_mixers, recorded_layer
+from speculant.engines.hf.states.mixers import Mixers, View, find_mixers, viewed_layer
 
 
 class Taps:
@@ -73,7 +75,7 @@ class LayerSelection:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._outputs: dict[int, int | None] = {}  # by layer, once a pass has left layers out; see `Taps.outputs`
-        self._mixers: Mapping[int, tuple[tuple[str, ...], ...]] | None = None  # see `find_mixers`
+        self._mixers: Mixers | None = None
         self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by the index of a layer; see `attention_paths`
 
     def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
@@ -101,7 +103,7 @@ class LayerSelection:
         taps: Taps,
         layers: Sequence[int] | None,
         config: Mapping[str, Any] | None = None,
-        functions: Mapping[str, Callable[..., Any]] | None = None,
+        mixers: View | None = None,
     ) -> Any:
         """Return what a pass is to run on: its source, or a view of that.
 
@@ -110,14 +112,15 @@ class LayerSelection:
             taps: the layers whose output is wanted.
             layers: the layers to run; None for all.
             config: attributes that the config of attention modules is to have instead of its own.
-            functions: what mixers of states are to call instead of transformers' functions of these names.
+            mixers: what makes views of mixers of states; None where they run as they are.
 
         Raises:
             UnsupportedError: the model's layers were not found, or they run in a way of their own.
             UsageError: the layers are not distinct and in order.
         """
-        if not taps.indices and layers is None and config is None and not functions:
+        if not taps.indices and layers is None and config is None and mixers is None:
             return source
+        _settle(self._model)
         place = self._place()
         above = source
         for name in place.path:
@@ -128,10 +131,10 @@ class LayerSelection:
             new = changed_config(own, **config)
             for index, layer in enumerate(place.layers):
                 changed[index] = with_config(getattr(above, str(index)), self._attention_of(index, layer, own), new)
-        if functions:
-            for index, paths in self._mixer_paths().items():
+        if mixers is not None:
+            for index, paths in self._found_mixers().paths.items():
                 layer = changed.get(index, getattr(above, str(index)))
-                changed[index] = recorded_layer(layer, paths, functions)
+                changed[index] = viewed_layer(layer, paths, partial(mixers, index))
         for index in self._skipped(len(place), layers):
             changed[index] = skipped_layer(getattr(above, str(index)), self._outputs[index])
         for index in taps.indices:
@@ -147,11 +150,10 @@ class LayerSelection:
             )
         return place
 
-    def _mixer_paths(self) -> Mapping[int, tuple[tuple[str, ...], ...]]:
+    def _found_mixers(self) -> Mixers:
         if self._mixers is None:
-            found = find_mixers(self._model)
-            assert found is not None
-            self._mixers = found.paths
+            self._mixers = find_mixers(self._model)
+        assert self._mixers is not None
         return self._mixers
 
     def _attention_of(self, index: int, layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:
@@ -173,7 +175,21 @@ class LayerSelection:
     def _find_outputs(self, count: int) -> dict[int, int | None]:
         """Return what each layer returns, found by a pass over one token."""
         taps, token = Taps(range(count)), torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
-        view = self.view(self._model, taps, None)
         cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        mixers, own = find_mixers(self._model), None
+        if mixers is not None:
+            stored = usable_cache(None, self._model.config.get_text_config(decoder=True), mixers.adapter.stored)
+            cache, own = mixers.adapter.given(stored), mixers.own(stored)
+        view = self.view(self._model, taps, None, mixers=own)
         view(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True)
         return {index: taps.outputs(index) for index in range(count)}
+
+
+def _settle(model: Any) -> None:
+    """Let a model change its weights first where its class does so in a pass, as RWKV's in evaluation mode.
+
+    It remembers on itself that it did. On a view that would be forgotten, and the shared weights changed once more.
+    """
+    rescale = getattr(getattr(model, "base_model", None), "_rescale_layers", None)
+    if rescale is not None:
+        rescale()

@@ -1,7 +1,7 @@
 """One sequence decoded without drafts, token by token, as transformers' own loop decodes it.
 
-This is how models are decoded that drafts cannot be verified on: states that are kept on modules, media, encoders,
-prompts of adapters. What a pass reads is prepared by the model's own methods, so whatever `generate`
+This is how models are decoded that drafts cannot be verified on: media, encoders, prompts of adapters, modules with
+states that no view can be made of. What a pass reads is prepared by the model's own methods, so whatever `generate`
 can decode greedily or by sampling, this can. Nothing is ever taken back: a pass whose token was not committed is
 remembered, and returned where it is asked for again.
 """

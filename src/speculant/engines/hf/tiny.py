@@ -27,6 +27,7 @@ LIMITS = {  # where attention, positions or rotary factors change; scaled down, 
     "original_max_position_embeddings": 14,
     "index_topk": 6,
     "index_topk_blocks": 2,
+    "index_kpool": 2,  # a pool larger than what is chosen leaves rows that see nothing
     "index_block_size": 4,
     "rel_extent": 8,
     "chunk_size": 8,
@@ -67,6 +68,8 @@ SIZES = {  # what every integer of that name becomes, where it was larger
     "linear_num_value_heads": 4,
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), 16),
+    "ple_embed_dim": 32,
+    "ngram_vocab_size_base": VOCABULARY,
     "num_kv_shared_layers": 1,
     "type_vocab_size": 2,
     "shape_vocab_size": VOCABULARY,
@@ -80,11 +83,13 @@ STATE_HEADS = (  # names of the number of heads and of their size, whose product
 )
 STATE_HEAD_SIZE = 8
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "swa_num_key_value_heads", "num_global_key_value_heads")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks", "decoder_layers", "encoder_layers")
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 MEDIA = ("image", "video", "audio", "vision", "media", "speech")
 LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # how many first layers differ
 TRAILING = ("num_kv_shared_layers",)  # how many last ones do
+PATTERNS = ("block_types",)  # kinds of layers that are repeated
+COUNTED_FROM_1 = "ple_layer_ids"  # layers with embeddings of n-grams, whose tables are small, too
 INDICES = ("mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers", "hybrid_layer_ids")
 
 
@@ -98,6 +103,9 @@ def tiny_config(config: Any) -> Any:
     _shrink(tiny)
     for name, value in TOKENS.items():
         setattr(tiny, name, value)
+    text = tiny.get_text_config(decoder=True)
+    if getattr(text, COUNTED_FROM_1, None):  # n-grams end at a token, which must be one and be in no text
+        text.eos_token_id = VOCABULARY
     return tiny
 
 
@@ -151,6 +159,8 @@ def _shrink(config: Any) -> None:
         config.attention_hidden_size = wide // values["hidden_size"] * config.hidden_size
         if isinstance(values.get("attention_head_dim"), int):
             config.attention_head_dim = config.attention_hidden_size // config.num_attention_heads
+    if factor := values.get("qk_dim_factor"):  # xLSTM's cache rounds sizes up to multiples of 64, its layers do not
+        config.hidden_size = config.embedding_dim = int(64 / factor)
     expand = values.get("mamba_expand") or values.get("expand")
     for heads, size in STATE_HEADS if expand else ():
         if isinstance(values.get(heads), int) and size in values:
@@ -198,8 +208,12 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: 
         return min(value, LEAST_WINDOW + APART * sizes.index(value))
     if isinstance(value, int):
         return min(value, SIZES.get(name, value), LIMITS.get(name, value))
+    if name in PATTERNS and isinstance(value, list | tuple):
+        return [value[layer % len(value)] for layer in kept]
     if name in INDICES and isinstance(value, list):
         return [place for place, layer in enumerate(kept) if layer in value]
+    if name == COUNTED_FROM_1 and value:
+        return [place for place, layer in enumerate(kept, start=1) if layer + 1 in value]
     if _per_layer(name, value, layers):
         return type(value)(value[layer] for layer in kept)
     if name == "rope_parameters" and isinstance(value, dict):
@@ -213,10 +227,12 @@ def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -
     each = 2 if "num_mem_blocks" in values or "n_mamba_heads" in values else 1  # Zamba's hybrid layers share a block
     for layer in range(layers):
         kind: list[Any] = [str(value[layer]) for name, value in values.items() if _per_layer(name, value, layers)]
+        kind += [value[layer % len(value)] for name, value in values.items() if name in PATTERNS and value]
         kind.append(str(single.get(layer)))
         kind += [layer < values[name] for name in LEADING if isinstance(values.get(name), int)]
         kind += [layer >= layers - values[name] for name in TRAILING if isinstance(values.get(name), int)]
         kind += [layer in values[name] for name in INDICES if isinstance(values.get(name), list)]
+        kind += [layer + 1 in (values.get(COUNTED_FROM_1) or ())]
         alike = found.setdefault(tuple(kind), [])
         alike += [layer] * (len(alike) < each)
     kept = sorted(layer for alike in found.values() for layer in alike)
@@ -224,7 +240,8 @@ def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -
 
 
 def _per_layer(name: str, value: Any, layers: int) -> bool:
-    return bool(layers) and isinstance(value, list | tuple) and len(value) == layers and name not in INDICES
+    listed = isinstance(value, list | tuple) and name not in (*INDICES, *PATTERNS, COUNTED_FROM_1)
+    return bool(layers) and listed and len(value) == layers
 
 
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:

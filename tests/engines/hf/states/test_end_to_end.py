@@ -30,7 +30,7 @@ class Reading(Guesses):
 
 
 @pytest.mark.parametrize("method", ["layer-skip", "swift", "lookahead"])
-@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2", "mamba2"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2", "mamba2", "recurrent_gemma", "minimax"])
 def test_layers_left_out(name: str, method: str) -> None:
     """Guards self-drafting: rows of some layers are recorded in those, and dropped."""
     model = build(name, "eager")
@@ -41,7 +41,7 @@ def test_layers_left_out(name: str, method: str) -> None:
     assert result.stats.drafted > 0
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "jamba"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "jamba", "recurrent_gemma", "minimax"])
 def test_hidden_states_of_layers(name: str) -> None:
     """Guards heads: taps on layers whose mixers are views, alone and in a batch."""
     model = build(name, "eager")
@@ -75,9 +75,10 @@ def test_adapters_and_hooks_on_mixers() -> None:
     assert expected != plain_text(build("qwen3_5_text", "eager"), IDS, 14)
 
 
-def test_padded_rows_of_one_call() -> None:
+@pytest.mark.parametrize("name", ["lfm2", "recurrent_gemma", "minimax"])
+def test_padded_rows_of_one_call(name: str) -> None:
     """Guards `model.generate(custom_generate=...)` on rows of different lengths."""
-    model = build("lfm2", "eager")
+    model = build(name, "eager")
     rows = torch.cat([IDS, torch.cat([torch.zeros(1, 5, dtype=torch.long), IDS[:, 5:]], dim=1)])
     mask = (torch.arange(12) >= torch.tensor([[0], [5]])).long()
     options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}

@@ -27,7 +27,7 @@ def speculator_of(name: str) -> Speculator:
     return Speculator.from_transformers(build(name, "eager"), method="recycling", nodes=8, fast=False)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "lfm2", "zamba"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "lfm2", "zamba", "recurrent_gemma", "minimax"])
 def test_the_next_turn_goes_on_from_the_cache(name: str) -> None:
     """Guards `cache=` between turns: the second answer is that of the whole text."""
     speculator = speculator_of(name)
@@ -38,7 +38,7 @@ def test_the_next_turn_goes_on_from_the_cache(name: str) -> None:
     assert second.stats.prompt_tokens < 5
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "recurrent_gemma", "minimax"])
 def test_a_prompt_can_begin_where_a_state_is_known(name: str) -> None:
     """Guards crops: to the end of the prompt or of the text, and to nothing in between."""
     engine = HFEngine(build(name, "eager"))
@@ -57,9 +57,12 @@ def test_a_prompt_can_begin_where_a_state_is_known(name: str) -> None:
         torch.testing.assert_close(again.plain_logits([31]), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_prefix_cache_shares_states() -> None:
+@pytest.mark.parametrize("name", ["mamba2", "recurrent_gemma", "minimax"])
+def test_a_prefix_cache_shares_states(name: str) -> None:
     """Guards shared beginnings: what is reused is counted, and texts are as without."""
-    speculator = speculator_of("mamba2")
+    model = build(name, "eager")
+    model.config.max_position_embeddings = 128
+    speculator = Speculator.from_transformers(model, method="recycling", nodes=8, fast=False)
     long = (PROMPT * 8)[:80]
     expected = [speculator.generate(prompt, **OPTIONS).ids for prompt in (long, [*long, 9, 9])]
     with speculator.batch(1, prefix_cache=PrefixCache("1GB")) as batch:
@@ -130,7 +133,7 @@ def test_a_fault_while_rows_are_kept_leaves_all_layers_as_they_were(
 def test_long_prompts_behind_a_state_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards Mamba's second turns, whose rows are recorded: few at a time, to the same state."""
     monkeypatch.setattr(prompt_reader, "RECORDED_AT_ONCE", 5)
-    for name in ("mamba", "jamba"):
+    for name in ("mamba", "jamba", "recurrent_gemma"):
         speculator = speculator_of(name)
         first = speculator.generate(PROMPT, temperature=0, max_new_tokens=3)
         turn = [*PROMPT, *first.ids, *range(20, 33)]

@@ -24,8 +24,10 @@ STATES = pytest.importorskip("transformers.cache_utils")
 if not hasattr(STATES, "LinearAttentionLayer"):
     pytest.skip("this release of transformers keeps states in classes of each model's own", allow_module_level=True)
 
-# One of each recurrence: with decays by head and by channel, alone and beside attention, with several heads' scans.
+# One of each recurrence: with decays by head and by channel, alone and beside attention, with several heads' scans, and
+# with states that the classes keep on modules and beside the layers of a cache.
 MODELS = ["qwen3_5_text", "kimi_linear", "mamba2", "falcon_h1", "jamba", "zamba", "lfm2", "inkling_text"]
+MODELS += ["recurrent_gemma", "minimax"]
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
 
 
@@ -118,7 +120,7 @@ def test_several_sequences_share_a_pass(name: str) -> None:
     assert (engine.batch_note == "") == (name not in one_by_one)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "jamba"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "jamba", "recurrent_gemma", "minimax"])
 def test_a_pass_that_fails_leaves_the_state_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards a full device in the middle of a pass, of the model's own and of a recorded one."""
     engine = engine_of(name)
@@ -146,7 +148,7 @@ def _failure(sequence: HFTargetCache, tokens: Any, parents: Any) -> BaseExceptio
     raise AssertionError("nothing failed")
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "zamba"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "zamba", "recurrent_gemma", "minimax"])
 def test_interrupts_at_any_line_lose_nothing(name: str) -> None:
     """Guards Ctrl-C: a text goes on behind it as if nothing had been."""
     engine = engine_of(name)

@@ -54,5 +54,15 @@ class Branching:
     def levels(self) -> list[tuple[Tensor, Tensor]]:
         """The rows of each depth and their parents' rows plus 1, Int64[m] each."""
         levels = [np.flatnonzero(self._depths == depth) for depth in range(1, int(self._depths.max(initial=0)) + 1)]
-        pairs = ((rows, self._parents[rows] + 1) for rows in levels)
-        return [(torch.from_numpy(a).to(self._device), torch.from_numpy(b).to(self._device)) for a, b in pairs]
+        return [self._pair(rows) for rows in levels]
+
+    @cached_property
+    def new_levels(self) -> list[tuple[Tensor, Tensor]]:
+        """The same of the pass's own rows."""
+        own = np.arange(len(self._parents)) >= len(self._parents) - self.count
+        depths = np.unique(self._depths[own]).tolist()
+        return [self._pair(np.flatnonzero(own & (self._depths == depth))) for depth in depths]
+
+    def _pair(self, rows: Int64) -> tuple[Tensor, Tensor]:
+        """Return rows of one depth, and their parents' rows plus 1."""
+        return torch.from_numpy(rows).to(self._device), torch.from_numpy(self._parents[rows] + 1).to(self._device)

@@ -181,6 +181,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         self.is_recurrent_states_initialized[state_idx] = True
         return recurrent_states
 
+    def take(self, conv: Tensor, recurrent: Tensor) -> None:
+        """Take the first convolution's and recurrence's new states, by reference."""
+        self.conv_states[0], self.recurrent_states[0] = conv, recurrent
+        self.has_previous_state[0] = self.is_conv_states_initialized[0] = True
+        self.is_recurrent_states_initialized[0] = True
+
     def record(self, place: Place) -> Record | None:
         """Return what is recorded of one of its states; None where nothing is."""
         return self._records.get(place)

@@ -2,21 +2,26 @@
 
 transformers' mixers call their convolutions and recurrences by names of their module's file, alike in all families. A
 view of a mixer runs the class's own code, with other functions under those names; projections, norms and gates stay the
-model's, and the model itself is as it was (`model_view.py`).
+model's, and the model itself is as it was (`model_view.py`). Families with other homes for their states have adapters
+of their own (`adapter.py`).
 """
 
 from __future__ import annotations
 
 import inspect
-import types
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from transformers.cache_utils import DynamicCache
 
-from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.model_view import find_layers, twin
+from speculant.engines.hf.states import lightning, module_states
+from speculant.engines.hf.states.adapter import Adapter
+from speculant.engines.hf.states.layers import LinearAttentionLayer
+from speculant.engines.hf.states.recorder import Recorder
 
 CONVOLUTIONS = {"causal_conv1d_fn", "causal_conv1d_update"}
 RECURRENCES = {
@@ -34,6 +39,7 @@ FROM_NOTHING = "mamba_selective_scan"  # begins without a state, whatever has be
 _STATES = {"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"}
 
 Path = tuple[str, ...]
+View = Callable[[int, nn.Module], nn.Module]  # takes the index of a decoder layer, and a mixer in it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +50,23 @@ class Mixers:
         paths: by decoder layer, the names of the modules from it down to each mixer.
         in_place: whether passes over one token write recurrent states in place.
         resumes: whether the model's own passes over several tokens go on from a state.
+        adapter: how mixers are given states.
     """
 
     paths: Mapping[int, tuple[Path, ...]]
     in_place: bool
     resumes: bool
+    adapter: Adapter
+
+    def recorded(self, recorder: Recorder) -> View:
+        """Return what makes the views of mixers for a pass over draft rows."""
+        return lambda layer, mixer: self.adapter.recorded(mixer, layer, recorder)
+
+    def own(self, cache: DynamicCache) -> View | None:
+        """Return what makes the views of mixers for a pass of the model's own; None where it needs none."""
+        if not self.adapter.on_modules:
+            return None
+        return lambda layer, mixer: self.adapter.own(mixer, cache.layers[layer])
 
 
 def find_mixers(model: Any) -> Mixers | None:
@@ -58,51 +76,52 @@ def find_mixers(model: Any) -> Mixers | None:
         return None
     paths: dict[int, tuple[Path, ...]] = {}
     called: set[str] = set()
+    adapters: set[Adapter] = set()
     for index, layer in enumerate(place.layers):
         for name, module in layer.named_modules():
             names = _names(module)
-            if not names & _STATES:
-                continue
-            if not names >= CONVOLUTIONS or ("update_recurrent_state" in names and not names & RECURRENCES):
+            adapter = _adapter(module, names)
+            if adapter is None and names & _STATES:
                 return None
-            called |= names
-            paths[index] = (*paths.get(index, ()), tuple(name.split(".")) if name else ())
+            if adapter is not None:
+                called |= names
+                adapters.add(adapter)
+                paths[index] = (*paths.get(index, ()), tuple(name.split(".")) if name else ())
     inside = {id(module) for layer in place.layers for module in layer.modules()}
-    if not paths or any(_names(module) & _STATES for module in model.modules() if id(module) not in inside):
+    if len(adapters) != 1 or any(_names(module) & _STATES for module in model.modules() if id(module) not in inside):
         return None
-    return Mixers(paths, in_place=bool(called & IN_PLACE), resumes=FROM_NOTHING not in called)
+    [adapter] = adapters
+    resumes = FROM_NOTHING not in called and not adapter.on_modules
+    return Mixers(paths, in_place=bool(called & IN_PLACE), resumes=resumes, adapter=adapter)
 
 
-def recorded_layer(layer: nn.Module, paths: tuple[Path, ...], functions: Mapping[str, Callable[..., Any]]) -> nn.Module:
-    """Return a view of a decoder layer whose mixers call these functions instead of transformers'.
+def _adapter(module: nn.Module, names: set[str]) -> Adapter | None:
+    """Return how a module is given states; None where it keeps none, or does so in a way that is not known here."""
+    if names & _STATES:
+        known = names >= CONVOLUTIONS and ("update_recurrent_state" not in names or names & RECURRENCES)
+        return Adapter() if known else None
+    if not hasattr(LinearAttentionLayer, "update_recurrent_state"):  # releases without layers to keep states in
+        return None
+    if names >= lightning.NAMES:
+        return lightning.Lightning(sys.modules[type(module).__module__].MiniMaxCache)
+    return module_states.ModuleStates() if names >= module_states.NAMES else None
+
+
+def viewed_layer(layer: nn.Module, paths: tuple[Path, ...], view: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Return a view of a decoder layer with views of its mixers in their places.
 
     Raises:
         UnsupportedError: somebody has exchanged the forward of a mixer, or moves its weights in and out.
     """
     if () in paths:
-        return _recorded(layer, functions)
+        return view(layer)
     inner: dict[str, tuple[Path, ...]] = {}
     for path in paths:
         inner[path[0]] = (*inner.get(path[0], ()), path[1:])
     return twin(
         layer,
-        modules={name: recorded_layer(getattr(layer, name), below, functions) for name, below in inner.items()},
+        modules={name: viewed_layer(getattr(layer, name), below, view) for name, below in inner.items()},
     )
-
-
-def _recorded(mixer: nn.Module, functions: Mapping[str, Callable[..., Any]]) -> nn.Module:
-    own = inspect.unwrap(type(mixer).forward)
-    if "forward" in mixer.__dict__ or any(hasattr(child, "_hf_hook") for child in mixer.children()):
-        raise UnsupportedError(
-            f"the forward of {type(mixer).__name__} was exchanged, so its states cannot be recorded."
-        )
-    view = twin(mixer, modules={})
-    changed = types.FunctionType(
-        own.__code__, {**own.__globals__, **functions}, own.__name__, own.__defaults__, own.__closure__
-    )
-    changed.__kwdefaults__ = own.__kwdefaults__
-    view.__dict__["forward"] = types.MethodType(changed, view)
-    return view
 
 
 def _names(module: nn.Module) -> set[str]:

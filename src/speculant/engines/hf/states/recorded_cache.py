@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from speculant.engines.hf.states.lightning import LightningState
 from speculant.engines.hf.states.recorder import Recorder
 
 
@@ -27,6 +28,13 @@ class RecordedStates:
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
         return recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> LightningState:
+        self.recorder.turn_to("recurrent", layer_idx, 0)
+        return LightningState()
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: LightningState) -> None:
+        pass
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False

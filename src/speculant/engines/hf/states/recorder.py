@@ -104,7 +104,7 @@ class Recorder:
             yield layers[layer], (kind, state, head), branching, slice(begin, begin + branching.count)
             begin += branching.count
 
-    def _grown(self, shape: tuple[int, ...], grow: Grow, *, head: int = 0) -> Iterator[Tensor]:
+    def grown(self, shape: tuple[int, ...], grow: Grow, *, head: int = 0) -> Iterator[Tensor]:
         """Yield the outputs of each sequence's rows in one recurrence, having taken its record.
 
         Args:
@@ -126,16 +126,20 @@ class Recorder:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
     ) -> Tensor:
         """Stand in for `causal_conv1d_fn` over inputs [1, C, n] of rows."""
+        return convolve(self.windows(x, weight.shape[-1]), weight, bias, activation)
+
+    def windows(self, x: Tensor, kernel: int) -> Tensor:
+        """Return the last `kernel` inputs on the path of each row, [n, C, K], having recorded its inputs [1, C, n]."""
         windows = []
         for layer, place, branching, part in self._sequences("conv"):
             state = layer.conv_states[place[1]]
             if state is None:
-                state = x.new_zeros((1, x.shape[1], weight.shape[-1]))
-            places = branching.windows(weight.shape[-1], state.shape[-1])
+                state = x.new_zeros((1, x.shape[1], kernel))
+            places = branching.windows(kernel, state.shape[-1])
             record, found = Window.grown(layer.record(place), x[0, :, part], state, places)
             layer.set_record(place, record)
             windows.append(found)
-        return convolve(torch.cat(windows), weight, bias, activation)
+        return torch.cat(windows)
 
     def convolve_step(
         self,
@@ -182,7 +186,7 @@ class Recorder:
                 beta=betas[:, part],
             )
 
-        outputs = self._grown((len(keys), keys.shape[-1], values.shape[-1]), grow)
+        outputs = self.grown((len(keys), keys.shape[-1], values.shape[-1]), grow)
         output = torch.cat([*outputs], dim=1).transpose(0, 1)[None].to(value.dtype)
         return output.contiguous(), value if initial_state is None else initial_state
 
@@ -221,7 +225,7 @@ class Recorder:
                 decays=steps[:, part] * A.float()[:, None],
             )
 
-        outputs = self._grown((len(inputs), inputs.shape[-1], directions.shape[-1]), grow)
+        outputs = self.grown((len(inputs), inputs.shape[-1], directions.shape[-1]), grow)
         found = torch.cat([*outputs], dim=1)
         if D is not None:
             found = found + inputs * D.float()[:, None, None]
@@ -293,7 +297,7 @@ class Recorder:
                 rates=rates,
             )
 
-        found = torch.cat([*self._grown(tuple(rates.shape), grow, head=head)])
+        found = torch.cat([*self.grown(tuple(rates.shape), grow, head=head)])
         if D is not None:
             found = found + inputs * D.float()
         output = _gated(found.T[None], z).to(x.dtype)

@@ -6,6 +6,7 @@ S_i = e^{G_i} S_0 + sum over j in A(i) of e^{G_i - G_j} (dt_j x_j) B_j^T, and ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ class StateSpace(Record):
     def __len__(self) -> int:
         return int(self._inputs.shape[1])
 
-    def cut(self, rows: int) -> StateSpace:
-        return StateSpace(self._inputs[:, :rows], self._directions[:, :rows], self._decays[:, :rows])
+    def cut(self, rows: int) -> Self:
+        return type(self)(self._inputs[:, :rows], self._directions[:, :rows], self._decays[:, :rows])
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +34,7 @@ class StateSpace(Record):
     @classmethod
     def grown(
         cls,
-        record: StateSpace | None,
+        record: Self | None,
         state: Tensor,
         ancestors: Tensor,
         *,
@@ -41,7 +42,7 @@ class StateSpace(Record):
         directions: Tensor,
         readers: Tensor,
         decays: Tensor,
-    ) -> tuple[StateSpace, Tensor]:
+    ) -> tuple[Self, Tensor]:
         """Return the record with further rows, and their outputs.
 
         Args:

@@ -1,0 +1,104 @@
+"""How the mixers of one family are given the states of a sequence, whatever home the family has for them.
+
+A pass of the model's own, over a prompt or a single token, reads and writes the states of the sequence's layers
+(`layers.py`); a pass over draft rows reads them and records. In both, the code that runs is the class's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.model_view import twin
+from speculant.engines.hf.states.layers import StateLayer
+from speculant.engines.hf.states.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """For mixers that ask a cache for their states, and call convolutions and recurrences by name.
+
+    Attributes:
+        kind: the class of what they accept as a cache.
+    """
+
+    kind: Any = DynamicCache
+
+    @property
+    def on_modules(self) -> bool:
+        """Whether mixers keep states on themselves, so that the model's own passes need views, too."""
+        return False
+
+    @property
+    def stored(self) -> type[DynamicCache]:
+        """The kind of cache that a sequence's layers are kept in."""
+        stored: type[DynamicCache] = self.kind
+        return stored
+
+    def recorded(self, mixer: nn.Module, layer: int, recorder: Recorder) -> nn.Module:
+        """Return a view of a mixer whose states are recorded.
+
+        Args:
+            mixer: the module.
+            layer: the index of its decoder layer.
+            recorder: of the pass.
+
+        Raises:
+            UnsupportedError: somebody has exchanged the mixer's forward, or moves its weights in and out.
+        """
+        return with_functions(mixer, recorder.functions)
+
+    def own(self, mixer: nn.Module, layer: StateLayer) -> nn.Module:
+        """Return what the model's own passes run: the mixer, or a view of it that reads and writes a layer's states.
+
+        Raises:
+            UnsupportedError: a view is needed, and somebody has exchanged the mixer's forward.
+        """
+        return mixer
+
+    def given(self, cache: DynamicCache) -> DynamicCache:
+        """Return what the model's own passes are given as the cache."""
+        return cache
+
+
+def with_functions(mixer: nn.Module, functions: Mapping[str, Any]) -> nn.Module:
+    """Return a view of a module whose forward calls these functions instead of those that its file has by their names.
+
+    Raises:
+        UnsupportedError: somebody has exchanged its forward, or moves its weights in and out.
+    """
+    view = recordable(mixer)
+    own = inspect.unwrap(type(mixer).forward)
+    changed = types.FunctionType(
+        own.__code__, {**own.__globals__, **functions}, own.__name__, own.__defaults__, own.__closure__
+    )
+    changed.__kwdefaults__ = own.__kwdefaults__
+    view.__dict__["forward"] = types.MethodType(changed, view)
+    return view
+
+
+def recordable(mixer: nn.Module, **modules: nn.Module) -> nn.Module:
+    """Return a view of a mixer, with other modules in the place of some of its own.
+
+    Raises:
+        UnsupportedError: somebody has exchanged its forward, or moves its weights in and out.
+    """
+    if "forward" in mixer.__dict__ or any(hasattr(child, "_hf_hook") for child in mixer.children()):
+        raise UnsupportedError(
+            f"the forward of {type(mixer).__name__} was exchanged, so its states cannot be recorded."
+        )
+    return twin(mixer, modules=modules)
+
+
+@functools.cache
+def cache_class(own: Any, kind: Any) -> Any:
+    """Return a class of caches of ours that models which insist on a kind of their own accept."""
+    return own if issubclass(own, kind) else type(own.__name__, (own, kind), {})

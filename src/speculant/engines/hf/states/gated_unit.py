@@ -1,0 +1,67 @@
+"""The real-gated linear recurrent unit over a tree: RecurrentGemma, Griffin (De et al., arXiv 2402.19427, section 2.4).
+
+h_i = a_i h_p(i) + x_i, by channel, below the row p(i) that row i follows. A state is as small as what a row adds to it,
+so what is recorded are the states of the rows themselves, computed one level after the other in the order of the
+class's own one-token function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from speculant.engines.hf.states.record import Record
+
+
+class GatedUnit(Record):
+    """States of a real-gated linear recurrent unit; the state is [1, W], in float32."""
+
+    def __init__(self, states: Tensor) -> None:
+        """Take the states [T, W] behind rows."""
+        self._states = states
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def cut(self, rows: int) -> GatedUnit:
+        return GatedUnit(self._states[:rows])
+
+    @property
+    def nbytes(self) -> int:
+        return self._states.nbytes
+
+    @classmethod
+    def grown(
+        cls,
+        record: GatedUnit | None,
+        state: Tensor,
+        levels: Sequence[tuple[Tensor, Tensor]],
+        *,
+        gates: Tensor,
+        inputs: Tensor,
+    ) -> tuple[GatedUnit, Tensor]:
+        """Return the record with further rows, and their states.
+
+        Args:
+            record: of earlier rows; None without any.
+            state: [1, W].
+            levels: of the new rows, the rows of each depth and their parents' rows plus 1, Int64[m] each.
+            gates: a [n, W].
+            inputs: x [n, W].
+
+        Returns:
+            The record, and states [n, W].
+        """
+        old = 0 if record is None else len(record)
+        states = state.new_empty((1 + old + len(inputs), state.shape[-1]))  # that of the committed text first
+        states[0] = state[0]
+        if record is not None:
+            states[1 : old + 1] = record._states
+        for rows, parents in levels:
+            states[rows + 1] = gates[rows - old].to(state.dtype) * states[parents] + inputs[rows - old].to(state.dtype)
+        return cls(states[1:]), states[old + 1 :]
+
+    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
+        return self._states[path[-1]][None].clone() if path else torch.clone(state)
