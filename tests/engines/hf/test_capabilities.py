@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from models import SHAPE, tiny_model
-from speculant.bench.architectures.catalogue import build
+from speculant.bench.architectures.catalogue import build, names
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf import capabilities
 from speculant.engines.hf.capabilities import check_model
@@ -111,6 +111,15 @@ def test_encoders_are_refused_unless_they_decode() -> None:
     model.config.is_decoder = False
     with pytest.raises(UnsupportedError, match="both directions"):
         check_model(model)
+
+
+@pytest.mark.skipif("glm5_next" not in names(), reason="this release of transformers has no such model")
+def test_an_index_that_goes_by_places_verifies_chains() -> None:
+    """Guards GLM-5-Next, which pools the rows of its cache in order, whatever a mask says: the reason is told."""
+    abilities = check_model(build("glm5_next", "eager"))
+    assert not abilities.trees
+    assert abilities.drafts
+    assert "by their places in the cache" in abilities.notes[0]
 
 
 def test_layers_that_attend_in_chunks_verify_chains() -> None:

@@ -20,6 +20,7 @@ from speculant.engines.hf.states.mixers import Mixers, find_mixers
 
 TREE_ATTENTION = ("sdpa", "eager")
 INDEXED_LAYERS = {"indexed_attention"}
+INDEXED_BY_PLACE = ("glm5_next_text",)  # whose index pools the rows of a cache in order, and reads no mask but padding
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 STATE_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")  # what forwards call their cache
@@ -148,6 +149,12 @@ def check_model(model: Any) -> HFCapabilities:
         notes.append(
             f"{attention} attention takes no tree mask: drafts are verified as chains. "
             "Load the model with attn_implementation='sdpa' for trees."
+        )
+    elif text.model_type in INDEXED_BY_PLACE:
+        trees = False
+        notes.append(
+            f"{name} chooses the tokens that it attends to by their places in the cache, not by a mask: drafts are "
+            "verified as chains."
         )
     elif "chunked_attention" in layers:
         trees = False

@@ -2,8 +2,8 @@
 
 For caches that keep no rows to choose from, and whose recurrences are not among those that are recorded (`states`):
 compressed blocks, states in formats of a class's own. RWKV-4 and xLSTM are among these: their recurrences would branch
-as others do, but both classes take the states of all layers as one object of their own and write to it from several
-places, also outside the mixers, so that trees would need forwards of ours in the place of theirs.
+as others do, but both classes take the states of all layers as one object of their own, which mixers and models write
+slices of, so that trees would need forwards of ours in the place of theirs.
 
 A pass runs on a copy of the cache. If all of its rows are kept, the copy takes the cache's place; else the copy is
 dropped, and the kept tokens go in front of the next pass. So a rejected draft costs no pass of its own, but rows.

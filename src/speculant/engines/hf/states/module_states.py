@@ -2,7 +2,8 @@
 
 A view of such a mixer has attributes of its own, so what its forward reads and writes there are the states of one
 sequence, and the model's modules stay as they are. The class begins its convolution anew in every pass over several
-tokens, so prompts behind a state are recorded, as drafts are.
+tokens, so prompts behind a state are recorded, as drafts are. And it begins a prompt of one token with what the text
+before has left to its convolution; here, as a new model does, with nothing.
 """
 
 from __future__ import annotations
