@@ -34,7 +34,7 @@ class Branching:
         self._windows: dict[tuple[int, int], Tensor] = {}
 
     def windows(self, kernel: int, held: int) -> Tensor:
-        """Return where each new row finds the last `kernel` inputs of its path, Int64[n, K]; see `Window.grown`.
+        """Return where each new row finds the last `kernel` inputs of its path, Int64[K, n]; see `Window.grown`.
 
         Args:
             kernel: K.
@@ -42,10 +42,10 @@ class Branching:
         """
         if (kernel, held) not in self._windows:
             total = len(self._parents)
-            places = np.empty((self.count, kernel), np.int64)
+            places = np.empty((kernel, self.count), np.int64)
             at = np.arange(total - self.count, total)
             for column in range(kernel - 1, -1, -1):
-                places[:, column] = held + at
+                places[column] = held + at
                 at = np.where(at >= 0, self._parents[np.maximum(at, 0)], at - 1)  # -1 is the last token of the state
             self._windows[kernel, held] = torch.from_numpy(places).to(self._device)
         return self._windows[kernel, held]

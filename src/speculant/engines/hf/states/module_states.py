@@ -83,7 +83,7 @@ class ModuleStates(Adapter):
 
         def convolve(inputs: Tensor) -> Tensor:
             recorder.turn_to("conv", layer, 0)
-            windows = recorder.windows(inputs, weight.shape[-1])
+            windows = torch.stack(recorder.windows(inputs, weight.shape[-1]), dim=-1)
             return ((windows * weight).sum(dim=-1) + bias).T[None]  # as the class's one-token pass computes it
 
         def scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, **_: Any) -> tuple[Tensor, None]:

@@ -128,18 +128,18 @@ class Recorder:
         """Stand in for `causal_conv1d_fn` over inputs [1, C, n] of rows."""
         return convolve(self.windows(x, weight.shape[-1]), weight, bias, activation)
 
-    def windows(self, x: Tensor, kernel: int) -> Tensor:
-        """Return the last `kernel` inputs on the path of each row, [n, C, K], having recorded its inputs [1, C, n]."""
+    def windows(self, x: Tensor, kernel: int) -> list[Tensor]:
+        """Return the last `kernel` inputs on the path of each row, K of [n, C], having recorded inputs [1, C, n]."""
         windows = []
         for layer, place, branching, part in self._sequences("conv"):
             state = layer.conv_states[place[1]]
             if state is None:
                 state = x.new_zeros((1, x.shape[1], kernel))
             places = branching.windows(kernel, state.shape[-1])
-            record, found = Window.grown(layer.record(place), x[0, :, part], state, places)
+            record, found = Window.grown(layer.record(place), x[0].T[part], state, places)
             layer.set_record(place, record)
             windows.append(found)
-        return torch.cat(windows)
+        return windows[0] if len(windows) == 1 else [torch.cat(each) for each in zip(*windows, strict=True)]
 
     def convolve_step(
         self,
