@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, cache_utils
 
 from speculant.api.loading import load_model
 from speculant.cli.main import main
@@ -37,6 +37,10 @@ def saved(folder: Path, kind: str, **shape: Any) -> str:
     return str(folder)
 
 
+@pytest.mark.skipif(
+    not hasattr(cache_utils, "LinearAttentionLayer"),
+    reason="LFM2's own passes over several tokens forget what came before in old releases",
+)
 def test_a_hybrid_model_is_drafted_for(hybrid: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the first command of who runs a hybrid model, and its check against plain passes."""
     assert main(["generate", "Once upon", "--model", hybrid, "--max-new-tokens", "40"]) == 0

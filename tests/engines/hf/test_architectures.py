@@ -29,7 +29,7 @@ SAMPLE = {  # one of each way in which masks, positions and caches are made
     "qwen3_next": "trees",
     "rwkv": "chains",
 }
-STATES = ("qwen3_5 (media)", "qwen3_next")
+STATES = ("minimax", "qwen3_5 (media)", "qwen3_next")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=PHI3 if "phi3" in name else ()) for name in SAMPLE])
