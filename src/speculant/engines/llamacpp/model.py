@@ -130,9 +130,7 @@ class LlamaModel:
         api, pointer = self.library.api, self.pointer
         kind = self.header("general.architecture") or "unknown"
         if kind in _COMPRESSED:
-            return (
-                f"the cache of '{kind}' is compressed, and llama.cpp takes no rejected draft out of its blocks"
-            )
+            return f"the cache of '{kind}' is compressed, and llama.cpp takes no rejected draft out of its blocks"
         why = ""
         if api.llama_model_is_diffusion(pointer):
             why = "it is a diffusion model, which does not decode token by token"

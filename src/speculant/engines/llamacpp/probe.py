@@ -62,7 +62,8 @@ def _check_chains(context: LlamaContext, ids: Int32) -> None:
         for rows, kept in _CHAINS:
             tokens = ids[drafted.length : drafted.length + kept]
             wrong = (tokens[-1:] + np.arange(1, 1 + rows - kept, dtype=np.int32)) % context.model.vocabulary
-            chain: Tensor = drafted.forward(np.concatenate([tokens, wrong]), np.arange(-1, rows - 1, dtype=np.int32)).logits.clone()
+            parents = np.arange(-1, rows - 1, dtype=np.int32)
+            chain: Tensor = drafted.forward(np.concatenate([tokens, wrong]), parents).logits.clone()
             drafted.keep(range(kept))
             for token, row in zip(tokens, chain, strict=False):
                 _compare(row, plain.forward(token[None], np.array([-1], np.int32)).logits[0], "a chain")

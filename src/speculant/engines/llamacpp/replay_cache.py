@@ -47,10 +47,10 @@ class LlamaReplayCache(LlamaTargetCache):
         if not before and len(tokens) > 1:
             [self._copy] = context.take(1, [text, *keep])
             context.copy(own, self._copy)
-        text.open_rows = True
-        context.begin_round()
         read = [] if before else text.tokens[self._length - text.behind :]
         self._drafted += tokens.tolist()
+        text.open_rows = True
+        context.begin_round()
         sequence = own if self._copy is None else self._copy
         start = self._length + before - len(read)
         return Rows.plain([*read, *tokens.tolist()], start, sequence, wanted=len(tokens))
@@ -59,24 +59,27 @@ class LlamaReplayCache(LlamaTargetCache):
         kept, drafted, text, context = list(rows), self._drafted, self.text, self._context
         if kept != list(range(len(kept))) or len(kept) > len(drafted):
             raise ValueError(f"the rows {kept} are not a path below the committed text")
-        if not drafted:
+        if not kept:
+            self.rollback()
             return
-        if len(kept) == len(drafted):
+        if len(kept) < len(drafted):
+            if self._copy is None:
+                context.cut(text, self._length)
+            text.behind += len(kept)
+        else:
             if self._copy is not None:
                 assert text.sequence is not None
                 context.copy(self._copy, text.sequence)
             text.behind = 0
-        elif self._copy is not None:
-            text.behind += len(kept)
-        else:
-            context.cut(text, self._length)
         text.tokens += drafted[: len(kept)]
         self._length += len(kept)
         self._close()
 
     def rollback(self) -> None:
-        if self._drafted or self._copy is not None:
-            self.keep([])
+        if self._copy is None and self._drafted:
+            self._context.cut(self.text, self._length)
+        if self._copy is not None or self._drafted:
+            self._close()
 
     def _mark(self) -> None:
         """Nothing: llama.cpp may have failed in the middle of a pass, and what a copy has read then is unknown."""
