@@ -220,7 +220,9 @@ class LlamaContext:
             code = self._api.llama_decode(self._pointer, batch)
         if code:
             if code != _FULL and self.model.states:
-                self._drop_all()
+                # A pass that fails in its middle may have moved the states of other texts.
+                for text in filter(None, [held() for held in self._texts]):
+                    self.drop(text)
             raise self._why_not_run(int(code), len(rows))
         wanted = sum(rows.outputs)
         return self._logits(wanted)
@@ -276,12 +278,6 @@ class LlamaContext:
             self.drop(text)
             raise
         text.behind = 0
-
-    def _drop_all(self) -> None:
-        """Remove all texts: a pass that fails in its middle may have moved the states of others."""
-        for held in self._texts:
-            if (text := held()) is not None:
-                self.drop(text)
 
     def _evict(self, protected: set[int]) -> bool:
         """Remove the text that was unused for longest; return whether there was one that may leave."""
