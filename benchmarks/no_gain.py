@@ -32,7 +32,7 @@ from speculant.bench.systems.inflate import inflate
 from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import Needs
-from speculant.core.tree import DraftTree
+from speculant.core.tree import DraftTree, Int32
 
 TARGETS = ("bundled", "inflated", "gguf")
 WAYS = {"wrong": 0.0, "random": 3.0}  # temperature
@@ -65,6 +65,9 @@ class WrongSession(Session):
 
     def observe(self, verified: Verified) -> None:
         self._inner.observe(verified)
+
+    def follow(self, tokens: Int32) -> None:
+        self._inner.follow(tokens)
 
     def close(self) -> None:
         self._inner.close()

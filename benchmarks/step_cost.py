@@ -32,7 +32,7 @@ from speculant.core.exports import ancestor_mask
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.llamacpp.target_cache import LlamaTargetCache
+from speculant.engines.llamacpp.opening import open_sequence
 
 READ_BYTES = 1 << 29
 SIZE = 1024
@@ -79,7 +79,7 @@ def plain_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
 
 def llamacpp_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
     """Return llama.cpp's pass over a chain of tokens."""
-    cache = LlamaTargetCache(convert(model).context, prompt[0].tolist())
+    cache = open_sequence(convert(model).context, prompt[0].tolist())
     cache.prefill()
 
     def run(tokens: int) -> None:

@@ -17,7 +17,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.checked import checked
 from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration
-from speculant.engines.llamacpp.options import DEFAULT_SEQUENCES, LlamaCppOptions
+from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import build_verifier, find_method, method_of
@@ -240,7 +240,7 @@ class Speculator(Decoder):
         cache_tokens: int | None = None,
         flash_attention: bool | None = None,
         cache_type: str | None = None,
-        sequences: int = DEFAULT_SEQUENCES,
+        sequences: int | None = None,
         mmap: bool = True,
         method: str | None = None,
         verifier: str | None = None,

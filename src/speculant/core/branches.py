@@ -21,7 +21,9 @@ def branches_of(draft: DraftTree) -> int:
 
 def fixed_branches_of(draft: DraftTree) -> int:
     """Return how many branches of a draft cannot be dropped: those of its queries, and all where it was sampled."""
-    return branches_of(draft if draft.proposal is not None else DraftTree.empty(queries=draft.queries))
+    if draft.proposal is not None:
+        return branches_of(draft)
+    return branches_of(DraftTree.empty(queries=draft.queries)) if len(draft.queries) else 0
 
 
 def fit_branches(drafts: Sequence[DraftTree], most: int) -> list[DraftTree]:

@@ -175,22 +175,11 @@ def _open(sequence: Sequence, result: Pass, parts: Parts) -> None:
 
 def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], list[DraftTree]]:
     """Return the sequences whose drafter does not fail, and the draft of each."""
-    trees = parts.engine.capabilities.trees and parts.verifier.trees
     branches = parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
-    budgets = [
-        Budget(
-            nodes=min(most, max(0, sequence.cache.room - parts.drafter.needs.queries)) if sequence.depth > 0 else 0,
-            depth=min(sequence.depth, _state(sequence).depth),
-            trees=trees,
-            queries=sequence.cache.depth,
-            branches=branches // len(sequences),
-            level_price=_state(sequence).level_price,
-            node_price=_state(sequence).node_price,
-        )
-        for sequence, most in zip(sequences, nodes, strict=True)
-    ]
-    proposed = _propose(sequences, budgets, parts)
+    proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
+    if any(nodes):
+        _propose(sequences, _budgets(sequences, nodes, branches // len(sequences), parts), parts, proposed)
     drafted = list[tuple[Sequence, DraftTree]]()
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
@@ -205,12 +194,27 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
     return sequences, parts.sizing.trim([_state(each) for each in sequences], drafts)
 
 
-def _propose(sequences: list[Sequence], budgets: list[Budget], parts: Parts) -> list[DraftTree | None]:
-    """Return the draft of each sequence, an empty one of plain texts, None where its drafter failed."""
-    proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
+def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: Parts) -> list[Budget]:
+    trees, queries = parts.engine.capabilities.trees and parts.verifier.trees, parts.drafter.needs.queries
+    return [
+        Budget(
+            nodes=min(most, max(0, sequence.cache.room - queries)) if sequence.depth > 0 else 0,
+            depth=min(sequence.depth, _state(sequence).depth),
+            trees=trees,
+            queries=sequence.cache.depth,
+            branches=branches,
+            level_price=_state(sequence).level_price,
+            node_price=_state(sequence).node_price,
+        )
+        for sequence, most in zip(sequences, nodes, strict=True)
+    ]
+
+
+def _propose(sequences: list[Sequence], budgets: list[Budget], parts: Parts, proposed: list[DraftTree | None]) -> None:
+    """Put the draft of each sequence that is not plain into a list of empty ones; None where its drafter failed."""
     places = [place for place, sequence in enumerate(sequences) if not sequence.plain and budgets[place].nodes > 0]
     if not places:
-        return proposed
+        return
     drafting, asked = [sequences[place] for place in places], [budgets[place] for place in places]
     drafts: list[DraftTree | None]
     try:
@@ -219,7 +223,6 @@ def _propose(sequences: list[Sequence], budgets: list[Budget], parts: Parts) -> 
         drafts = [_draft_alone(each, budget, parts) for each, budget in zip(drafting, asked, strict=True)]
     for place, draft in zip(places, drafts, strict=True):
         proposed[place] = draft
-    return proposed
 
 
 def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree | None:

@@ -77,12 +77,14 @@ class AdaptiveSizing:
         return SizingState(acceptance, wanted=most, forecast=forecast, pausing=pausing)
 
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
-        most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
+        drafts = False
         for state in states:
             state.gain, state.depth, state.asked = 0.0, UNLIMITED, 0
             state.resting = not state.plain and state.pausing.left > 1
-        if all(state.plain or state.pausing.left for state in states):
-            return [0 for _ in states]
+            drafts |= not (state.plain or state.pausing.left)
+        if not drafts:
+            return [0] * len(states)
+        most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
         level_price, node_price = self._marginal_prices(len(states), most)
         for state in states:
             if state.plain or state.pausing.left:
@@ -195,11 +197,11 @@ class AdaptiveSizing:
         target_seconds: float,
         draft_seconds: float,
     ) -> None:
-        latency, asking = self._latency, sum(state.asked > 0 for state in states)
-        if not asking and all(state.pausing.left > _UNWATCHED for state in states):
+        if all(state.pausing.left > _UNWATCHED for state in states):
             for state, walk in zip(states, walks, strict=True):
                 self._count_pause(state, walk)
             return
+        latency, asking = self._latency, sum(state.asked > 0 for state in states)
         nodes = sum(len(draft) for draft in drafts)
         rows = min(nodes + sum(len(draft.queries) for draft in drafts) + len(drafts), len(latency.curve)) - 1
         latency.observe(rows, target_seconds)

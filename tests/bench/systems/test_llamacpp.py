@@ -21,7 +21,7 @@ from speculant.bench.systems.system import SpeculantSystem
 from speculant.cli.main import main
 from speculant.core.errors import ModelError, UnsupportedError
 from speculant.engines.llamacpp.library import load_library
-from speculant.engines.llamacpp.target_cache import LlamaTargetCache
+from speculant.engines.llamacpp.opening import open_sequence
 
 PROMPT = np.array([3, 4, 5, 6, 3, 4], np.int32)
 GREEDY = Sampling()
@@ -70,7 +70,7 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
     pytest.importorskip("llama_cpp")
     model = KINDS[kind]()
     ids = torch.randint(3, VOCABULARY, (1, 100), generator=torch.Generator().manual_seed(2))
-    cache = LlamaTargetCache(convert(model).context, ids[0].tolist())
+    cache = open_sequence(convert(model).context, ids[0].tolist())
     first = cache._prompt
     cache._prompt = first[:1]
     cache.prefill()

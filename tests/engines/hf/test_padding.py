@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import cache_utils
 
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build
+from speculant.bench.architectures.catalogue import build, names
 from speculant.bench.architectures.compare import Guesses, random_prompt
 
 LENGTHS = (2, 9, 33)
+# Older releases let GIT's sequences share a pass, and decode states only from a text's beginning.
+CURRENT = hasattr(cache_utils, "LinearAttentionLayer")
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
@@ -37,10 +40,9 @@ def speculator_of(name: str) -> Speculator:
 )
 def test_rows_are_those_of_calls_of_their_own(name: str, reads: bool, drafts: bool) -> None:
     """Guards what the probe finds of padding: whether it is read, and whether drafts are verified behind it."""
-    try:
-        speculator = speculator_of(name)
-    except KeyError:
-        pytest.skip(f"this release of transformers has no {name}")
+    if name not in names() or (name in ("git", "mamba2") and not CURRENT):
+        pytest.skip("this release of transformers has no such class, or passes padding over otherwise")
+    speculator = speculator_of(name)
     model, prompts = speculator.model, [random_prompt(length) for length in LENGTHS]
     ids = torch.tensor([[0] * (LENGTHS[-1] - len(each)) + each for each in prompts])
     mask = torch.tensor([[0] * (LENGTHS[-1] - length) + [1] * length for length in LENGTHS])
@@ -55,6 +57,7 @@ def test_rows_are_those_of_calls_of_their_own(name: str, reads: bool, drafts: bo
     assert (capabilities.reads_padding, capabilities.drafts_padded) == (reads, drafts)
 
 
+@pytest.mark.skipif(not CURRENT, reason="drafts are verified behind padding")
 def test_a_padded_row_without_drafts_says_so() -> None:
     """Guards the note of a call that is decoded plainly for its padding."""
     speculator = speculator_of("git")

@@ -22,9 +22,9 @@ from speculant.bench.systems.system import Outcome
 from speculant.core.errors import UnsupportedError
 from speculant.engines.llamacpp.gguf_file import check_architecture, write_gguf
 from speculant.engines.llamacpp.library import load_library
+from speculant.engines.llamacpp.opening import open_sequence
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import LlamaCppModel, load_gguf
-from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
 LLAMACPP = "llamacpp"
 ROOT = np.array([-1], np.int32)
@@ -112,7 +112,7 @@ class LlamaCpp:
     def run(self, request: Request, sampling: Sampling) -> Outcome:
         if sampling.temperature:
             raise sampling_unsupported()
-        cache = LlamaTargetCache(self._model.context, request.prompt.tolist())
+        cache = open_sequence(self._model.context, request.prompt.tolist())
         forced = None if request.forced is None else request.forced.tolist()
         ids: list[int] = []
         start = time.perf_counter()

@@ -108,6 +108,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         if vocabulary > MAX_TOKENS:
             raise UnsupportedError(f"the tables of `mix` hold token ids below {MAX_TOKENS}, not {vocabulary}.")
         self.settings = settings or MixSettings()
+        self._needs = Needs(top_k=self.settings.top_k)
         self.vocabulary = vocabulary
         self.limit = memory_limit
         self._tokenizer = tokenizer
@@ -142,7 +143,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
     @property
     def needs(self) -> Needs:
         """The target's top tokens, if the settings learn from them."""
-        return Needs(top_k=self.settings.top_k)
+        return self._needs
 
     @property
     def memory_bytes(self) -> int:

@@ -39,14 +39,14 @@ class Rows:
         return len(self.tokens)
 
     @staticmethod
-    def plain(tokens: Sequence[int], start: int, sequence: int, *, last: bool, every: bool = False) -> Rows:
-        """Return rows of one sequence from a position on; by `last` and `every` the logits that are wanted."""
+    def plain(tokens: Sequence[int], start: int, sequence: int, *, wanted: int) -> Rows:
+        """Return rows of one sequence from a position on; the logits of the last `wanted` rows are wanted."""
         count = len(tokens)
         return Rows(
             np.array(tokens, np.int32),
             np.arange(start, start + count, dtype=np.int32),
             [(sequence,)] * count,
-            [every] * (count - 1) + [every or last],
+            [False] * (count - wanted) + [True] * wanted,
         )
 
     @staticmethod

@@ -22,7 +22,7 @@ from speculant.core.errors import ModelError, OutOfMemoryError, SpeculantError, 
 from speculant.engines.llamacpp.batch import BatchArrays, Rows
 from speculant.engines.llamacpp.branches import Share
 from speculant.engines.llamacpp.model import LlamaModel
-from speculant.engines.llamacpp.options import DEFAULT_CONTEXT, LlamaCppOptions
+from speculant.engines.llamacpp.options import DEFAULT_CONTEXT, DEFAULT_SEQUENCES, DEFAULT_STATES, LlamaCppOptions
 from speculant.engines.llamacpp.texts import Text
 
 PASS_ROWS = 512  # most rows of one call; drafts always have room for one more call beside the texts
@@ -57,13 +57,13 @@ class LlamaContext:
             raise UsageError(f"context is {options.context}, and the model has {model.positions} positions.")
         self.positions = options.context or min(model.positions, DEFAULT_CONTEXT)
         self.cells = options.cache_tokens or self.positions
-        self.sequences = options.sequences
+        self.sequences = options.sequences or (DEFAULT_STATES if model.states else DEFAULT_SEQUENCES)
         exact = not model.offloaded
         self.flash_attention = False if options.flash_attention is None and exact else options.flash_attention
         self.cache_type = options.cache_type or ("f32" if exact else "f16")
         params = api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = self.cells + PASS_ROWS, PASS_ROWS, PASS_ROWS
-        params.n_seq_max, params.kv_unified, params.swa_full = options.sequences, True, True
+        params.n_seq_max, params.kv_unified, params.swa_full = self.sequences, True, True
         params.n_threads = params.n_threads_batch = model.threads
         params.flash_attn_type = _FLASH[self.flash_attention]
         params.type_k = params.type_v = getattr(api, f"GGML_TYPE_{self.cache_type.upper()}")
@@ -75,7 +75,7 @@ class LlamaContext:
         self._finalizer = weakref.finalize(self, _free, api, self._pointer, model)
         self._memory = api.llama_get_memory(self._pointer)
         self._batch = BatchArrays(api, PASS_ROWS)
-        self._free_ids = list(range(options.sequences))[::-1]
+        self._free_ids = list(range(self.sequences))[::-1]
         self._given_back: deque[int] = deque()  # by texts that nobody holds any more, at any time
         self._texts: list[weakref.ref[Text]] = []  # in the cache, the one unused for longest first
         self._open_in: int | None = None  # the thread whose pass has rows that are neither kept nor dropped
@@ -125,6 +125,15 @@ class LlamaContext:
         for each in shares:
             self._api.llama_memory_seq_cp(self._memory, each.source, each.target, 0, each.end)
 
+    def copy(self, source: int, target: int) -> None:
+        """Let a sequence be what another is.
+
+        Rows and states are marked for both. A pass over either writes its state to a cell of its own, which it reads
+        from where the other's is (llama-memory-recurrent.cpp, `find_slot`), so a copy takes no time.
+        """
+        self.remove(target, 0)
+        self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
     def adopt(self, source: int, target: int, start: int, end: int) -> None:
         """Let a sequence take part in another's rows at the positions from `start` to before `end`."""
         self._api.llama_memory_seq_cp(self._memory, source, target, start, end)
@@ -137,38 +146,30 @@ class LlamaContext:
         """Keep the first rows of a text; where layers keep a running state it is read again when it is next used."""
         if text.sequence is None:
             return
-        if self.copies:
-            self.remove(text.sequence, length)
-        else:
+        if self.model.states:
             self.drop(text)
+        else:
+            self.remove(text.sequence, length)
 
-    def admit(self, text: Text, keep: Sequence[Text] = ()) -> int:
+    def admit(self, text: Text, keep: Sequence[Text] = (), *, behind: int = 0) -> int:
         """Return the id of a text in the cache; one that had to leave is read again.
 
         Args:
             text: to be there.
             keep: texts that must stay, too.
+            behind: how many of its last tokens need not be read.
 
         Raises:
             OutOfMemoryError: it does not fit.
         """
         if text.sequence is None:
             [sequence] = self.take(1, [text, *keep])
-            try:
-                self._read(text.tokens, sequence, [text, *keep])
-            except BaseException:
-                self.give_back([sequence])
-                raise
-            text.sequence = sequence
+            text.sequence, text.behind = sequence, len(text.tokens)
             text.on_loss(weakref.finalize(text, self._given_back.append, sequence))
+        if text.behind > behind:
+            self._catch_up(text, [text, *keep])
         self._texts = [each for each in self._texts if each() not in (None, text)] + [weakref.ref(text)]
         return text.sequence
-
-    @property
-    def copies(self) -> bool:
-        """Whether a sequence can begin with the first rows of another: not where layers keep a running state."""
-        kinds = (self._api.llama_model_is_recurrent, self._api.llama_model_is_hybrid)
-        return not any(kind(self.model.pointer) for kind in kinds)
 
     def fork(self, text: Text, length: int) -> Text | None:
         """Return a new text that shares the first rows of another; None where that left the cache, or it is full."""
@@ -218,6 +219,10 @@ class LlamaContext:
         while code == _FULL and self._evict(protected):
             code = self._api.llama_decode(self._pointer, batch)
         if code:
+            if code != _FULL and self.model.states:
+                # A pass that fails in its middle may have moved the states of other texts.
+                for text in filter(None, [held() for held in self._texts]):
+                    self.drop(text)
             raise self._why_not_run(int(code), len(rows))
         wanted = sum(rows.outputs)
         return self._logits(wanted)
@@ -262,9 +267,17 @@ class LlamaContext:
         memory.owner = self
         return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(rows, vocabulary))
 
-    def _read(self, tokens: Sequence[int], sequence: int, keep: Sequence[Text]) -> None:
-        for start in range(0, len(tokens), PASS_ROWS):
-            self.decode(Rows.plain(tokens[start : start + PASS_ROWS], start, sequence, last=False), keep)
+    def _catch_up(self, text: Text, keep: Sequence[Text]) -> None:
+        """Read the tokens of a text in the cache that its sequence has not read; where that fails, it leaves."""
+        assert text.sequence is not None
+        tokens = text.tokens
+        try:
+            for start in range(len(tokens) - text.behind, len(tokens), PASS_ROWS):
+                self.decode(Rows.plain(tokens[start : start + PASS_ROWS], start, text.sequence, wanted=0), keep)
+        except BaseException:
+            self.drop(text)
+            raise
+        text.behind = 0
 
     def _evict(self, protected: set[int]) -> bool:
         """Remove the text that was unused for longest; return whether there was one that may leave."""

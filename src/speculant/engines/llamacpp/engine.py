@@ -14,7 +14,8 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
-from speculant.engines.llamacpp.probe import check_trees
+from speculant.engines.llamacpp.opening import open_sequence
+from speculant.engines.llamacpp.probe import check_drafts
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache, check_needs, finished
 from speculant.engines.llamacpp.texts import Text
 
@@ -47,7 +48,9 @@ class LlamaEngine(Engine):
         self._capabilities = Capabilities(
             vocabulary=context.model.vocabulary,
             positions=context.positions,
-            sequences=context.sequences,
+            trees=not context.model.states,
+            # A draft runs on a copy of its text's state.
+            sequences=context.sequences // 2 if context.model.states else context.sequences,
             notes=_notes(context),
         )
         if context.model.refusal:
@@ -90,7 +93,7 @@ class LlamaEngine(Engine):
             return
         self._probed = True
         try:
-            check_trees(self.context)
+            check_drafts(self.context)
         except UnsupportedError as error:
             self._refuse(str(error))
 
@@ -126,7 +129,7 @@ class LlamaEngine(Engine):
             usual = torch.arange(total - positions.shape[1], total)
             if positions[0].tolist() != usual.tolist():
                 raise UnsupportedError("llama.cpp counts positions from the first token; leave out position_ids.")
-        return LlamaTargetCache(self.context, ids[0].tolist(), text=cache)
+        return open_sequence(self.context, ids[0].tolist(), text=cache)
 
     def crop(self, cache: Text, length: int) -> int:
         """Keep the first tokens of a cache, for a prompt that shares only those; return how many."""
@@ -190,14 +193,14 @@ class LlamaEngine(Engine):
     def _together(self, group: list[Request], texts: list[Text]) -> list[Tensor]:
         planned = [cache.plan(tokens, parents, texts) for cache, tokens, parents in group]
         logits = self.context.decode(Rows.joined(planned), texts)
-        ends = np.cumsum([len(rows) for rows in planned]).tolist()
+        ends = np.cumsum([sum(rows.outputs) for rows in planned]).tolist()
         return [logits[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def _groups(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Yield the requests whose rows share a pass, in order."""
         group, rows = list[Request](), 0
         for request in requests:
-            count = len(request[1])
+            count = request[0].pending + len(request[1])
             if group and rows + count > PASS_ROWS:
                 yield group
                 group, rows = [], 0
@@ -208,16 +211,21 @@ class LlamaEngine(Engine):
 
 
 def _notes(context: LlamaContext) -> tuple[str, ...]:
-    """Return what the user should know about how exact passes are."""
-    rounding = []
+    """Return what the user should know about drafts and about how exact passes are."""
+    notes, rounding = [], []
+    if context.model.states and not context.model.refusal:
+        kind = context.model.header("general.architecture")
+        notes.append(
+            f"the architecture '{kind}' keeps a running state, out of which llama.cpp takes no token again: drafts are "
+            "verified as chains, and accepted tokens are read again after a rejected one."
+        )
     if context.cache_type != "f32":
         rounding.append(f"keys and values are rounded to {context.cache_type}")
     if context.flash_attention is not False:
         rounding.append("flash attention rounds to float16")
-    if not rounding:
-        return ()
-    note = (
-        f"{' and '.join(rounding)}, so where two tokens are almost equally probable the text can differ from plain "
-        "decoding; cache_type='f32' with flash_attention=False avoids that."
-    )
-    return (note,)
+    if rounding:
+        notes.append(
+            f"{' and '.join(rounding)}, so where two tokens are almost equally probable the text can differ from plain "
+            "decoding; cache_type='f32' with flash_attention=False avoids that."
+        )
+    return tuple(notes)

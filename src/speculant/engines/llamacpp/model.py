@@ -1,8 +1,8 @@
 """A GGUF model in llama.cpp: its weights, its vocabulary and what its header says.
 
-Drafts are not verified on models whose state cannot be rolled back to an accepted path: recurrent and hybrid ones
-(Mamba, RWKV and mixtures with attention) keep one state per sequence instead of a row per token, and llama.cpp runs no
-coupled sequences on them. Encoders and diffusion models, which do not decode token by token, are refused.
+Recurrent and hybrid models (Mamba, RWKV and mixtures with attention) keep one state per sequence instead of a row per
+token, and llama.cpp runs no coupled sequences on them: they verify chains, see `replay_cache`. Encoders and diffusion
+models, which do not decode token by token, are refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from speculant.engines.llamacpp.library import Library, load_library
 from speculant.engines.llamacpp.options import LlamaCppOptions
 
 _TEXT_BYTES = 1 << 16  # of values in the header, at first
+_COMPRESSED = ("deepseek4",)  # whose cache is no state and rows, but blocks of several tokens each
 
 
 class LlamaModel:
@@ -32,6 +33,7 @@ class LlamaModel:
         offloaded: whether layers run on an accelerator.
         threads: for passes on the CPU.
         refusal: why drafts cannot be verified on it; "" where they can.
+        states: whether layers keep a running state instead of a row for each token.
     """
 
     def __init__(self, path: str | Path, options: LlamaCppOptions) -> None:
@@ -70,6 +72,7 @@ class LlamaModel:
         self._finalizer = weakref.finalize(self, api.llama_model_free, self.pointer)
         self.vocab = api.llama_model_get_vocab(self.pointer)
         self.refusal = self._check_kind()
+        self.states = bool(api.llama_model_is_recurrent(self.pointer) or api.llama_model_is_hybrid(self.pointer))
 
     @property
     def vocabulary(self) -> int:
@@ -126,10 +129,8 @@ class LlamaModel:
         """
         api, pointer = self.library.api, self.pointer
         kind = self.header("general.architecture") or "unknown"
-        if api.llama_model_is_recurrent(pointer):
-            return f"the architecture '{kind}' is recurrent, so a rejected draft cannot be taken out of its state"
-        if api.llama_model_is_hybrid(pointer):
-            return f"the architecture '{kind}' is hybrid, so a rejected draft cannot be taken out of its states"
+        if kind in _COMPRESSED:
+            return f"the cache of '{kind}' is compressed, and llama.cpp takes no rejected draft out of its blocks"
         why = ""
         if api.llama_model_is_diffusion(pointer):
             why = "it is a diffusion model, which does not decode token by token"

@@ -10,6 +10,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 MOST_SEQUENCES = 256  # that llama.cpp keeps apart
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 128
+DEFAULT_STATES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,9 @@ class LlamaCppOptions:
         flash_attention: None for off on a CPU and llama.cpp's own choice elsewhere. It rounds to float16.
         cache_type: of keys and values, see `CACHE_TYPES`; None for f32 on a CPU and f16 elsewhere.
         sequences: how many texts and branches of drafts the cache keeps apart: a text takes one, a draft one for each
-            of its leaves beyond the first. At most 256; each costs memory for a row of logits.
+            of its leaves beyond the first. At most 256; each costs memory for a row of logits. Where layers keep a
+            running state, each has one of its own and a draft takes a copy, so a text takes two. None for 128, or 16
+            of these.
         mmap: whether the weights are mapped from the file rather than read.
     """
 
@@ -35,7 +38,7 @@ class LlamaCppOptions:
     cache_tokens: int | None = None
     flash_attention: bool | None = None
     cache_type: str | None = None
-    sequences: int = DEFAULT_SEQUENCES
+    sequences: int | None = None
     mmap: bool = True
 
     def __post_init__(self) -> None:
@@ -43,7 +46,7 @@ class LlamaCppOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-        if self.sequences > MOST_SEQUENCES:
+        if self.sequences is not None and self.sequences > MOST_SEQUENCES:
             raise UsageError(f"llama.cpp keeps at most {MOST_SEQUENCES} sequences apart, not {self.sequences}.")
         if self.flash_attention is not None and not isinstance(self.flash_attention, bool):
             raise UsageError(f"flash_attention must be True, False or None, not {self.flash_attention!r}.")

@@ -1,26 +1,27 @@
-"""The cache of one sequence on a GGUF model, and the passes that extend it."""
+"""What the caches of sequences on GGUF models have in common: the text, its prompt, and passes that append rows."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.branches import fixed_branches_of
 from speculant.core.engine import NO_NEEDS, Array, Needs, Pass, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.topk import top_on_host
 from speculant.engines.llamacpp.batch import Rows
-from speculant.engines.llamacpp.branches import Branches
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.texts import Text
 
 
 class LlamaTargetCache(TargetCache):
     """One sequence on a GGUF model; see `core.engine.TargetCache`. Not for several threads at once.
+
+    How rows are kept and dropped is up to the kind of cache: `tree_cache` or `replay_cache`.
 
     Attributes:
         text: what is committed; it may go on in a next turn.
@@ -47,7 +48,6 @@ class LlamaTargetCache(TargetCache):
             raise UsageError("this cache's text is being decoded; wait for its end, or leave out `cache`.")
         if self.text.tokens != self._prompt[: self._length]:
             raise UsageError("the prompt does not begin with the tokens in `cache`; crop the cache, or leave it out.")
-        self._branches: Branches | None = None  # None where all rows are committed
         self._drafted: list[int] = []  # the tokens of the rows that are not
         self._watcher: Callable[[int, Tensor], None] | None = None  # takes the logits of the prompt
 
@@ -65,23 +65,28 @@ class LlamaTargetCache(TargetCache):
         return max(0, len(self._prompt) - self._length)
 
     @property
+    def pending(self) -> int:
+        """How many committed tokens the next pass reads again, before its own rows."""
+        return 0
+
+    @property
+    @abstractmethod
+    def uncommitted(self) -> int:
+        """How many rows have been appended since the last `keep` or `rollback`."""
+
+    @property
     def depth(self) -> int:
         return max(0, self._context.positions - 1 - self._length)
 
     @property
-    def uncommitted(self) -> int:
-        """How many rows have been appended since the last `keep` or `rollback`."""
-        return 0 if self._branches is None else len(self._branches)
-
-    @property
     def shares_prefixes(self) -> bool:
         """Whether the rows of its first tokens are those of any other text that begins with the same tokens."""
-        return self._context.copies
+        return not self._context.model.states
 
     @property
     def joins(self) -> bool:
         """Whether its prompt may be read in a pass with those of others; a running state is not read in parts."""
-        return self._context.copies and self._watcher is None
+        return self.shares_prefixes and self._watcher is None
 
     def begin_with(self, text: Text) -> None:
         """Begin with a text of the prompt's first tokens in place of an empty one.
@@ -135,8 +140,8 @@ class LlamaTargetCache(TargetCache):
         start = self._length
         end = start + (self.unread if most is None else min(most, self.unread))
         sequence = self._context.admit(self.text, keep)
-        last, every = end == len(self._prompt), self._watcher is not None
-        return Rows.plain(self._prompt[start:end], start, sequence, last=last, every=every)
+        wanted = int(end == len(self._prompt)) if self._watcher is None else end - start
+        return Rows.plain(self._prompt[start:end], start, sequence, wanted=wanted)
 
     def take_prompt(self, rows: Rows, logits: Tensor | None, needs: Needs) -> Pass | None:
         """Take note that a pass has read rows of the prompt; return the last token's Pass, by its logits [1, V]."""
@@ -168,31 +173,6 @@ class LlamaTargetCache(TargetCache):
         self.check_tokens(draft.queries.tokens)
         if len(draft.queries) and draft.queries.depths().max() > self.depth:
             raise ValueError(f"the drafter's queries are deeper than {self.depth}, which the model has room for.")
-        if (branches := fixed_branches_of(draft)) >= self._context.sequences:
-            raise ValueError(f"the draft has {branches} branches, and llama.cpp keeps {self._context.sequences} apart.")
-
-    def keep(self, rows: Sequence[int]) -> None:
-        branches, kept, context = self._branches, list(rows), self._context
-        if branches is None:
-            if kept:
-                raise ValueError(f"the rows {kept} are not a path below the committed text")
-            return
-        branches.check_path(kept)
-        end = self._length + len(kept)
-        source = branches.own[kept[-1]] if kept else branches.text
-        if source != branches.text:
-            context.remove(branches.text, self._length)
-            context.adopt(source, branches.text, self._length, end)
-        else:
-            context.remove(branches.text, end)
-        self.text.tokens += [self._drafted[row] for row in kept]
-        self._length = end
-        self._close()
-
-    def rollback(self) -> None:
-        if self._branches is not None:
-            self._context.cut(self.text, self._length)
-            self._close()
 
     def restart(self) -> None:
         self.rollback()
@@ -211,6 +191,7 @@ class LlamaTargetCache(TargetCache):
     def release(self) -> None:
         self._context.drop(self.detach())
 
+    @abstractmethod
     def plan(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Rows:
         """Return the rows of a pass that is to follow, for which the cache is prepared; `rollback` undoes both.
 
@@ -221,30 +202,25 @@ class LlamaTargetCache(TargetCache):
 
         Raises:
             ValueError: a parent does not come first.
-            UnsupportedError: the rows branch more than the cache has sequences.
+            UnsupportedError: the rows branch more than the cache can keep apart.
             OutOfMemoryError: the text had left the cache and does not fit.
             UsageError: the text was used elsewhere meanwhile.
         """
-        self._check_text()
-        context = self._context
-        branches = self._branches
-        if branches is None:
-            branches = Branches(context.admit(self.text, keep), self._length)
-        self.text.open_rows = True
-        context.begin_round()
-        self._branches = branches
-        grown = branches.grown(parents, lambda count: context.take(count, [self.text, *keep]))
-        self._branches = grown.branches
-        self._drafted += tokens.tolist()
-        context.share(grown.shares)
-        return Rows(tokens.astype(np.int32), grown.positions, grown.sequences, [True] * len(tokens))
+
+    @abstractmethod
+    def _mark(self) -> Any:
+        """Return what `_undo` needs to know of the rows appended so far."""
+
+    @abstractmethod
+    def _undo(self, before: Any) -> None:
+        """Remove what a failed pass has appended since `_mark`."""
 
     def run(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Tensor:
         """Append rows by as few passes as possible; return their logits [n, V]. The parameters are those of `plan`."""
-        before, parts = self._branches, list[Tensor]()
+        before, parts, most = self._mark(), list[Tensor](), PASS_ROWS - self.pending
         try:
-            for begin in range(0, len(tokens), PASS_ROWS):
-                end = begin + PASS_ROWS
+            for begin in range(0, len(tokens), most):
+                end = begin + most
                 logits = self._context.decode(self.plan(tokens[begin:end], parents[begin:end], keep), keep)
                 parts.append(logits if end >= len(tokens) else logits.clone())
         except BaseException:
@@ -263,25 +239,9 @@ class LlamaTargetCache(TargetCache):
             wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
             raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
 
-    def _undo(self, before: Branches | None) -> None:
-        """Remove the rows that were appended since the branches were these."""
-        now = self._branches
-        if before is None or now is None:
-            self.rollback()
-            return
-        fresh = now.taken[len(before.taken) :]
-        for row in range(len(now) - 1, len(before) - 1, -1):
-            if now.own[row] not in fresh:
-                self._context.remove(now.own[row], self._length + now.depths[row] - 1)
-        self._context.give_back(fresh)
-        self._branches = before
-        del self._drafted[len(before) :]
-
     def _close(self) -> None:
-        assert self._branches is not None
-        taken = self._branches.taken
-        self._branches, self._drafted, self.text.open_rows = None, [], False
-        self._context.give_back(taken)
+        """Take note that no rows are left that are neither kept nor dropped."""
+        self._drafted, self.text.open_rows = [], False
         self._context.end_round()
 
     def _check_text(self) -> None:

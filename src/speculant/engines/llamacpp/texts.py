@@ -17,6 +17,7 @@ class Text:
     Attributes:
         tokens: committed, prompt included.
         sequence: its id in the cache; None while it is not there.
+        behind: how many of the last tokens that sequence has not read; they are read with what follows.
         open_rows: whether it has rows in the cache that are neither kept nor dropped.
     """
 
@@ -25,6 +26,7 @@ class Text:
         self.owner = owner
         self.tokens: list[int] = []
         self.sequence: int | None = None
+        self.behind = 0
         self.open_rows = False
         self._finalizer: weakref.finalize[..., Text] | None = None
 
