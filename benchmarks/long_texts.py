@@ -59,12 +59,8 @@ class Interrupted(Guesses):
 def examine(name: str) -> dict[str, Any]:
     """Return how many texts were compared, what differed, and what the model refuses."""
     record: dict[str, Any] = {"comparisons": 0, "different": [], "refused": []}
-    try:
-        model = build(name, "sdpa", positions=POSITIONS)
-    except Exception:  # a class without sdpa
-        model = build(name, "eager", positions=POSITIONS)
     with quiet():
-        speculator = Speculator.from_transformers(model, method="none", nodes=12, fast=False)
+        speculator = _open(name)
         for part in (_alone, _ends, _batch, _padded_rows, _second_turn, _behind_an_interrupt):
             try:
                 for kind, found, expected in part(speculator):
@@ -77,6 +73,18 @@ def examine(name: str) -> dict[str, Any]:
                 record["refused"].append(str(error))
     record["verdict"] = "trees" if speculator.engine.capabilities.trees else "chains"
     return record
+
+
+def _open(name: str) -> Speculator:
+    """Return a speculator of a tiny model: with sdpa where the class has it and drafts are exact on it, else eager."""
+    for attention in ("sdpa", "eager"):
+        with contextlib.suppress(ValueError):  # a class without sdpa
+            model = build(name, attention, positions=POSITIONS)
+            speculator = Speculator.from_transformers(model, method="none", nodes=12, fast=False)
+            speculator.engine.probe()
+            if not speculator.engine.capabilities.refusal:
+                break
+    return speculator
 
 
 def _alone(speculator: Speculator) -> Iterator[Compared]:
