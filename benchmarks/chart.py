@@ -26,19 +26,21 @@ FILES = {
     "vicuna-7b-mtbench": "MT-Bench",
     "vicuna-7b-alpaca": "instructions",
 }
-REPLAYS = ("replay-mix", "replay-peers", "replay-chains")
+REPLAYS = ("replay-mix", "replay-peers", "replay-chains", "replay-united")
 BASE = "mix, chat 64 MB"  # the one that was measured on the recordings of both models
+UNITED = "mix+recorded:eagle"
 SERIES = {
     "mix": ("mix (Speculant, no training)", "#2463b0"),
     BASE: ("mix above a base of other models' chat", "#7fb0e8"),
     "peer:arctic": ("Arctic suffix decoding", "#8a8a8a"),
     "peer:draftretriever": ("ADED, its authors' code, empty at first", "#d9d9d9"),
     "official aded, chat": ("the same, beginning with that chat", "#b79fd6"),
+    UNITED: ("mix and EAGLE-3, as recorded, in one draft", "#3f9c6d"),
     "recorded:eagle": ("EAGLE-3 (trained head), recorded on vLLM", "#d98a2b"),
 }
 PANELS = (
-    ("tree", 64, ("mix", BASE, "peer:arctic", "peer:draftretriever", "official aded, chat")),
-    ("chain", 20, ("mix", BASE, "peer:arctic", "recorded:eagle")),
+    ("tree", 64, ("mix", BASE, "peer:arctic", "peer:draftretriever", "official aded, chat", UNITED)),
+    ("chain", 20, ("mix", BASE, "peer:arctic", "recorded:eagle", UNITED)),
 )
 Mats = Mapping[tuple[str, str, str, int], float]
 
@@ -76,7 +78,7 @@ def draw(axes: Axes, found: Mats, shape: str, nodes: int, series: tuple[str, ...
         axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
     axes.axhline(1.0, color="#444444", linewidth=0.8)
     axes.text(-0.62, 1.04, "plain", fontsize=7, ha="left", color="#444444")
-    axes.set_ylim(0, 5.2)
+    axes.set_ylim(0, 6.6)
     axes.set_xlim(-0.65, len(FILES) - 0.4)
     axes.set_xticks(range(len(FILES)), list(FILES.values()))
     axes.set_ylabel("tokens per target pass")

@@ -259,3 +259,25 @@ def test_the_bundled_tokenizer_and_base(tmp_path: Path, capsys: CaptureFixture) 
     path = write(tmp_path / "t.jsonl", {"prompt": "Once upon a time", "output": " there was a little girl."})
     assert main(["replay", path, "--tokenizer", "bundled", "--base", "bundled", "--jobs", "1"]) == 0
     assert "MAT: mean accepted tokens per target pass" in capsys.readouterr().out
+
+
+def test_a_head_united_with_methods(trace: str, capsys: CaptureFixture) -> None:
+    """Guards the rows of unions, beside the method's own and the head's."""
+    found = figures(capsys, trace, "--method", "mix,lookup", "--unite", "recorded:eagle", "--nodes", "8")
+    assert [row["method"] for row in found["rows"]] == ["mix", "mix+recorded:eagle", "lookup", "recorded:eagle"]
+    mix, both, _, _ = found["rows"]
+    assert both["mat"] > mix["mat"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--unite", "eagle"], "takes recorded:NAME"),
+        (["--unite", "recorded:medusa"], "They recorded that of eagle"),
+        (["--unite", "recorded:eagle", "--method", "lookup"], "takes mix or suffix"),
+    ],
+)
+def test_heads_that_cannot_be_united(argv: list[str], reason: str, trace: str, capsys: CaptureFixture) -> None:
+    """Guards the errors: what is not the name of a recorded head, and methods without probabilities."""
+    assert main(["replay", trace, *argv]) == 2
+    assert reason in capsys.readouterr().err

@@ -23,6 +23,7 @@ speculant replay log.jsonl --tokenizer your/model   # your own chat logs
 speculant replay log.jsonl --tokenizer your/model --html gain.html
 speculant replay traces/*.jsonl --method mix,aded,lookup --json out.json
 speculant replay log.jsonl --chain --tree --nodes 5,20  # as in vLLM; as trees
+speculant replay traces/*.jsonl --unite recorded:eagle  # a head and a memory in one tree
 """
 
 NODES = "64"
@@ -89,6 +90,15 @@ def replay(
         bool,
         typer.Option("--tree", help="drafts are trees; the default. With --chain, both", rich_help_panel="Drafting"),
     ] = False,
+    unite: Annotated[
+        str | None,
+        typer.Option(
+            "--unite",
+            metavar="recorded:NAME",
+            help="also replay the methods united with a head whose acceptance the files recorded; for mix and suffix",
+            rich_help_panel="Drafting",
+        ),
+    ] = None,
     keep_memory: Annotated[
         bool,
         typer.Option(
@@ -181,6 +191,7 @@ def replay(
             settings=tuple(settings or ()),
             nodes=nodes,
             shapes=(*(["tree"] if tree or not chain else []), *(["chain"] if chain else [])),
+            unite=unite or "",
             keep_memory=keep_memory,
             memory_limit=memory_limit,
             corpora=corpus or [],

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from speculant.bench.replay.traces import Recording
 
 
 class Order(str, Enum):
@@ -24,6 +28,7 @@ class Replay:
     settings: Sequence[str]
     nodes: tuple[int, ...]
     shapes: tuple[str, ...]
+    unite: str
     keep_memory: bool
     memory_limit: int
     corpora: Sequence[str]
@@ -36,3 +41,11 @@ class Replay:
     json: str | None
     html: str | None
     jobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A file's recordings, in the order of replay, under the name that the results give it."""
+
+    name: str
+    recordings: Sequence[Recording]

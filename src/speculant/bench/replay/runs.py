@@ -11,7 +11,9 @@ from typing import Any
 from speculant.api.bases import open_bases
 from speculant.bench.replay.corpora import Corpus
 from speculant.bench.replay.player import ReplayResult, replay
+from speculant.bench.replay.recorded import RECORDED
 from speculant.bench.replay.traces import Recording
+from speculant.bench.replay.united import UnitedDrafter
 from speculant.bench.systems.peers import PREFIX, find_peer
 from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import UnsupportedError
@@ -35,6 +37,7 @@ class Run:
         corpus: the memory to start with; None for an empty one.
         settings: of the drafter; None for its defaults.
         bases: frozen bases, for a method that takes any.
+        unite: a head of whose acceptance the recordings tell, to unite the method with; "" for none.
     """
 
     file: str
@@ -48,6 +51,12 @@ class Run:
     settings: Any = None
     chain: bool = False
     bases: tuple[Path, ...] = ()
+    unite: str = ""
+
+    @property
+    def label(self) -> str:
+        """What drafts, as results name it."""
+        return f"{self.method}+{RECORDED}{self.unite}" if self.unite else self.method
 
     @property
     def tokens(self) -> int:
@@ -82,8 +91,13 @@ class Run:
 
     def replay(self, advance: Callable[[int], object] = lambda _tokens: None) -> ReplayResult:
         """Replay the recordings; `advance` is called with the number of output tokens after each request."""
-        renew = None if self.keep_memory else self.build
-        return replay(self.build(), self.recordings, nodes=self.nodes, chain=self.chain, renew=renew, advance=advance)
+        requests = iter(self.recordings)
+
+        def build() -> Drafter:
+            return UnitedDrafter(self.build(), requests, self.unite) if self.unite else self.build()
+
+        renew = None if self.keep_memory else build
+        return replay(build(), self.recordings, nodes=self.nodes, chain=self.chain, renew=renew, advance=advance)
 
 
 def check_method(name: str) -> None:

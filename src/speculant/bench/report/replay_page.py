@@ -7,13 +7,13 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
+from speculant.bench.replay.recorded import RECORDED
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import Piece
 from speculant.bench.report.render import Chart, render, series_colors, table
 from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table, told_apart
 
 MAX_DEPTH = 24
-RECORDED = "recorded:"  # acceptance that other drafters had when the trace was made
 
 EXPLANATION = """MAT: mean accepted tokens per target pass, the target's own included; plain decoding has 1. Times are
 microseconds. learn: updating the memory. ECE: expected calibration error of the drafter's probabilities."""

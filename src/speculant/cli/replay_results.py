@@ -1,0 +1,138 @@
+"""What came of a replay: rows of figures, how they were made, the table, the JSON and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.cli.replay_settings import Order, Replay, Trace
+from speculant.cli.settings import settings_json, settings_sentences
+from speculant.cli.terminal import say, waiting
+
+if TYPE_CHECKING:
+    from speculant.bench.replay.player import ReplayResult
+    from speculant.bench.replay.runs import Run
+    from speculant.sizing.step_cost import StepCost
+
+
+class Results:
+    """The results of the runs, with the acceptance that the traces recorded of other drafters."""
+
+    def __init__(
+        self, traces: Sequence[Trace], runs: Sequence[Run], results: Sequence[ReplayResult], cost: StepCost | None
+    ) -> None:
+        from speculant.bench.replay.metrics import run_metrics
+        from speculant.bench.replay.recorded import recorded_lengths, recorded_names, replay_recorded
+
+        self.traces = traces
+        self.rows: list[dict[str, Any]] = []
+        self.results: list[tuple[Run, ReplayResult] | None] = []  # of each row; None for what was recorded
+        lengths = recorded_lengths([run.nodes for run in runs if run.chain])
+        for trace in traces:
+            for run, each in zip(runs, results, strict=True):
+                if run.file == trace.name:
+                    self.rows.append(run_metrics(run.file, run.label, run.nodes, each, cost, chain=run.chain))
+                    self.results.append((run, each))
+            for name in recorded_names(trace.recordings):
+                for length in lengths:
+                    recorded = replay_recorded(name, trace.recordings, drafts=length)
+                    self.rows.append(run_metrics(trace.name, f"recorded:{name}", length, recorded, chain=True))
+                    self.results.append(None)
+
+    @property
+    def notes(self) -> list[str]:
+        """What must be known to compare recorded acceptance with the rest, a sentence each."""
+        recorded = list(
+            dict.fromkeys(row["method"] for row, each in zip(self.rows, self.results, strict=True) if each is None)
+        )
+        if not recorded:
+            return []
+        found = [f"{' and '.join(recorded)}: chains that were recorded with the traces, elsewhere."]
+        if not any(
+            row["shape"] == "chain" for row, each in zip(self.rows, self.results, strict=True) if each is not None
+        ):
+            found.append("The other drafts are trees; --chain --nodes 20 compares chains with chains.")
+        return found
+
+    def page(self, notes: Sequence[str], tokenizer: Any) -> str:
+        """Return the page, with an excerpt of each file's last request."""
+        from speculant.bench.report.excerpts import last_excerpt
+        from speculant.bench.report.replay_page import replay_page
+        from speculant.bench.report.replay_table import told_apart
+
+        excerpts = {
+            (row["file"], row["method"]): last_excerpt(played[1], played[0].recordings, tokenizer)
+            for row, played in zip(told_apart(self.rows), self.results, strict=True)
+            if played is not None
+        }
+        return replay_page(self.rows, excerpts, notes, token_ids=tokenizer is None)
+
+
+def conditions(asked: Replay, chosen: Mapping[str, Any], jobs: int, left_out: int) -> dict[str, Any]:
+    """Return how the replay was run.
+
+    Args:
+        asked: the options.
+        chosen: the settings of drafters, by method.
+        jobs: processes.
+        left_out: rows that could not be used.
+    """
+    return {
+        "method_settings": settings_json(chosen),
+        "shapes": list(asked.shapes),
+        "unite": asked.unite or None,
+        "nodes": list(asked.nodes),
+        "keep_memory": asked.keep_memory,
+        "memory_limit_mb": asked.memory_limit,
+        "bases": [Path(path).name for path in asked.bases],
+        "corpora": [Path(path).name for path in asked.corpora],
+        "order": asked.order.value,
+        "seed": asked.seed if asked.order is Order.SHUFFLED else None,
+        "limit": asked.limit,
+        "jobs": jobs,
+        "left_out": left_out,
+    }
+
+
+def sentences(settings: dict[str, Any]) -> list[str]:
+    """Return the same for people."""
+    kept = "kept over the requests of a file" if settings["keep_memory"] else "empty for every request"
+    order = "in the file's order" if settings["seed"] is None else f"shuffled by seed {settings['seed']}"
+    *most, last = map(str, settings["nodes"])
+    sizes = f"{', '.join(most)} or {last}" if most else last
+    drafts = f"{' and '.join(f'{shape}s' for shape in settings['shapes'])} of up to {sizes} tokens"
+    found = [f"Drafts are {drafts}, memory {kept}, requests {order}."]
+    if settings["limit"] is not None:
+        found.append(f"Only the first {settings['limit']} requests of each file.")
+    found += settings_sentences(settings["method_settings"])
+    if settings["corpora"]:
+        found.append(f"Methods that can began with {' and '.join(settings['corpora'])}.")
+    if settings["bases"]:
+        found.append(f"Frozen base of the methods that take any: {' and '.join(settings['bases'])}.")
+    if settings["jobs"] > 1:
+        found.append(f"Times were taken in {settings['jobs']} processes side by side.")
+    if settings["left_out"]:
+        found.append(f"Rows left out, since they could not be used: {settings['left_out']}.")
+    return found
+
+
+def show(asked: Replay, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
+    """Print the table and write what was asked for."""
+    from speculant.bench.report.replay_table import LEGEND, NAME_COLUMNS, replay_table
+    from speculant.cli.env import environment
+    from speculant.cli.files import write_json, write_text
+    from speculant.cli.terminal import print_table
+
+    notes = [*sentences(settings), *results.notes]
+    if asked.json == "-":
+        say("\n".join(notes))
+    else:
+        print_table(replay_table(results.rows, categories=asked.by_category), names=NAME_COLUMNS)
+        print("\n".join([LEGEND, *notes]), flush=True)
+    if asked.json is not None:
+        write_json(asked.json, {"rows": results.rows, "settings": settings, "environment": environment()})
+    if asked.html is not None:
+        with waiting("drawing the charts"):
+            page = results.page(notes, tokenizer)
+        write_text(asked.html, page)
