@@ -49,8 +49,13 @@ class Window(Record):
         return cls(rows), [seen.index_select(0, each) for each in places]
 
     def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
-        kept = torch.cat([state[0], self._inputs[list(path)].T.to(state.dtype)], dim=1)
-        return kept[None, :, -state.shape[-1] :].clone()
+        folded, kernel = torch.empty_like(state), state.shape[-1]
+        last = path[-kernel:]
+        stay = kernel - len(last)
+        folded[..., :stay] = state[..., len(last) :]
+        for place, row in enumerate(last, start=stay):
+            folded[0, :, place] = self._inputs[row]
+        return folded
 
 
 def convolve(windows: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
