@@ -295,7 +295,7 @@ def test_a_prompt_or_a_file_of_them(capsys: CaptureFixture) -> None:
     """One is needed, and both make no sense."""
     for argv in (["generate"], ["generate", "Tom", "--prompts", "p.json"]):
         assert main(argv) == 2
-        assert "one of the two, not both" in capsys.readouterr().err
+        assert "standard input), or a file of them by --prompts; not both" in capsys.readouterr().err
 
 
 def test_verbose_explains(capsys: CaptureFixture) -> None:

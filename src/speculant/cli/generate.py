@@ -145,7 +145,7 @@ def generate(
     from speculant.cli.terminal import say
 
     if (prompt is None) == (prompts is None):
-        raise UsageError("name a PROMPT, or a file of them by --prompts; one of the two, not both.")
+        raise UsageError("name a PROMPT (- reads standard input), or a file of them by --prompts; not both.")
     if batch > 1 and (prompts is None or compare or color):
         raise UsageError("--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares.")
     if compare and (json_schema is not None or regex is not None):
