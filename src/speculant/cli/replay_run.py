@@ -52,7 +52,10 @@ def run(asked: Replay) -> int:
     for method in methods:
         if not method.startswith(PEER):
             find_method(method)
+    head = united_head(asked)
     cost = None if asked.step_cost is None else step_cost(asked)
+    if asked.tokenizer is None:
+        check_rows(asked)
     tokenizer = named_tokenizer(asked.tokenizer)
     with waiting("loading the drafters"):
         from speculant.bench.replay.corpora import assign, assign_bases, read_corpus
@@ -60,7 +63,6 @@ def run(asked: Replay) -> int:
         from speculant.cli.env import usable_cores
     for method in methods:
         check_method(method)
-    head = united_head(asked)
     chosen = build_settings_by_method(methods, asked.settings)
     corpora = assign(methods, [read_corpus(Path(path), tokenizer) for path in asked.corpora])
     if asked.corpora and (empty := [name for name in methods if name not in corpora]):
@@ -97,7 +99,7 @@ def united_head(asked: Replay) -> str:
     Raises:
         UsageError: it is not of the form recorded:NAME, or no method can be united with a head.
     """
-    from speculant.bench.replay.recorded import RECORDED
+    from speculant.bench.replay.traces import RECORDED
 
     if not asked.unite:
         return ""
@@ -127,6 +129,19 @@ def check_recorded(head: str, traces: Sequence[Trace]) -> None:
     if head not in known:
         there = f"They recorded that of {', '.join(known)}." if known else "They recorded that of no drafter."
         raise UsageError(f"no file recorded the acceptance of '{head}'. {there}")
+
+
+def check_rows(asked: Replay) -> None:
+    """Check before drafters are loaded that the first rows are token ids, where no tokenizer is named.
+
+    Raises:
+        FileError: a file cannot be read.
+        UsageError: they are text.
+    """
+    from speculant.bench.replay.traces import read_recordings
+
+    for path in asked.traces:
+        next(read_recordings(Path(path), reject=lambda _: None), None)
 
 
 def named_tokenizer(source: str | None) -> Any:

@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import SHAPE, tiny_model
 from speculant.api.speculator import Speculator
+from speculant.bench.architectures.catalogue import build, names
 from speculant.bench.report.scaling_section import scaling_section
 from speculant.bench.report.scaling_table import scaling_findings, scaling_table
 from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_scaling
@@ -174,3 +175,13 @@ def test_texts_repeat(scaling: dict[str, Any]) -> None:
     """Otherwise drafts would be smaller than requested and cost less."""
     drafted = np.array([each["drafted"] / each["nodes"] for each in scaling["rounds"] if each["nodes"]])
     assert drafted.min() > 0.8
+
+
+def test_a_model_with_states() -> None:
+    """Guards that the bytes of states count, which do not grow with the text as rows do."""
+    if "qwen3_5_text" not in names():
+        pytest.skip("this release of transformers has no such class")
+    model = build("qwen3_5_text", "eager", positions=POSITIONS)
+    found = measure_scaling(lambda: Speculator.from_transformers(model, fast=False), repeats=1)
+    first, *_, last = (each["cache_bytes"] for each in found["prefixes"])
+    assert 0 < first < last

@@ -10,6 +10,7 @@ import torch
 
 from models import tiny_model
 from speculant.api.speculator import Speculator
+from speculant.bench.architectures.catalogue import build
 from speculant.bench.suite.tasks import Request, Sampling
 from speculant.bench.systems.hf import HuggingFace, check_hf
 from speculant.bench.systems.system import SpeculantSystem
@@ -80,3 +81,11 @@ def test_names() -> None:
         check_hf("hf:beam", draft_model=False)
     with pytest.raises(UnsupportedError, match="--draft-model"):
         check_hf("hf:assisted", draft_model=False)
+
+
+def test_models_with_states_are_refused_before_they_run() -> None:
+    """Guards the reason in place of transformers' error in the middle of a run."""
+    model = build("mamba", "eager")
+    with pytest.raises(UnsupportedError, match="verifies no drafts on models with recurrent states"):
+        HuggingFace("hf:prompt-lookup", model)
+    assert HuggingFace("hf:generate", model).run(Request(PROMPT, 4), GREEDY).ids

@@ -15,7 +15,6 @@ import numpy as np
 from speculant.bench.replay.player import ReplayResult
 from speculant.bench.replay.traces import Recording
 
-RECORDED = "recorded:"  # before the name of a drafter whose acceptance was recorded
 DRAFTS = 20
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from speculant.api.bases import open_bases
 from speculant.bench.replay.corpora import Corpus
 from speculant.bench.replay.player import ReplayResult, replay
-from speculant.bench.replay.recorded import RECORDED
-from speculant.bench.replay.traces import Recording
+from speculant.bench.replay.traces import RECORDED, Recording
 from speculant.bench.replay.united import UnitedDrafter
 from speculant.bench.systems.peers import PREFIX, find_peer
 from speculant.core.drafter import Drafter, Persistent

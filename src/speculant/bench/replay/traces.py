@@ -27,6 +27,7 @@ from speculant.core.tree import Int32
 FORMS = 'a row is {"prompt_ids", "output_ids"}, {"messages": [...]} or {"prompt", "output"}'
 NO_CATEGORY = "uncategorised"
 LARGEST_ID = 2**31 - 2
+RECORDED = "recorded:"  # before the name of a drafter whose acceptance was recorded
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from speculant.bench.replay.recorded import RECORDED
+from speculant.bench.replay.traces import RECORDED
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import Piece
 from speculant.bench.report.render import Chart, render, series_colors, table

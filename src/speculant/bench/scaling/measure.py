@@ -26,6 +26,7 @@ from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
+from speculant.engines.hf.cache import held_bytes
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.opening import AnySequence
 
@@ -273,9 +274,7 @@ def clock_of(device: torch.device) -> tuple[str, Clock]:
 
 def _cache_bytes(target: AnySequence) -> int:
     """Return the size of the cache's buffers, including rows that are not in use yet."""
-    layers = [] if target.cache is None else target.cache.layers
-    held = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
-    return sum(tensor.untyped_storage().nbytes() for tensor in held)
+    return 0 if target.cache is None else held_bytes(target.cache)
 
 
 def _text(length: int, vocabulary: int) -> Int32:

@@ -40,9 +40,14 @@ class HuggingFace:
             draft_model: of hf:assisted.
 
         Raises:
-            UsageError, UnsupportedError: see `check_hf`.
+            UsageError, UnsupportedError: see `check_hf`; or transformers refuses the model.
         """
         check_hf(name, draft_model=draft_model is not None)
+        if name != "hf:generate" and getattr(model, "_is_stateful", False):
+            raise UnsupportedError(
+                f"{name} cannot run {type(model).__name__}: transformers verifies no drafts on models with recurrent "
+                "states. Leave it out, or name hf:generate."
+            )
         self.name = name
         self._model = model
         self._options = dict(OPTIONS[name])
