@@ -1,0 +1,79 @@
+"""Heads that come with a model: MTP tensors in its own checkpoint, which transformers leaves out when it loads that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from speculant.core.errors import SpeculantError, UnsupportedError
+from speculant.core.hub import is_path
+from speculant.drafters.heads.checkpoints.checkpoint import first_line
+from speculant.drafters.heads.checkpoints.mtp import load_native
+from speculant.drafters.heads.checkpoints.mtp_layouts import is_mtp
+from speculant.drafters.heads.checkpoints.native import read_native, tensor_files
+from speculant.drafters.heads.drafter import LoadedHead
+from speculant.engines.hf.target_parts import HFTargetParts
+
+METHOD = "mix-head"  # what drafts with a head that was found
+ALONE = "mtp"
+
+
+def find_native_head(model: Any, *, fast: bool = True) -> tuple[LoadedHead | None, tuple[str, ...]]:
+    """Return the MTP head of a model's own checkpoint, and notes on one that cannot be used; see `open_native_head`."""
+    try:
+        return open_native_head(model, fast=fast), ()
+    except SpeculantError as error:
+        return None, (f"The model's own MTP layers are left out, and 'mix' drafts: {first_line(error)}",)
+
+
+def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
+    """Return the MTP head of a model's own checkpoint; None if it has none.
+
+    Args:
+        model: the target, loaded from a folder or from the hub's cache.
+        fast: whether the head may run compiled code, where it is available.
+
+    Raises:
+        ModelNotFoundError: a file of the checkpoint is missing or damaged.
+        UnsupportedError: the layout of its tensors is unknown, or they are quantised.
+    """
+    folder = _folder(model)
+    layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if folder is None or not layers:
+        return None
+    files = tensor_files(folder)
+    names = [name for name in files if is_mtp(name, layers)]
+    if not names:
+        return None
+    chosen = set(names)
+    target = HFTargetParts(model, fast=fast)
+    checkpoint = read_native(folder, files, chosen.__contains__, model.dtype)
+    try:
+        head = load_native(checkpoint, target)
+    except SpeculantError:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of values nobody foresaw
+        raise UnsupportedError(f"they cannot be built: {first_line(error)}") from error
+    module: nn.Module = head
+    module.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
+    note = f"The model's own MTP layers draft, read from its checkpoint: {len(head)}. The method 'mix' leaves them out."
+    return LoadedHead(head, target, ALONE, METHOD, notes=(note,))
+
+
+def _folder(model: Any) -> Path | None:
+    """Return the folder of a model's checkpoint; None if it was made in memory, or is not in the hub's cache."""
+    source = str(getattr(model, "name_or_path", "") or "")
+    if Path(source).is_dir() and source:
+        return Path(source)
+    if not source or is_path(source) or Path(source).exists():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    commit = getattr(model.config, "_commit_hash", None)
+    for name in ("model.safetensors.index.json", "model.safetensors"):
+        found = try_to_load_from_cache(source, name, revision=commit)
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
