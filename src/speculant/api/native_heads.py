@@ -11,7 +11,7 @@ from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.core.hub import is_path
 from speculant.drafters.heads.checkpoints.checkpoint import first_line
 from speculant.drafters.heads.checkpoints.mtp import load_native
-from speculant.drafters.heads.checkpoints.mtp_layouts import is_mtp
+from speculant.drafters.heads.checkpoints.mtp_layouts import find_layout, is_mtp, plain_name
 from speculant.drafters.heads.checkpoints.native import read_native, tensor_files
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.engines.hf.target_parts import HFTargetParts
@@ -40,14 +40,15 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
         UnsupportedError: the layout of its tensors is unknown, or they are quantised.
     """
     folder = _folder(model)
-    layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    config: Any = model.config.get_text_config(decoder=True) if folder else None
+    layers = getattr(config, "num_hidden_layers", None)
     if folder is None or not layers:
         return None
     files = tensor_files(folder)
-    names = [name for name in files if is_mtp(name, layers)]
-    if not names:
+    chosen = {name for name in files if is_mtp(name, layers)}
+    if not chosen:
         return None
-    chosen = set(names)
+    find_layout(config.model_type, map(plain_name, chosen), layers)  # before weights are read
     target = HFTargetParts(model, fast=fast)
     checkpoint = read_native(folder, files, chosen.__contains__, model.dtype)
     try:

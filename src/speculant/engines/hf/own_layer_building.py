@@ -84,7 +84,7 @@ def _own_config(model: Any, kind: str) -> Any:
         if isinstance(held := getattr(config, name, None), list | tuple):
             setattr(config, name, [value] * len(held))
     if config._attn_implementation not in _MASKED:
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
     return config
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
 from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, check_vocabulary
-from speculant.drafters.heads.checkpoints.mtp_layouts import REFUSED, Layout, find_layout
+from speculant.drafters.heads.checkpoints.mtp_layouts import Layout, find_layout
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.drafters.heads.mtp_module import MtpModule
@@ -77,13 +77,7 @@ def load_native(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
     Raises:
         UnsupportedError: their layout is unknown, or a tensor is missing, left over or has another shape.
     """
-    kind = str(getattr(target.config, "model_type", ""))
-    if kind in REFUSED:
-        raise UnsupportedError(f"{REFUSED[kind]}.")
-    layout = find_layout(kind, checkpoint.tensors, target.layers)
-    if layout is None:
-        some = ", ".join(sorted(checkpoint.tensors)[:3])
-        raise UnsupportedError(f"their layout is unknown for models of type {kind}: {some}, ...")
+    layout = find_layout(str(getattr(target.config, "model_type", "")), checkpoint.tensors, target.layers)
     tensors = {name: each for name, each in checkpoint.tensors.items() if not name.endswith(_COMPUTED)}
     modules, used = list[MtpModule](), set[str]()
     for n in range(len(tensors)):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.target_layer import FULL, SLIDING
 
 _PREFIX = re.compile(r"^(model\.|language_model\.|backbone\.)*")
@@ -126,8 +127,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "deepseek_v4": "its modules carry four streams of states, which the target does not hand out",
         "qwen4_exp_text": "its modules carry several streams of states, which the target does not hand out",
         "hy_v4": "its modules carry several streams of states, which the target does not hand out",
+        "longcat_flash": "its decoder layers, which have two attentions each, cannot be tapped for their states",
         "inkling": "its modules have convolutions, whose states cannot be rolled back",
-        "longcat_flash": "its modules are half a layer, which no class of transformers is",
     }
 )
 
@@ -144,17 +145,23 @@ def is_mtp(name: str, layers: int) -> bool:
     return bool(_ANY.search(plain)) or (found is not None and int(found[1]) >= layers)
 
 
-def find_layout(model_type: str, names: Iterable[str], layers: int) -> Layout | None:
+def find_layout(model_type: str, names: Iterable[str], layers: int) -> Layout:
     """Return the layout of the MTP tensors of a model.
 
     Args:
         model_type: of its text config.
         names: plain ones.
         layers: of the target.
+
+    Raises:
+        UnsupportedError: it is unknown, or such modules cannot be run; the message says why.
     """
+    if model_type in REFUSED:
+        raise UnsupportedError(f"heads of {model_type} cannot be run, since {REFUSED[model_type]}.")
     held = set(names)
     for each in LAYOUTS:
         needed = [f"{name}.weight" for name in (each.enorm, each.hnorm, each.projection, each.norm) if name]
         if model_type in each.models and all(name.format(n=0, L=layers) in held for name in needed):
             return each
-    return None
+    some = ", ".join(sorted(held)[:3])
+    raise UnsupportedError(f"their layout is unknown for models of type {model_type}: {some}, ...")
