@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from models import VOCABULARY
 from speculant.engines.hf import tiny
 
 FULL = "full_attention"
@@ -126,9 +125,11 @@ class Module:
 
     def __init__(self, family: Family, model: Any) -> None:
         self.family, self.model = family, model
-        config, size = model.config, model.config.hidden_size
-        self.norms = {place: copy.deepcopy(model.model.norm if hasattr(model.model, "norm") else model.model.norm_f)
-                      for place in (0, 1, 3)}
+        size = model.config.hidden_size
+        self.norms = {
+            place: copy.deepcopy(model.model.norm if hasattr(model.model, "norm") else model.model.norm_f)
+            for place in (0, 1, 3)
+        }
         self.projection = nn.Linear(2 * size, size, bias=False)
         self.layers = [layer_like(model, kind, index) for _, kind, index in family.layers]
         for module in (*self.norms.values(), self.projection, *self.layers):

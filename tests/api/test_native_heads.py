@@ -37,7 +37,9 @@ def opened(folder: Path, **options: Any) -> Speculator:
     return speculator
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm_moe_dsa", "mimo of three", "nemotron_h"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm_moe_dsa", "mimo of three", "nemotron_h"]
+)
 def test_text_is_the_targets(tmp_path: Path, name: str) -> None:
     """Guards losslessness and the default: the layers are found, said, united with `mix`, and change no token."""
     written(tmp_path, name, shards=name == "qwen3_5")
@@ -54,7 +56,9 @@ def test_the_head_drafts_alone(tmp_path: Path, tree: str) -> None:
     written(tmp_path, "mimo of three")
     speculator = opened(tmp_path, method="mtp", settings={"tree": tree})
     prompts = [PROMPT, [20, 3, 20], [42], [8, 8, 30, 31]]
-    for result, prompt in zip(speculator.generate_batch(prompts, size=4, max_new_tokens=12, temperature=0), prompts, strict=True):
+    for result, prompt in zip(
+        speculator.generate_batch(prompts, size=4, max_new_tokens=12, temperature=0), prompts, strict=True
+    ):
         assert result.ids == plain_text(speculator.model, torch.tensor([prompt]), 12)
     first = speculator.generate(PROMPT, max_new_tokens=8, temperature=0)
     longer = PROMPT + list(first.ids) + [3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,16 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
         ModelNotFoundError: a file of the checkpoint is missing or damaged.
         UnsupportedError: the layout of its tensors is unknown, or they are quantised.
     """
-    folder = _folder(model)
-    config: Any = model.config.get_text_config(decoder=True) if folder else None
-    layers = getattr(config, "num_hidden_layers", None)
-    if folder is None or not layers:
+    folder = _folder(str(getattr(model, "name_or_path", "") or ""), getattr(model.config, "_commit_hash", None))
+    if folder is None:
         return None
-    files = tensor_files(folder)
-    chosen = {name for name in files if is_mtp(name, layers)}
+    config, files = model.config.get_text_config(decoder=True), tensor_files(folder)
+    chosen = _own_names(files, config)
     if not chosen:
         return None
-    find_layout(config.model_type, map(plain_name, chosen), layers)  # before weights are read
+    find_layout(config.model_type, map(plain_name, chosen), config.num_hidden_layers)  # before weights are read
     target = HFTargetParts(model, fast=fast)
-    checkpoint = read_native(folder, files, chosen.__contains__, model.dtype)
+    checkpoint = read_native(folder, files, chosen, model.dtype)
     try:
         head = load_native(checkpoint, target)
     except SpeculantError:
@@ -63,16 +62,34 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
     return LoadedHead(head, target, ALONE, METHOD, notes=(note,))
 
 
-def _folder(model: Any) -> Path | None:
+def ships_head(source: str, config: Any) -> bool:
+    """Return whether the checkpoint of a model has MTP tensors, which is told by names alone.
+
+    Args:
+        source: its folder or hub id.
+        config: of its text model.
+
+    Raises:
+        ModelNotFoundError: its index or a header is damaged.
+    """
+    folder = _folder(source, getattr(config, "_commit_hash", None))
+    return folder is not None and bool(_own_names(tensor_files(folder), config))
+
+
+def _own_names(names: Iterable[str], config: Any) -> set[str]:
+    """Return those of the names of tensors that belong to MTP modules."""
+    layers = getattr(config, "num_hidden_layers", None)
+    return {name for name in names if is_mtp(name, layers)} if layers else set()
+
+
+def _folder(source: str, commit: str | None) -> Path | None:
     """Return the folder of a model's checkpoint; None if it was made in memory, or is not in the hub's cache."""
-    source = str(getattr(model, "name_or_path", "") or "")
     if Path(source).is_dir() and source:
         return Path(source)
     if not source or is_path(source) or Path(source).exists():
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    commit = getattr(model.config, "_commit_hash", None)
     for name in ("model.safetensors.index.json", "model.safetensors"):
         found = try_to_load_from_cache(source, name, revision=commit)
         if isinstance(found, str):

@@ -19,7 +19,6 @@ from speculant.drafters.heads.mtp import MtpHead, MtpState
 from speculant.engines.hf.target_parts import HFTargetParts
 
 
-
 def compare(found: Tensor, wanted: Tensor) -> None:
     """Assert that logits differ by rounding alone."""
     assert (found - wanted).abs().max() < 1e-5

@@ -1,7 +1,8 @@
 """MTP: the layers that models are trained with beside their own, to predict the token after the next.
 
 DeepSeek-AI: "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437, section 2.2; the same modules in Qwen3-Next and
-3.5, GLM-4.5, MiMo, Ernie 4.5, Nemotron 3 and others, which differ in names, orders and norms (`checkpoints.mtp_layouts`).
+3.5, GLM-4.5, MiMo, Ernie 4.5, Nemotron 3 and others, which differ in names, orders and norms
+(`checkpoints.mtp_layouts`).
 
 A module reads the embedding of token i + 1 and the state of token i, each normalised; its projection and a decoder
 layer of the target's class give the state that the next module reads, after the module's own norm. The first one reads
@@ -64,9 +65,7 @@ class MtpState(HeadState):
     def __init__(self, head: MtpHead, target: TargetParts, first: int) -> None:
         """Begin a text whose tokens before the position `first` have no rows."""
         self._target, last = target, len(head) - 1
-        self._modules = [
-            ModuleRows(head.module(k), target, first + k, whole=k < last) for k in range(len(head))
-        ]
+        self._modules = [ModuleRows(head.module(k), target, first + k, whole=k < last) for k in range(len(head))]
         self._depths: list[int] = []  # of the draft's nodes, 1 for those below the root
 
     @property

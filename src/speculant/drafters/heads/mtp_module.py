@@ -1,7 +1,8 @@
 """One MTP module, and its rows on one text.
 
 It reads the embedding of a token and the state of the token before, each normalised; a projection and decoder layers of
-the target's class follow, then a norm. What it returns is projected to logits, and is the state that the next row reads.
+the target's class follow, then a norm. What it returns is projected to logits, and is the state that the next row
+reads.
 """
 
 from __future__ import annotations

@@ -119,9 +119,7 @@ def _renamed(name: str, layout: Layout) -> str:
     return name
 
 
-def _module(
-    layout: Layout, target: TargetParts, layers: Sequence[TargetLayer], own: dict[str, Tensor]
-) -> MtpModule:
+def _module(layout: Layout, target: TargetParts, layers: Sequence[TargetLayer], own: dict[str, Tensor]) -> MtpModule:
     """Return a module with its weights; what is a mere copy of the target's is left to the target."""
     like = target.projection()
     if (held := own.get("embed_tokens.weight")) is not None:

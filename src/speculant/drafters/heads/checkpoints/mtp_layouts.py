@@ -1,7 +1,8 @@
 """How models name their MTP modules in their own checkpoints.
 
 Names are templates without the prefixes that models of several media have: {n} is the number of a module, {L} the
-target's layers plus it. Sources: the classes of vLLM and SGLang named `*_mtp` and `*_nextn`, and the checkpoints' indexes.
+target's layers plus it. Sources: the classes of vLLM and SGLang named `*_mtp` and `*_nextn`, and transformers' own of
+names that it leaves out.
 """
 
 from __future__ import annotations

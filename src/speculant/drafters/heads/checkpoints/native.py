@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -39,13 +39,13 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         raise ModelNotFoundError(f"the tensors in {folder} cannot be listed: {first_line(error)}") from error
 
 
-def read_native(folder: Path, files: Mapping[str, Path], wanted: Callable[[str], bool], dtype: torch.dtype) -> Checkpoint:
+def read_native(folder: Path, files: Mapping[str, Path], names: Collection[str], dtype: torch.dtype) -> Checkpoint:
     """Read some tensors of a checkpoint, by plain names and in floating point.
 
     Args:
         folder: of the checkpoint.
         files: what `tensor_files` returned.
-        wanted: whether a tensor is read, by its name in the file.
+        names: of the tensors that are read.
         dtype: of those that were FP8.
 
     Raises:
@@ -53,10 +53,10 @@ def read_native(folder: Path, files: Mapping[str, Path], wanted: Callable[[str],
         UnsupportedError: they are quantised in another way than in FP8 blocks.
     """
     found = dict[str, Tensor]()
-    for file in sorted({file for name, file in files.items() if wanted(name)}):
+    for file in sorted({files[name] for name in names}):
         try:
             with safe_open(file, framework="pt") as opened:
-                found |= {plain_name(name): opened.get_tensor(name) for name in opened.keys() if wanted(name)}
+                found |= {plain_name(name): opened.get_tensor(name) for name in names if files[name] == file}
         except (OSError, SafetensorError) as error:
             raise ModelNotFoundError(f"{file} cannot be read: {first_line(error)}") from error
     config = read_config(folder)
