@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, cache_utils, modeling_layers
 
+from eagles import compare_histories
 from mtps import FAMILIES, Family, all_tensors, behind, family_model, formula, modules_of, write_checkpoint
 from speculant.api.native_heads import open_native_head
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
@@ -90,6 +91,15 @@ def test_logits_are_those_of_transformers(tmp_path: Path, kind: str, modules: in
         for row, token in enumerate(tokens[0, :-1].tolist()):
             found.append(state.grow([token], [row - 1]))
     compare(torch.cat(found), wanted[0])
+
+
+@pytest.mark.parametrize("modules", [1, 3])
+@pytest.mark.parametrize("seed", range(2))
+def test_cached_rows_equal_rows_read_at_once(modules: int, seed: int) -> None:
+    """Guards the rows of each module after drafts, rollbacks and second turns: no row of a draft is left."""
+    family = FAMILIES["mimo" if modules == 1 else "mimo of three"]
+    _, head, target = native(family, family_model(family))
+    compare_histories(head, target, 1, seed)
 
 
 class NormedParts(HFTargetParts):

@@ -1,8 +1,9 @@
-"""How an MTP module is trained to draft several tokens by itself: DeepSeek-V3's objective (arXiv 2412.19437, section 2.2)
-at the first depth, and the module's own states at further ones, as FastMTP (arXiv 2509.18362) shares one module.
+"""How an MTP module is trained to draft several tokens by itself.
 
-Beside the divergence from the target's distribution there is EAGLE's loss (arXiv 2401.15077, section 4.2): the smooth L1
-distance of the module's state to the target's at the next token, so that its states may be fed back.
+The first depth has DeepSeek-V3's objective (arXiv 2412.19437, section 2.2), with the target's distribution in the place
+of the text; further ones go on from the module's own states, as FastMTP (arXiv 2509.18362) shares one module. Beside it
+there is EAGLE's loss (arXiv 2401.15077, section 4.2): the smooth L1 distance of the module's state to the target's at
+the next token, so that its states may be fed back.
 """
 
 from __future__ import annotations
