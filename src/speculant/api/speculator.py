@@ -114,7 +114,7 @@ class Speculator(Decoder):
             from speculant.api.heads import open_head  # here, since most methods need none of the kinds of heads
 
             opened = open_head(head, model, fast=compiled)
-        elif not online and all(each is None for each in (method, drafter, settings, draft_model)):
+        elif not online and all(each is None for each in (method, drafter, settings, draft_model, share)):
             from speculant.api.native_heads import find_native_head
 
             opened, notes = find_native_head(model, fast=compiled)

@@ -43,7 +43,7 @@ class Loaded:
         settings: the drafter's, or None for the defaults.
         threads: how many there are and why.
         verifier: the name of the acceptance rule, or None for the method's own.
-        head: the one that was named, or None.
+        head: the one that was named, or that came with the model; or None.
     """
 
     speculator: Speculator
@@ -105,6 +105,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
     if not speculator.engine.capabilities.drafts:
         say(speculator.engine.capabilities.notes[-1])
+    head = head or getattr(speculator.drafter, "head", None)
     return Loaded(speculator, memory, settings, threads, drafting.verifier, head)
 
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
-from speculant.drafters.heads.target_layer import TargetLayer
 
 
 class LayerCode(Protocol):
@@ -88,8 +87,8 @@ class TargetParts(Protocol):
     def new_norm(self) -> nn.Module:
         """Return a copy of the final norm, for a head to put its own weights into."""
 
-    def new_layer(self, weights: Mapping[str, Tensor] | None, kind: str) -> TargetLayer:
-        """Return a decoder layer of the target's own class.
+    def new_layer(self, weights: Mapping[str, Tensor] | None, kind: str) -> nn.Module:
+        """Return a decoder layer of the target's own class, called as a `target_layer.TargetLayer`.
 
         Args:
             weights: by the names of that class, where experts may have a tensor each; None for a copy of the target's

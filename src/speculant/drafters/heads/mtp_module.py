@@ -26,7 +26,7 @@ class MtpModule(nn.Module):
     def __init__(
         self,
         target: TargetParts,
-        layers: Sequence[TargetLayer],
+        layers: Sequence[nn.Module],
         *,
         hidden_first: bool = False,
         norm: bool = True,
@@ -38,7 +38,7 @@ class MtpModule(nn.Module):
 
         Args:
             target: whose class of norms it has.
-            layers: with their weights.
+            layers: with their weights, each a `TargetLayer`.
             hidden_first: whether the projection reads the state before the embedding.
             norm: whether its output is normalised.
             bias: whether the projection has one.

@@ -6,10 +6,9 @@ engine builds them, since it knows the class; heads only run them.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -22,15 +21,14 @@ class LayerRows(Protocol):
         """Drop all rows but the first `count`."""
 
 
-class TargetLayer(nn.Module):
-    """A decoder layer, called for the rows of texts."""
+@runtime_checkable
+class TargetLayer(Protocol):
+    """A decoder layer, a module that is called for the rows of texts."""
 
-    @abstractmethod
     def open(self) -> LayerRows:
         """Return the rows of a new text: none."""
 
-    @abstractmethod
-    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: LayerRows) -> Tensor:
+    def __call__(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: LayerRows) -> Tensor:
         """Append rows; return the layer's output [B, n, D].
 
         Args:

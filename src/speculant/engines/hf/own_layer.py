@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.target_layer import SLIDING, LayerRows, TargetLayer
 from speculant.engines.hf.indexed_layer import IndexedLayer
 
+SLIDING = "sliding_attention"
 
-class CachedRows(LayerRows):
-    """Rows that a layer of transformers finds where it expects a cache, whatever its index is."""
+
+class CachedRows:
+    """The rows of texts in a layer, see `drafters.heads.target_layer.LayerRows`.
+
+    A layer of transformers finds them where it expects a cache, whatever its index is.
+    """
 
     def __init__(self) -> None:
         self._layer = IndexedLayer()
@@ -43,13 +47,14 @@ class CachedRows(LayerRows):
         return self._positions
 
     def keep(self, count: int) -> None:
+        """Drop all rows but the first `count`."""
         self._layer.keep(count, [])
         if self._positions is not None:
             self._positions = self._positions[:, :count]
 
 
-class OwnLayer(TargetLayer):
-    """See `TargetLayer`."""
+class OwnLayer(nn.Module):
+    """See `drafters.heads.target_layer.TargetLayer`."""
 
     def __init__(
         self, layer: nn.Module, rotary: nn.Module | None, *, kind: str, window: int | None, exact: frozenset[str]
@@ -70,10 +75,11 @@ class OwnLayer(TargetLayer):
         self._kind, self._window, self._exact = kind, window if kind == SLIDING else None, exact
 
     def open(self) -> CachedRows:
+        """Return the rows of a new text: none."""
         return CachedRows()
 
-    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: LayerRows) -> Tensor:
-        assert isinstance(rows, CachedRows)
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: CachedRows) -> Tensor:
+        """Append rows; return the layer's output [B, n, D]."""
         mask = self._mask(x, positions, seen, rows)
         given: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "past_key_values": rows}
         if self._rotary is not None:

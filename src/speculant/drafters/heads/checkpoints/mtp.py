@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
@@ -21,7 +21,7 @@ from speculant.drafters.heads.checkpoints.mtp_layouts import Layout, find_layout
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.drafters.heads.mtp_module import MtpModule
-from speculant.drafters.heads.target_layer import FULL, TargetLayer
+from speculant.drafters.heads.target_layer import FULL
 
 _FORMAT = "mtp"
 _COMPUTED = ("rotary_emb.inv_freq",)  # some checkpoints hold what configs give
@@ -119,7 +119,7 @@ def _renamed(name: str, layout: Layout) -> str:
     return name
 
 
-def _module(layout: Layout, target: TargetParts, layers: Sequence[TargetLayer], own: dict[str, Tensor]) -> MtpModule:
+def _module(layout: Layout, target: TargetParts, layers: Sequence[nn.Module], own: dict[str, Tensor]) -> MtpModule:
     """Return a module with its weights; what is a mere copy of the target's is left to the target."""
     like = target.projection()
     if (held := own.get("embed_tokens.weight")) is not None:
