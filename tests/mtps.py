@@ -59,6 +59,12 @@ FAMILIES = {
     "qwen3_next": Family(kind="qwen3_next", around=QWEN, layers=QWEN_LAYER),
     "qwen3_5": Family(kind="qwen3_5_text", around=QWEN, layers=QWEN_LAYER),
     "qwen3_5_moe": Family(kind="qwen3_5_moe_text", around=QWEN, layers=QWEN_LAYER),
+    "mellum": Family(
+        kind="mellum",
+        around=QWEN,
+        layers=(("mtp.layers.{n}.", "sliding_attention", -1),),
+        changes={"num_hidden_layers": 2, "layer_types": [FULL, "sliding_attention"], "sliding_window": 4},
+    ),
     "deepseek_v3": behind("deepseek_v3"),
     "deepseek_v3 of two": behind("deepseek_v3", modules=2),
     "deepseek_v32": behind("deepseek_v32"),
@@ -164,7 +170,7 @@ class Module:
             mask = torch.zeros(hides.shape).masked_fill(hides, torch.finfo(torch.float32).min)[None, None]
             given: dict[str, Any] = {"attention_mask": mask, "position_ids": places[None]}
             if rotary := getattr(self.model.model, "rotary_emb", None):
-                typed = (kind,) if self.family.kind == "mimo_v2_flash" else ()
+                typed = (kind,) if self.family.kind in ("mellum", "mimo_v2_flash") else ()
                 given["position_embeddings"] = rotary(x, places[None], *typed)
             found = layer(x, **given)
             x = found[0] if isinstance(found, tuple) else found

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from speculant.core.errors import SpeculantError, UnsupportedError
@@ -15,6 +16,7 @@ from speculant.drafters.heads.checkpoints.mtp import load_native
 from speculant.drafters.heads.checkpoints.mtp_layouts import find_layout, is_mtp, plain_name
 from speculant.drafters.heads.checkpoints.native import read_native, tensor_files
 from speculant.drafters.heads.drafter import LoadedHead
+from speculant.drafters.heads.mtp import MtpHead
 from speculant.engines.hf.target_parts import HFTargetParts
 
 METHOD = "mix-head"  # what drafts with a head that was found
@@ -52,14 +54,25 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
     checkpoint = read_native(folder, files, chosen, model.dtype)
     try:
         head = load_native(checkpoint, target)
+        module: nn.Module = head
+        module.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
+        _try(head, target, model)
     except SpeculantError:
         raise
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of values nobody foresaw
-        raise UnsupportedError(f"they cannot be built: {first_line(error)}") from error
-    module: nn.Module = head
-    module.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedError(f"they cannot be run: {type(error).__name__}: {first_line(error)}") from error
     note = f"The model's own MTP layers draft, read from its checkpoint: {len(head)}. The method 'mix' leaves them out."
     return LoadedHead(head, target, ALONE, METHOD, notes=(note,))
+
+
+def _try(head: MtpHead, target: HFTargetParts, model: Any) -> None:
+    """Run a few rows, so that a class that does not run alone is found out before a request."""
+    state = head.open(0, target)
+    with torch.inference_mode():
+        following = torch.zeros(2, dtype=torch.long, device=model.device)
+        state.extend(torch.zeros(2, 1, target.hidden_size, dtype=model.dtype, device=model.device), following)
+        state.start()
+        state.grow([0, 0], [-1, -1])
 
 
 def ships_head(source: str, config: Any) -> bool:

@@ -80,8 +80,9 @@ def load_native(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
     layout = find_layout(str(getattr(target.config, "model_type", "")), checkpoint.tensors, target.layers)
     tensors = {name: each for name, each in checkpoint.tensors.items() if not name.endswith(_COMPUTED)}
     modules, used = list[MtpModule](), set[str]()
+    kinds = dict(enumerate(getattr(target.config, "mtp_layer_types", None) or ()))
     for n in range(len(tensors)):
-        places = [(prefix.format(n=n, L=target.layers + n), kind) for prefix, kind in layout.layers]
+        places = [(prefix.format(n=n, L=target.layers + n), kinds.get(n, kind)) for prefix, kind in layout.layers]
         if used & {name for name in tensors if name.startswith(places[0][0])}:
             break  # of a layout that has one module
         if not any(name.startswith(places[0][0]) for name in tensors):

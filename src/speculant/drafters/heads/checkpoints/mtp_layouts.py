@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from speculant.core.errors import UnsupportedError
@@ -27,7 +27,8 @@ class Layout:
     Attributes:
         models: the `model_type` of their text configs.
         enorm, hnorm, projection: of the norms of embedding and state, and of what reads both.
-        layers: the prefix of each decoder layer of a module, and its kind as `layer_types` names it.
+        layers: the prefix of each decoder layer of a module, and its kind as `layer_types` names it; where a config
+            has `mtp_layer_types`, those count.
         norm: after the layers; None if there is none.
         embeddings, output: where a module may have its own.
         hidden_first: whether the projection reads the state before the embedding.
@@ -70,16 +71,18 @@ _BAILING = (
     ("self_attn.dense.", "self_attn.o_proj."),
     ("mlp.gate.expert_bias", "mlp.gate.e_score_correction_bias"),
 )
+_QWEN = Layout(
+    models=("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    enorm="mtp.pre_fc_norm_embedding",
+    hnorm="mtp.pre_fc_norm_hidden",
+    projection="mtp.fc",
+    layers=(("mtp.layers.{n}.", FULL),),
+    norm="mtp.norm",
+    embeddings="mtp.embed_tokens",
+)
 LAYOUTS = (
-    Layout(
-        models=("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-        enorm="mtp.pre_fc_norm_embedding",
-        hnorm="mtp.pre_fc_norm_hidden",
-        projection="mtp.fc",
-        layers=(("mtp.layers.{n}.", FULL),),
-        norm="mtp.norm",
-        embeddings="mtp.embed_tokens",
-    ),
+    _QWEN,
+    replace(_QWEN, models=("mellum",), layers=(("mtp.layers.{n}.", SLIDING),)),
     _behind_layers(_DEEPSEEK, "shared_head.norm"),
     _behind_layers(("bailing_hybrid",), "final_layernorm", _BAILING),
     _behind_layers(("bailing_hybrid",), "shared_head.norm", _BAILING),
