@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from models import tiny_model
-from mtps import FAMILIES, all_tensors, family_model, modules_of, write_checkpoint
+from mtps import FAMILIES, QWEN_LAYER, all_tensors, family_model, modules_of, write_checkpoint
 from passes import plain_text
 from speculant import Speculator
 from speculant.core.errors import UsageError
@@ -120,6 +121,17 @@ def test_what_cannot_be_used_is_a_note(tmp_path: Path, change: str, reason: str)
     assert len(notes) == 1
     assert reason in notes[0]
     assert "left out" in notes[0]
+
+
+def test_classes_that_do_not_run_alone_are_a_note(tmp_path: Path) -> None:
+    """Guards requests: a target without the kind of layer that its modules are has no angles for them."""
+    family = replace(FAMILIES["mellum"], changes={})
+    model = family_model(family)
+    write_checkpoint(tmp_path, model, all_tensors(modules_of(replace(family, layers=QWEN_LAYER), model)))
+    speculator = opened(tmp_path)
+    assert speculator.method == "mix"
+    notes = speculator.generate(PROMPT, max_new_tokens=2).stats.notes
+    assert any("they cannot be run: KeyError" in note for note in notes)
 
 
 def test_fp8_blocks_are_read(tmp_path: Path) -> None:
