@@ -10,6 +10,7 @@ from torch.nn.functional import kl_div
 
 from eagles import target_model
 from models import hybrid_model
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.training.builders.mtp import new_mtp
@@ -50,6 +51,13 @@ def test_new_heads_pass_the_state_on(target: HFTargetParts) -> None:
         module.eh_proj.weight[:, target.hidden_size :] = torch.eye(target.hidden_size)
         fused = module.fuse(torch.randn(5, target.hidden_size), hidden)
     assert torch.allclose(fused, hidden / hidden.square().mean(-1, keepdim=True).sqrt(), atol=1e-4)
+
+
+def test_heads_of_several_modules_are_refused() -> None:
+    """Guards weights that models ship with: a recipe for one module would spoil those of three."""
+    target = HFTargetParts(target_model(num_hidden_layers=2))
+    with pytest.raises(UnsupportedError, match="of one module with one layer"):
+        MtpRecipe(MtpHead([built(target).module(0) for _ in range(3)]))
 
 
 def test_it_learns(target: HFTargetParts) -> None:

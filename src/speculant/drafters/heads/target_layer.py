@@ -23,7 +23,13 @@ class LayerRows(Protocol):
 
 @runtime_checkable
 class TargetLayer(Protocol):
-    """A decoder layer, a module that is called for the rows of texts."""
+    """A decoder layer, a module that is called for the rows of texts.
+
+    Attributes:
+        kind: of its attention, as `layer_types` of configs names it.
+    """
+
+    kind: str
 
     def open(self) -> LayerRows:
         """Return the rows of a new text: none."""

@@ -72,7 +72,7 @@ class OwnLayer(nn.Module):
         self.layer = layer
         self._rotary: Callable[..., Any] | None = None if rotary is None else rotary.forward
         self._typed = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
-        self._kind, self._window, self._exact = kind, window if kind == SLIDING else None, exact
+        self.kind, self._window, self._exact = kind, window if kind == SLIDING else None, exact
 
     def open(self) -> CachedRows:
         """Return the rows of a new text: none."""
@@ -83,7 +83,7 @@ class OwnLayer(nn.Module):
         mask = self._mask(x, positions, seen, rows)
         given: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "past_key_values": rows}
         if self._rotary is not None:
-            typed = {"layer_type": self._kind} if self._typed else {}
+            typed = {"layer_type": self.kind} if self._typed else {}
             given["position_embeddings"] = self._rotary(x, positions, **typed)
         found = self.layer(x, **given)
         output: Tensor = found[0] if isinstance(found, tuple) else found

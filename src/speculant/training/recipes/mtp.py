@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.drafters.heads.target_layer import TargetLayer
@@ -32,7 +33,14 @@ class MtpRecipe(Recipe):
         Args:
             head: to be trained.
             depth: tokens that are drafted below each anchor; the first from the target's state.
+
+        Raises:
+            UnsupportedError: it has several modules or layers.
         """
+        if len(head) > 1 or len(head.module(0).layers) > 1:
+            raise UnsupportedError(
+                "MTP heads of one module with one layer can be trained; this one has more. Leave out the training."
+            )
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:

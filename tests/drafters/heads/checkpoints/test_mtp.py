@@ -33,6 +33,22 @@ def test_the_own_layout_is_read_again(tmp_path: Path) -> None:
         load_head(tmp_path, HFTargetParts(tiny_model("qwen3")))
 
 
+@pytest.mark.parametrize("name", ["mimo", "mellum"])
+def test_heads_of_models_are_written_too(tmp_path: Path, name: str) -> None:
+    """Guards online distillation of a model's own layers: order and kind of attention are kept with the weights."""
+    model = family_model(FAMILIES[name])
+    target = HFTargetParts(model)
+    tensors = {plain_name(key): each for key, each in all_tensors(modules_of(FAMILIES[name], model)).items()}
+    head = mtp.load_native(Checkpoint("tiny", {}, tensors), target)
+    mtp.save(head, tmp_path, target)
+    found: Any = load_head(tmp_path, target).head
+    hidden, following = torch.randn(9, 1, target.hidden_size), torch.arange(3, 12)
+    with torch.inference_mode():
+        for each in (states := [head.open(0, target), found.open(0, target)]):
+            each.extend(hidden, following)
+        assert torch.equal(states[0].start(), states[1].start())
+
+
 def test_copies_of_the_targets_weights_are_dropped() -> None:
     """Guards memory: DeepSeek's modules hold its embeddings and output projection again; others are used."""
     family = FAMILIES["glm4_moe"]

@@ -21,7 +21,7 @@ from speculant.drafters.heads.checkpoints.mtp_layouts import Layout, find_layout
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.drafters.heads.mtp_module import MtpModule
-from speculant.drafters.heads.target_layer import FULL
+from speculant.drafters.heads.target_layer import TargetLayer
 
 _FORMAT = "mtp"
 _COMPUTED = ("rotary_emb.inv_freq",)  # some checkpoints hold what configs give
@@ -47,7 +47,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
         prefix = f"mtp.{n}."
         inner = f"{prefix}layers.0.layer."
         weights = {name.removeprefix(inner): each for name, each in checkpoint.tensors.items() if inner in name}
-        modules.append(MtpModule(target, [target.new_layer(weights, FULL)]))
+        layer = target.new_layer(weights, str(checkpoint.value("layer_type")))
+        modules.append(MtpModule(target, [layer], hidden_first=bool(checkpoint.value("hidden_first"))))
     head = MtpHead(modules)
     load_weights(head, checkpoint, checkpoint.tensors)
     return head
@@ -55,6 +56,9 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
 
 def save(head: MtpHead, folder: Path, target: TargetParts) -> None:
     """Write a head of one layer a module into a folder, in the own layout."""
+    module = head.module(0)
+    layer = module.layers[0]
+    assert isinstance(layer, TargetLayer)
     config: dict[str, Any] = {
         "model_type": _FORMAT,
         "architectures": ["MtpHead"],
@@ -62,6 +66,8 @@ def save(head: MtpHead, folder: Path, target: TargetParts) -> None:
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocabulary,
         "modules": len(head),
+        "layer_type": layer.kind,
+        "hidden_first": module.hidden_first,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     save_file({name: each.contiguous() for name, each in head.state_dict().items()}, folder / "model.safetensors")
