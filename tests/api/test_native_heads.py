@@ -85,6 +85,20 @@ def test_models_without_it_are_as_ever(tmp_path: Path) -> None:
         opened(tmp_path, method="mtp")
 
 
+def test_models_of_the_hub_are_looked_for_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards names: the snapshot that was loaded is read, without asking the hub; other names are no error."""
+    cached = tmp_path / "models--owner--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    snapshot = cached / "snapshots" / "abc"
+    written(snapshot, "mimo", shards=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(snapshot)
+    for name, method in (("owner/tiny", "mix-head"), ("owner/other", "mix"), ("my own model", "mix"), ("", "mix")):
+        model.name_or_path = name
+        assert Speculator.from_transformers(model).method == method
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -97,14 +97,15 @@ def _own_names(names: Iterable[str], config: Any) -> set[str]:
 
 def _folder(source: str, commit: str | None) -> Path | None:
     """Return the folder of a model's checkpoint; None if it was made in memory, or is not in the hub's cache."""
-    if Path(source).is_dir() and source:
-        return Path(source)
-    if not source or is_path(source) or Path(source).exists():
-        return None
-    from huggingface_hub import try_to_load_from_cache
+    if not source or Path(source).exists() or is_path(source):
+        return Path(source) if source and Path(source).is_dir() else None
+    from huggingface_hub import errors, try_to_load_from_cache
 
     for name in ("model.safetensors.index.json", "model.safetensors"):
-        found = try_to_load_from_cache(source, name, revision=commit)
+        try:
+            found = try_to_load_from_cache(source, name, revision=commit)
+        except errors.HFValidationError:  # a name that its maker chose freely
+            return None
         if isinstance(found, str):
             return Path(found).parent
     return None
