@@ -51,9 +51,8 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
         return None
     find_layout(config.model_type, map(plain_name, chosen), config.num_hidden_layers)  # before weights are read
     target = HFTargetParts(model, fast=fast)
-    checkpoint = read_native(folder, files, chosen, model.dtype)
     try:
-        head = load_native(checkpoint, target)
+        head = load_native(read_native(folder, files, chosen, model.dtype), target)
         module: nn.Module = head
         module.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
         _try(head, target, model)

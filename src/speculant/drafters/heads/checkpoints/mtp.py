@@ -46,7 +46,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
     for n in range(int(checkpoint.value("modules"))):
         prefix = f"mtp.{n}."
         inner = f"{prefix}layers.0.layer."
-        weights = {name.removeprefix(inner): each for name, each in checkpoint.tensors.items() if inner in name}
+        tensors = checkpoint.tensors.items()
+        weights = {name.removeprefix(inner): each for name, each in tensors if name.startswith(inner)}
         layer = target.new_layer(weights, str(checkpoint.value("layer_type")))
         modules.append(MtpModule(target, [layer], hidden_first=bool(checkpoint.value("hidden_first"))))
     head = MtpHead(modules)

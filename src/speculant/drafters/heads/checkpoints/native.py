@@ -77,13 +77,13 @@ def read_native(folder: Path, files: Mapping[str, Path], names: Collection[str],
 
 
 def dequantised(weight: Tensor, scales: Tensor, block: tuple[int, ...]) -> Tensor:
-    """Return the numbers Float32[m, n] of an FP8 weight, of which each block [a, b] has a scale.
+    """Return the numbers Float32[..., m, n] of an FP8 weight, of which each block [a, b] has a scale.
 
     Args:
-        weight: Float8[m, n].
-        scales: Float32[ceil(m / a), ceil(n / b)].
+        weight: Float8[..., m, n].
+        scales: Float32[..., ceil(m / a), ceil(n / b)].
         block: a and b.
     """
-    rows, columns = weight.shape
-    wide = scales.float().repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
-    return weight.float() * wide
+    rows, columns = weight.shape[-2:]
+    wide = scales.float().repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
+    return weight.float() * wide[..., :rows, :columns]
