@@ -24,7 +24,7 @@ import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, TemperatureLogitsWarper, TopKLogitsWarper
 
 from memo_engine import MemoEngine
-from speculant.api.heads import bundled_head
+from speculant.api.heads import own_head
 from speculant.core.drafter import Start
 from speculant.core.sampler import Sampling
 from speculant.core.stats import Stats
@@ -85,7 +85,7 @@ def tested(
     drafter = method.build(
         vocabulary=target.capabilities.vocabulary,
         open_cache=draft.open if method.takes_draft_model else None,
-        head=bundled_head(method, target.model) if method.heads else None,
+        head=own_head(method, target.model) if method.heads else None,
         settings={"tree": tree} if tree else None,
         sampled=verifier.sampled,
     )

@@ -27,9 +27,12 @@ from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.heads.lookahead_embeddings import LookaheadHead
 from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
 from speculant.drafters.heads.mlp import MLPHead, MLPShape
+from speculant.drafters.heads.mtp import MtpHead
+from speculant.drafters.heads.mtp_module import MtpModule
 from speculant.drafters.heads.p_eagle import PEagleHead
 from speculant.drafters.heads.pard import PardHead
 from speculant.drafters.heads.specdec import SpecDecHead
+from speculant.drafters.heads.target_layer import FULL
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.registry import METHODS
@@ -104,6 +107,7 @@ BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
     "eagle": lambda target: EagleHead(layer_of(target)),
     "eagle3": lambda target: Eagle3Head(eagle3_shape(target), ids=draft_ids(target)),
     "p-eagle": p_eagle,
+    "mtp": lambda target: MtpHead([MtpModule(target, [target.new_layer(None, FULL)])]),
     "medusa": medusa,
     "hydra": hydra,
     "hydra++": lambda target: hydra(target, layer_of(target)),

@@ -10,6 +10,8 @@ import pytest
 
 from heads import random_head
 from models import tiny_model
+from mtps import FAMILIES, all_tensors, modules_of, write_checkpoint
+from speculant.api.loading import load_tokenizer
 from speculant.cli.main import main
 from speculant.drafters.heads.checkpoints import eagle
 
@@ -95,6 +97,17 @@ def test_a_method_that_needs_a_head_says_so(tiny_folder: Path, capsys: CaptureFi
     """Guards against a long wait for a refusal."""
     assert main(["generate", "The dog", "--model", str(tiny_folder), "--method", "eagle"]) == 2
     assert "needs a trained head: pass head=, or --head" in capsys.readouterr().err
+
+
+def test_mtp_layers_of_the_model_draft(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """Guards the default, `--method mix`, which leaves them out, and methods that need a head and find this one."""
+    model = tiny_model("qwen2", vocab_size=4096)
+    write_checkpoint(tmp_path, model, all_tensors(modules_of(FAMILIES["mimo"], model)))
+    load_tokenizer().save_pretrained(tmp_path)
+    argv = ["generate", "The dog", "--model", str(tmp_path), "--json", "-", *SHORT]
+    for options, method in (([], "mix-head"), (["--method", "mix"], "mix"), (["--method", "mtp"], "mtp")):
+        assert main([*argv, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["method"] == method
 
 
 def test_bundled_heads_by_name(capsys: CaptureFixture) -> None:

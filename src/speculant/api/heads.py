@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from speculant.api.loading import bundled_heads, is_bundled
+from speculant.api.native_heads import ALONE, open_native_head
 from speculant.api.pard import open_pard
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, find_folder, read_config
@@ -48,8 +49,16 @@ def open_head(head: Any, model: Any, *, fast: bool = True) -> LoadedHead:
     return loaded
 
 
-def bundled_head(method: Method, model: Any, *, fast: bool = True) -> LoadedHead | None:
-    """Return the bundled head that a method drafts with, if the target is the bundled model; see `open_head`."""
+def own_head(method: Method, model: Any, *, fast: bool = True) -> LoadedHead | None:
+    """Return the head that comes with a target and that a method drafts with: MTP layers, or a bundled one.
+
+    Raises:
+        ModelNotFoundError, UnsupportedError: the target's MTP layers cannot be used; see `open_native_head`.
+    """
+    if ALONE in method.heads or "*" in method.heads:
+        native = open_native_head(model, fast=fast)
+        if native is not None:
+            return native
     if not (source := model.name_or_path) or not is_bundled(source):
         return None
     for folder in bundled_heads():

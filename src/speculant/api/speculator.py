@@ -55,7 +55,9 @@ class Speculator(Decoder):
         Args:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
-            method: a name from `speculant methods`; None for the head's own, or "mix" without a head.
+            method: a name from `speculant methods`; None for the head's own, or "mix" without a head. Where the model's
+                checkpoint has MTP layers of its own they are the head, united with `mix`; a named method leaves them
+                out unless it drafts with a head.
             verifier: an acceptance rule, with settings as in "typical:epsilon=0.1"; None for the method's own.
             lossy: whether the rule may change the output.
             nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by measured
@@ -107,18 +109,22 @@ class Speculator(Decoder):
             method = method if find_method(method).replayable else "none"
             verifier, draft_model, draft_tokenizer, head, online, share = None, None, None, None, None, None
         compiled = fast is not False
-        opened = None
+        opened, notes = None, tuple[str, ...]()
         if head is not None:
             from speculant.api.heads import open_head  # here, since most methods need none of the kinds of heads
 
             opened = open_head(head, model, fast=compiled)
+        elif not online and all(each is None for each in (method, drafter, settings, draft_model, share)):
+            from speculant.api.native_heads import find_native_head
+
+            opened, notes = find_native_head(model, fast=compiled)
         method = method or ("mix" if opened is None else opened.method)
         found = find_method(method) if drafter is None else method_of(drafter.inner)
         method = found.name
         if opened is None and found.heads:
-            from speculant.api.heads import bundled_head
+            from speculant.api.heads import own_head
 
-            opened = bundled_head(found, model, fast=compiled)
+            opened = own_head(found, model, fast=compiled)
         check_nodes(nodes)
         if not (fast is None or isinstance(fast, bool | Acceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
@@ -154,7 +160,7 @@ class Speculator(Decoder):
             )
         if share is not None:
             drafter = open_sharing(drafter, share, method=found, tokenizer=fingerprint, vocabulary=vocabulary)
-        notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else ()))
+        notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else notes))
         speculator = cls(
             model,
             tokenizer,

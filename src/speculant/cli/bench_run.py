@@ -18,7 +18,15 @@ from speculant.cli.compiling import compilation_announced
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
 from speculant.cli.head_file import head_title, read_head
-from speculant.cli.loading import check_device, find_drafter, load, model_source, quieten, set_threads_for
+from speculant.cli.loading import (
+    check_device,
+    find_drafter,
+    has_own_head,
+    load,
+    model_source,
+    quieten,
+    set_threads_for,
+)
 from speculant.cli.options import BUNDLED, DEFAULT_METHOD
 from speculant.cli.rejected import Rejected
 from speculant.cli.replay_run import named_tokenizer
@@ -63,12 +71,15 @@ def run(asked: Bench) -> int:
 
     head_file = None if asked.head is None else read_head(asked.head)
     named = asked.methods or ",".join(["none", DEFAULT_METHOD, *([head_file.format.method] if head_file else [])])
+    source = model_source(asked.loading.model)
+    heads = any(takes_head(name.strip()) for name in named.split(","))  # the model may have one of its own
+    own = source is None or (heads and head_file is None and asked.config is None and has_own_head(source))
     methods = parse_methods(
         named if asked.drafter is None else f"{named},{find_drafter(asked.drafter).name}",
         forced=bool(asked.forced),
         draft_model=(draft_source := draft_model_of(asked)) is not None,
         head=None if head_file is None else head_file.format.kind,
-        bundled=asked.config is None and model_source(asked.loading.model) is None,
+        bundled=asked.config is None and own,
         sampled=any(temperatures(asked.temperature)),
     )
     drafting = any(map(takes_draft_model, methods))

@@ -13,6 +13,7 @@ from speculant.api.loading import (
     find_draft_model,
     find_model,
     is_bundled,
+    load_config,
     load_model,
     means_bundled,
 )
@@ -42,7 +43,7 @@ class Loaded:
         settings: the drafter's, or None for the defaults.
         threads: how many there are and why.
         verifier: the name of the acceptance rule, or None for the method's own.
-        head: the one that was named, or None.
+        head: the one that was named, or that came with the model; or None.
     """
 
     speculator: Speculator
@@ -71,7 +72,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(drafting.draft_models))
         if len(drafting.draft_models) > 1:
             method.check_several()  # before models are loaded
-        if found is not None or not bundled:
+        if found is not None or not (bundled or (method.heads and has_own_head(loading.model))):
             method.check_head(None if found is None else found.format.kind)
         from speculant.api.bases import AUTOMATIC
         from speculant.api.engines import check_engine_can
@@ -85,7 +86,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         speculator = Speculator.from_transformers(
             model,
             tokenizer,
-            method=method.name,
+            method=None if named is None and found is None else method.name,
             verifier=drafting.verifier,
             lossy=drafting.lossy,
             draft_model=[each for each, _ in drafts] if len(drafts) > 1 else drafts[0][0] if drafts else None,
@@ -104,7 +105,21 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
     if not speculator.engine.capabilities.drafts:
         say(speculator.engine.capabilities.notes[-1])
+    head = head or getattr(speculator.drafter, "head", None)
     return Loaded(speculator, memory, settings, threads, drafting.verifier, head)
+
+
+def has_own_head(name: str | None) -> bool:
+    """Return whether a model's checkpoint has MTP layers, which is told without loading it.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or its checkpoint is damaged.
+    """
+    if name is None or is_gguf_model(name):
+        return False
+    from speculant.api.native_heads import ships_head
+
+    return ships_head(name, load_config(name))
 
 
 def find_drafter(place: str) -> Method:

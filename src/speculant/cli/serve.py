@@ -11,6 +11,7 @@ import typer
 
 from speculant.cli.commands import Command
 from speculant.cli.options import (
+    DEFAULT_METHOD,
     AttentionOption,
     BaseOption,
     DeviceOption,
@@ -255,6 +256,8 @@ def serve(
         },
         config=config,
     )
+    if method is None and head is None and drafter is None and serving.memory_scope == "key":
+        method = DEFAULT_METHOD  # a head that comes with the model would unite with one memory for all
     drafting = Drafting(
         method=method,
         drafter=drafter,

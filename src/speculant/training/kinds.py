@@ -30,6 +30,15 @@ KINDS = (
         source="Li et al. 2025, arXiv 2503.01840",
     ),
     Kind(
+        name="mtp",
+        build=_BUILDERS + "mtp:new_mtp",
+        recipe=_RECIPES + "mtp:MtpRecipe",
+        save=_CHECKPOINTS + "mtp:save",
+        depth=4,
+        feature_weight=0.1,
+        source="DeepSeek-AI 2024, arXiv 2412.19437; several depths: FastMTP, arXiv 2509.18362",
+    ),
+    Kind(
         name="p-eagle",
         build=_BUILDERS + "eagle3:new_p_eagle",
         options={"layers": 2, "vocabulary": 0, "own_output": True},

@@ -38,7 +38,7 @@ def parse_methods(
         forced: whether recorded outputs are followed.
         draft_model: whether there is one, for the methods that take it.
         head: the kind of the head that is given, or None.
-        bundled: whether the target is the bundled model, which has heads of its own.
+        bundled: whether the target has heads of its own: the bundled model, and models with MTP layers.
         sampled: whether tokens are sampled at a temperature.
 
     Raises:

@@ -84,6 +84,21 @@ class TargetParts(Protocol):
         """
         return None
 
+    def new_norm(self) -> nn.Module:
+        """Return a copy of the final norm, for a head to put its own weights into."""
+
+    def new_layer(self, weights: Mapping[str, Tensor] | None, kind: str) -> nn.Module:
+        """Return a decoder layer of the target's own class, called as a `target_layer.TargetLayer`.
+
+        Args:
+            weights: by the names of that class, where experts may have a tensor each; None for a copy of the target's
+                last layer of the kind.
+            kind: of its attention, as `layer_types` of configs names it.
+
+        Raises:
+            UnsupportedError: the class has no such layer, or one with other weights; the message names them.
+        """
+
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         """Return the rotary frequencies Float32[head_dim / 2] that a config describes, and the scale of cos and sin.
 

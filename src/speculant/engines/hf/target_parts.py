@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.capabilities import base_model, check_model
 from speculant.engines.hf.cpu.head_code import HeadCode, HeadLayer
 from speculant.engines.hf.model_view import find_layers
+from speculant.engines.hf.own_layer import OwnLayer
+from speculant.engines.hf.own_layer_building import build_layer, copy_layer
 
 
 class HFTargetParts:
@@ -75,6 +78,12 @@ class HFTargetParts:
 
     def layer_code(self, layer: nn.Module) -> HeadLayer | None:
         return None if self._code is None else self._code.layer(layer)
+
+    def new_norm(self) -> nn.Module:
+        return copy.deepcopy(self._norm)
+
+    def new_layer(self, weights: Mapping[str, Tensor] | None, kind: str) -> OwnLayer:
+        return copy_layer(self._model, kind) if weights is None else build_layer(self._model, weights, kind)
 
     def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         cache = DynamicCache()

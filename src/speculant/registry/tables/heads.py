@@ -38,6 +38,16 @@ HEADS = (
         requires=_HEAD,
     ),
     Method(
+        name="mtp",
+        family="self-drafting, feature head",
+        summary="the layers that a model is trained with to predict further tokens draft the most probable paths",
+        drafter="speculant.drafters.heads.drafter:HeadDrafter",
+        source="DeepSeek-AI 2024, arXiv 2412.19437",
+        samples="either",
+        heads=("mtp",),
+        requires="MTP layers in the model's checkpoint, or a head trained for the target",
+    ),
+    Method(
         name="p-eagle",
         family="self-drafting, feature head",
         summary="an EAGLE-3 head that drafts all depths in one pass, from mask tokens",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from speculant.drafters.heads.feature_state import FeatureHead
 from speculant.drafters.heads.layers import Attention
+from speculant.training.recipes.anchor_grid import AnchorGrid
 
 Pair = tuple[Tensor, Tensor]
 
@@ -28,13 +29,8 @@ class Unrolled:
             texts: B.
         """
         self._head, self._drafted = head, 0
-        text, places = anchors.unbind(1)
-        order = torch.argsort(text, stable=True)
-        counts = torch.bincount(text, minlength=texts)
-        self._used = torch.arange(max(1, int(counts.max())), device=anchors.device) < counts[:, None]  # Bool[B, a]
-        self._order, self._back = order, torch.argsort(order)
-        self._places = torch.zeros_like(self._used, dtype=torch.long)
-        self._places[self._used] = places[order]
+        self._grid = AnchorGrid(anchors, texts)
+        self._places = self._grid.places
         self._rows: list[Pair] = []  # keys and values [B, H_kv, T, d] of each layer
         self._own: list[list[Pair]] = [[] for _ in head.layers]  # [B, H_kv, a, d], of each layer and drafted row
 
@@ -62,7 +58,7 @@ class Unrolled:
                     index, layer.self_attn, given, (angles[0][self._places], angles[1][self._places])
                 )
             x = layer.finish(residual, attended)
-        return self._head.carried(self._flat(x))
+        return self._head.carried(self._grid.flat(x))
 
     def follow(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """Run the next drafted row of every anchor; return what they pass on, [A, D].
@@ -72,14 +68,14 @@ class Unrolled:
             features: [A, D], what the rows before passed on.
         """
         self._drafted += 1
-        embeddings, x = self._grid(embeddings), self._grid(features)
+        embeddings, x = self._grid.spread(embeddings), self._grid.spread(features)
         angles = self._head.rotary.angles(self._places + self._drafted, x)
         for index in range(len(self._head.layers)):
             layer = self._head.layer(index)
             residual, given = self._head.layer_input(index, embeddings, x)
             self._own[index].append(layer.self_attn.keys_values(given, angles))
             x = layer.finish(residual, self._attend(index, layer.self_attn, given, angles))
-        return self._head.carried(self._flat(x))
+        return self._head.carried(self._grid.flat(x))
 
     def _attend(self, index: int, attention: Attention, given: Tensor, angles: Pair) -> Tensor:
         """Return the output [B, a, D] of attention to a layer's rows up to the anchors and to drafted rows below."""
@@ -97,13 +93,3 @@ class Unrolled:
             found = found + weights[..., length + place, None] * value[:, :, None]
         output: Tensor = attention.o_proj(found.flatten(1, 2).transpose(1, 2).flatten(2))
         return output
-
-    def _grid(self, x: Tensor) -> Tensor:
-        """Return [B, a, D] of anchors [A, D]; places that no anchor has are 0."""
-        found = x.new_zeros(*self._used.shape, x.shape[-1])
-        found[self._used] = x[self._order]
-        return found
-
-    def _flat(self, x: Tensor) -> Tensor:
-        """Return anchors [A, D] of [B, a, D]."""
-        return x[self._used][self._back]
