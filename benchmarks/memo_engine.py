@@ -61,6 +61,9 @@ class MemoEngine:
             logits=logits, hidden=hidden, top_ids=best.indices.numpy().astype(np.int32), top_logits=best.values.numpy()
         )
 
+    def sample(self, batch: Sequence[tuple[MemoCache, int, DraftTree]]) -> None:
+        """Trust all passes."""
+
     def forward(self, batch: Sequence[tuple[MemoCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         """Return the passes over each sequence's root and nodes; see `core.engine.Engine`."""
         return [

@@ -244,6 +244,17 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    def sample(self, batch: Sequence[tuple[Any, int, DraftTree]]) -> None:
+        """Compute some rows of the pass over this batch that follows, by other means, for `forward` to compare.
+
+        An engine that trusts its passes does nothing. It is a step of its own since its time is not that of a pass, by
+        which the size of drafts is chosen.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+        """
+        return
+
     def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         """Run one target pass over several sequences; return the Pass over the rows of each, R = N + 1 + Q.
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from speculant.core.branches import fit_branches
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Verified
-from speculant.core.engine import NO_NEEDS, Engine, Needs, Pass
+from speculant.core.engine import NO_NEEDS, Engine, Needs, Pass, TargetCache
 from speculant.core.errors import DraftsRefusedError, OutOfMemoryError
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
@@ -88,14 +88,16 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
     try:
         began = clock()
         sequences, drafts = _draft(sequences, parts)
-        drafted = clock()
+        draft_seconds = clock() - began
         if not sequences:
-            return Rounds([], drafted - began, 0.0)
+            return Rounds([], draft_seconds, 0.0)
+        parts.engine.sample(_batch(sequences, drafts))
+        began = clock()
         drafts, passes = _forward(sequences, drafts, parts)
         _walk(sequences, drafts, passes, parts, found)
-        verified = clock()
+        target_seconds = clock() - began
         rounds = _commit(found, parts)
-        result = Rounds(rounds, drafted - began, verified - drafted)
+        result = Rounds(rounds, draft_seconds, target_seconds)
         _observe(result, parts)
     except BaseException:
         _commit(found, parts)  # interrupted between sequences: tokens that were drawn cannot be taken back
@@ -235,14 +237,17 @@ def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree 
 
 def _forward(sequences: list[Sequence], drafts: list[DraftTree], parts: Parts) -> tuple[list[DraftTree], list[Pass]]:
     """Run the target pass; return it with the drafts that it verifies: none where the engine takes none any more."""
-    batch = [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)]
     try:
-        return drafts, parts.engine.forward(batch, _needs(sequences, parts))
+        return drafts, parts.engine.forward(_batch(sequences, drafts), _needs(sequences, parts))
     except DraftsRefusedError as refusal:
         for sequence in sequences:
             sequence.cache.rollback()
             sequence.stats.notes.append(str(refusal))
         return _forward(sequences, [DraftTree.empty() for _ in drafts], parts)
+
+
+def _batch(sequences: list[Sequence], drafts: list[DraftTree]) -> list[tuple[TargetCache, int, DraftTree]]:
+    return [(each.cache, each.root, draft) for each, draft in zip(sequences, drafts, strict=True)]
 
 
 def _walk(

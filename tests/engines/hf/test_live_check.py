@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from models import tiny_model
 from passes import IDS, opened, plain_text
 from speculant import Speculator
+from speculant.api.result import Stream
 from speculant.core.errors import DraftsRefusedError
 from speculant.engines.hf import live_check
 from speculant.engines.hf.engine import HFEngine
@@ -43,6 +46,27 @@ def test_drafting_ends_where_drafts_change_the_text(monkeypatch: pytest.MonkeyPa
     again = speculator.generate(PROMPT, **options)
     assert again.ids == plain_text(model, IDS, 40)
     assert any("decoded plainly" in note for note in again.stats.notes)
+
+
+def test_its_time_is_not_that_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the sizes of drafts: plain passes of the check would make the first drafted passes look expensive."""
+    speculator = Speculator.from_transformers(tiny_model("llama"), method="lookup", nodes=6, fast=False)
+    ticks, sample = itertools.count(), live_check.LiveCheck.sample
+    sampled = list[bool]()
+
+    def slow(check: live_check.LiveCheck, drafted: Any) -> Any:
+        found = sample(check, drafted)
+        sampled.append(found is not None)
+        for _ in range(1000):
+            next(ticks)
+        return found
+
+    monkeypatch.setattr(live_check.LiveCheck, "sample", slow)
+    generation = speculator.prepare(PROMPT, max_new_tokens=20, temperature=0)
+    stream = Stream(generation, replace(speculator.parts(), clock=lambda: float(next(ticks))))
+    assert [*stream]
+    assert any(sampled)
+    assert stream.result.stats.target_seconds < 100
 
 
 def test_a_single_difference_may_be_a_tie() -> None:

@@ -30,7 +30,7 @@ from speculant.engines.hf.capabilities import (
 )
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.generate_capture import Call
-from speculant.engines.hf.live_check import LiveCheck
+from speculant.engines.hf.live_check import LiveCheck, Sample
 from speculant.engines.hf.model_state import state_of
 from speculant.engines.hf.opening import AnySequence, open_sequence
 from speculant.engines.hf.plain_cache import PlainTargetCache
@@ -72,6 +72,7 @@ class HFEngine:
         self._runner = ModelRunner(model, self._checked(model), self.acceleration)
         self._batch = BatchPass(self._runner)
         self._live = LiveCheck(self._runner)
+        self._sample: Sample | None = None
 
     @property
     def latency_facts(self) -> tuple[object, ...]:
@@ -211,14 +212,17 @@ class HFEngine:
         """Return a cache, or a copy where much of its memory is not in use."""
         return compacted(cache)
 
+    def sample(self, batch: Sequence[tuple[AnySequence, int, DraftTree]]) -> None:
+        self._sample = self._live.sample([(cache, root, tree) for cache, root, tree in batch if len(tree)])
+
     def forward(self, batch: Sequence[tuple[AnySequence, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
         if any(cache.uncommitted for cache, _, _ in batch):
             raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
-        requests = [(cache, *tree.rows(root)) for cache, root, tree in batch]
-        sample = self._live.sample([(cache, root, tree) for cache, root, tree in batch if len(tree)])
-        passes = self._run(requests, needs)
-        if sample is not None:
-            self._live.compare(sample, passes[[cache for cache, _, _ in batch].index(sample.cache)])
+        sample, self._sample = self._sample, None
+        passes = self._run([(cache, *tree.rows(root)) for cache, root, tree in batch], needs)
+        for (cache, _, _), result in zip(batch, passes, strict=True):
+            if sample is not None and cache is sample.cache:
+                self._live.compare(sample, result)
         return passes
 
     def _run(self, requests: Sequence[tuple[AnySequence, Int32, Int32]], needs: Needs) -> list[Pass]:
