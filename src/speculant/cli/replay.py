@@ -23,7 +23,7 @@ speculant replay log.jsonl --tokenizer your/model   # your own chat logs
 speculant replay log.jsonl --tokenizer your/model --html gain.html
 speculant replay traces/*.jsonl --method mix,aded,lookup --json out.json
 speculant replay log.jsonl --chain --tree --nodes 5,20  # as in vLLM; as trees
-speculant replay traces/*.jsonl --unite recorded:eagle  # a head and a memory in one tree
+speculant replay traces/*.jsonl --unite recorded:eagle  # united with a head
 """
 
 NODES = "64"

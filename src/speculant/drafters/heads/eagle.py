@@ -17,6 +17,7 @@ from speculant.drafters.heads.feature_state import FeatureHead, FeatureState
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, Rotary
 from speculant.drafters.heads.static_tree import EAGLE_PATHS
+from speculant.drafters.heads.step import StepParts
 
 LAST = -1
 
@@ -54,6 +55,12 @@ class EagleHead(nn.Module, FeatureHead):
     def layer_input(self, index: int, embeddings: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         fused: Tensor = self.fc(torch.cat([embeddings.to(x.dtype), x], dim=-1).to(self.fc.weight.dtype))
         return fused, self.layer(index).attention_input(fused)
+
+    def step_parts(self) -> StepParts:
+        return StepParts(
+            fuse=self.fc, layers=(self.layer(0),), normed_residual=False, norm=None, carries_norm=False, output=None,
+            rotary=self.rotary,
+        )  # fmt: skip
 
     def carried(self, x: Tensor) -> Tensor:
         return x

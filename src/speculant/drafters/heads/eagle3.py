@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from speculant.drafters.heads.feature_state import FeatureHead, FeatureState
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
+from speculant.drafters.heads.step import StepParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,17 @@ class Eagle3Head(nn.Module, FeatureHead):
         normed = layer.hidden_norm(x)
         given = torch.cat([layer.input_layernorm(embeddings), normed], dim=-1)
         return normed if self.shape.norm_before_residual and index == 0 else x, given
+
+    def step_parts(self) -> StepParts:
+        return StepParts(
+            fuse=None,
+            layers=tuple(self.layer(index) for index in range(self.shape.layers)),
+            normed_residual=self.shape.norm_before_residual,
+            norm=self.norm,
+            carries_norm=self.shape.norm_output,
+            output=self.lm_head if self.shape.own_output else None,
+            rotary=self.rotary,
+        )
 
     def carried(self, x: Tensor) -> Tensor:
         found: Tensor = self.norm(x) if self.shape.norm_output else x

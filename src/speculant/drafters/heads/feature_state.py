@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, Rotary
+from speculant.drafters.heads.step import StepParts, StepRows
 
 _ROOM = 64  # rows of a draft that need no larger buffer
 _FEW = 16  # committed rows that code runs whole, though only the last one's output is wanted
@@ -53,6 +54,10 @@ class FeatureHead(Head, Protocol):
         """
 
     @abstractmethod
+    def step_parts(self) -> StepParts:
+        """Return what `layer_input`, the layers, `carried` and `logits` are made of."""
+
+    @abstractmethod
     def carried(self, x: Tensor) -> Tensor:
         """Return the features [..., D] of the next row, from the last layer's output."""
 
@@ -74,87 +79,105 @@ class FeatureState(HeadState):
         """Begin a text whose tokens before the position `first` have no rows."""
         self._head, self._target = head, target
         self._cache = HeadCache(len(head.layers), first=first)
-        self._codes = [target.layer_code(head.layer(index)) for index in range(len(head.layers))]
+        self._code = target.step_code(head.step_parts())
         # [room, D], what rows pass on to those below them: the last committed one, then those of the draft.
         self._passed: Tensor | None = None
+        self._root: Tensor | None = None  # [1, V'], the logits after the last committed row
 
     @property
     def length(self) -> int:
         return self._cache.length
 
-    @property
-    def _last(self) -> Tensor:
-        """What the last committed row passes on, [1, D]."""
-        assert self._passed is not None
-        return self._passed[:1]
-
     def extend(self, hidden: Tensor, following: Tensor) -> None:
         features = self._head.features(hidden, self._target)
-        positions, seen = self._cache.commit(len(features), features.device)
+        placed = self._cache.commit(len(features), features.device)
         embeddings = self._head.embed(following, self._target)
-        self._pass_on(self._run(embeddings, features, positions, seen, last=True), 0)
+        self._root = self.run_rows(embeddings, features, None, placed, 0, last=True)
 
     def start(self) -> Tensor:
-        return self._head.logits(self._last, self._target)
+        assert self._root is not None
+        return self._root
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         assert self._passed is not None
         device, first = self._passed.device, self._cache.drafted + 1
-        if len(above) == 1:
-            features = self._passed[above[0] + 1 : above[0] + 2]
-        else:
-            features = self._passed[torch.tensor(above, device=device) + 1]
-        positions, seen = self._cache.branch(above, device)
+        places = torch.tensor([row + 1 for row in above], device=device)
+        placed = self._cache.branch(above, device)
         embeddings = self._head.embed(torch.tensor(tokens, device=device), self._target)
-        found = self._run(embeddings, features, positions, seen)
-        self._pass_on(found, first)
-        return self._head.logits(found, self._target)
+        return self.run_rows(embeddings, self._passed, places, placed, first)
 
     def drop(self) -> None:
         self._cache.drop()
 
     def crop(self, length: int) -> None:
         self._cache.crop(length)
-        self._passed = None
+        self._passed = self._root = None
 
-    def _pass_on(self, rows: Tensor, first: int) -> None:
-        """Keep what rows pass on, from a place on."""
-        end, held = first + len(rows), self._passed
+    def run_rows(
+        self,
+        embeddings: Tensor,
+        features: Tensor,
+        places: Tensor | None,
+        placed: tuple[Tensor, Tensor | None],
+        first: int,
+        *,
+        last: bool = False,
+    ) -> Tensor:
+        """Run new rows through all layers and keep what they pass on.
+
+        Args:
+            embeddings: [n, D].
+            features: [..., D].
+            places: Int64[n], which of the features each row reads; None for one after the other.
+            placed: what the cache returned of the rows: positions, and whom each sees.
+            first: the place from which on it is kept.
+            last: whether only the last row is wanted.
+
+        Returns:
+            The logits [n, V'] after the rows, [1, V'] after the last one.
+        """
+        rows = len(embeddings)
+        passed = self._places(first, 1 if last else rows, features)
+        code = self._code
+        if code is not None and rows <= (min(_FEW, code.most) if last else code.most):
+            shape, cache = self._head.layer(0).self_attn.shape, self._cache
+            each = (shape.kv_heads, shape.head_dim)
+            held = [cache.reserve(index, rows, each, embeddings) for index in range(len(self._head.layers))]
+            end, positions = held[0][2], cache.length + cache.drafted
+            found = code(
+                StepRows(
+                    embeddings, features, places, placed[0], positions, placed[1],
+                    tuple((keys, values) for keys, values, _ in held), end, passed,
+                )
+            )  # fmt: skip
+            if found is not None:
+                return found
+        passed[:] = self._run(embeddings, features if places is None else features[places], *placed, last=last)
+        return self._head.logits(passed, self._target)
+
+    def _places(self, first: int, count: int, like: Tensor) -> Tensor:
+        """Return the places of what rows pass on, [count, D], from one on."""
+        end, held = first + count, self._passed
         if held is None or len(held) < end:
-            self._passed = rows.new_empty(2 * end + _ROOM, rows.shape[1])
+            self._passed = like.new_empty(2 * end + _ROOM, like.shape[-1])
             if held is not None:
                 self._passed[:first] = held[:first]
         assert self._passed is not None
-        self._passed[first:end] = rows
+        return self._passed[first:end]
 
     def _run(
-        self, embeddings: Tensor, features: Tensor, positions: Tensor, seen: Tensor | None, *, last: bool = False
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, seen: Tensor | None, *, last: bool
     ) -> Tensor:
         """Run new rows through all layers; return what they, or the last one alone, pass on."""
         head, cache, x = self._head, self._cache, features
         angles = head.rotary.looked_up(positions, cache.length + cache.drafted, features)
         for index in range(len(head.layers)):
-            layer, ends = head.layer(index), last and index == len(head.layers) - 1
+            layer = head.layer(index)
             residual, given = head.layer_input(index, embeddings, x)
-            found = self._run_code(index, residual, given, angles, seen) if not ends or len(given) <= _FEW else None
-            if found is not None:
-                x = found[-1:] if ends else found
-                continue
             keys, values = cache.append(index, *layer.self_attn.keys_values(given, angles))
             mask, turned = seen, angles
-            if ends:
+            if last and index == len(head.layers) - 1:
                 residual, given, mask, turned = residual[-1:], given[-1:], None, (angles[0][-1:], angles[1][-1:])
             queries = layer.self_attn.queries(given, turned)
             x = layer.finish(residual, layer.self_attn.attend(queries, keys, values, mask))
         return head.carried(x)
-
-    def _run_code(
-        self, index: int, residual: Tensor, given: Tensor, angles: tuple[Tensor, Tensor], seen: Tensor | None
-    ) -> Tensor | None:
-        """Run new rows through a layer by the target's code; return None where it has none for these."""
-        code = self._codes[index]
-        if code is None or len(given) > code.most:
-            return None
-        shape = self._head.layer(index).self_attn.shape
-        rows = self._cache.reserve(index, len(given), (shape.kv_heads, shape.head_dim), residual)
-        return code(residual, given, angles, *rows, seen)

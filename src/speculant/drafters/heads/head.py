@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
+from speculant.drafters.heads.step import StepCode, StepParts
 
 
 class LayerCode(Protocol):
@@ -82,6 +83,10 @@ class TargetParts(Protocol):
         Args:
             layer: with the parts and names of `layers.DecoderLayer`.
         """
+        return None
+
+    def step_code(self, parts: StepParts) -> StepCode | None:
+        """Return faster code for whole steps of a head; None where there is none."""
         return None
 
     def new_norm(self) -> nn.Module:

@@ -85,12 +85,17 @@ class Rotary(nn.Module):
 
     def looked_up(self, positions: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `angles` returns of positions Int64[n] up to `most`, from a table."""
+        cos, sin = self.table(most, like)
+        return cos[positions], sin[positions]
+
+    def table(self, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [m, head_dim] of the first positions, up to `most` or beyond."""
         table = self._table
         if table is None or len(table[0]) <= most or table[0].dtype is not like.dtype:
             length = 1 << max(_TABLE, most.bit_length())
             with torch.inference_mode(mode=False), torch.no_grad():
                 self._table = table = self.angles(torch.arange(length, device=like.device), like)
-        return table[0][positions], table[1][positions]
+        return table
 
     def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
         """Move the frequencies, and keep them in float32 whatever the weights are in."""

@@ -78,12 +78,12 @@ class PEagleState(FeatureState):
 
     def _run_masks(self) -> Tensor:
         head, rows = self._masked, self._masked.depth - 1
-        passed = self._last
-        if rows:
-            device = passed.device
-            positions, seen = self._cache.branch(range(-1, rows - 1), device)
-            embeddings = head.embed(torch.full((rows,), head.mask_token, device=device), self._target)
-            features = head.fused(head.mask_hidden[0]).expand(rows, -1)
-            passed = torch.cat([passed, self._run(embeddings, features, positions, seen)])
-            self._cache.drop()
-        return head.logits(passed, self._target)
+        root = super().start()
+        if not rows:
+            return root
+        placed = self._cache.branch(range(-1, rows - 1), root.device)
+        embeddings = head.embed(torch.full((rows,), head.mask_token, device=root.device), self._target)
+        features, places = head.fused(head.mask_hidden[0]), torch.zeros(rows, dtype=torch.long, device=root.device)
+        found = self.run_rows(embeddings, features, places, placed, 1)
+        self._cache.drop()
+        return torch.cat([root, found])

@@ -26,7 +26,7 @@ class Warping:
         such drafts cost speed, and a memory beside the drafter goes on.
         """
         q = warped(logits, self._sampling) if self._sampling.temperature else logits.float().softmax(-1)
-        unknown = q.isnan().any(-1, keepdim=True)
+        unknown = q[:, :1].isnan()  # where one is, all of the row are
         if bool(unknown.any()):
             if not self._logged:
                 self._logged = True

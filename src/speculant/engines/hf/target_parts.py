@@ -14,7 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.capabilities import base_model, check_model
-from speculant.engines.hf.cpu.head_code import HeadCode, HeadLayer
+from speculant.engines.hf.cpu.head_code import HeadCode
+from speculant.engines.hf.cpu.head_layer import HeadLayer
+from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.model_view import find_layers
 from speculant.engines.hf.own_layer import OwnLayer
 from speculant.engines.hf.own_layer_building import build_layer, copy_layer
@@ -78,6 +80,13 @@ class HFTargetParts:
 
     def layer_code(self, layer: nn.Module) -> HeadLayer | None:
         return None if self._code is None else self._code.layer(layer)
+
+    def step_code(self, parts: Any) -> HeadStep | None:
+        if self._code is None:
+            return None
+        if parts.output is None and (self._factor != 1.0 or self._cap is not None):
+            return None  # logits that the target changes behind its projection
+        return self._code.step(parts, self._output if parts.output is None else parts.output)
 
     def new_norm(self) -> nn.Module:
         return copy.deepcopy(self._norm)

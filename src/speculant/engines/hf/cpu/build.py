@@ -30,8 +30,10 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
 AVX512_BF16 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not others of the same names
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / f"{name}.cpp" for name in ("linear", "linear_bf16", "layer", "attention", "checksum"))
-HEADERS = tuple(FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h"))
+SOURCES = tuple(
+    FOLDER / f"{name}.cpp" for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "checksum")
+)
+HEADERS = tuple(FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h"))
 
 # Arguments and results: pointers, sizes, numbers and unsigned 64-bit numbers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint64}
@@ -44,6 +46,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "before_attention": ("ppppi", ""),
     "after_attention": ("ppppssi", ""),
     "layer": ("ppppppi", ""),
+    "head_step": ("ppi", ""),
     "norm": ("ppps", ""),
     "split_heads": ("pppppp", ""),
     "add_norm": ("ppppps", ""),

@@ -31,13 +31,13 @@ from speculant.engines.hf.in_place_layer import InPlaceLayer
 
 
 class LinearArguments(ctypes.Structure):
-    """The struct `Linear` of layer.cpp."""
+    """The struct `Linear` of layer.h."""
 
-    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("narrow", ctypes.c_int))
 
 
 class LayerArguments(ctypes.Structure):
-    """The struct `Layer` of layer.cpp."""
+    """The struct `Layer` of layer.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
@@ -49,9 +49,14 @@ class LayerArguments(ctypes.Structure):
 
 
 class PositionArguments(ctypes.Structure):
-    """The struct `Positions` of layer.cpp."""
+    """The struct `Positions` of layer.h."""
 
-    _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("shared", ctypes.c_int))
+    _fields_ = (
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("shared", ctypes.c_int),
+        ("rows", ctypes.c_void_p),
+    )
 
 
 class FusedLayer:

@@ -1,0 +1,72 @@
+"""A head's step as data: what faster code needs to run one in a single call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from speculant.drafters.heads.layers import DecoderLayer, RMSNorm, Rotary
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StepParts:
+    """The modules that a row passes, in this order.
+
+    Attributes:
+        fuse: of the embedding beside the feature, [D, 2D], in front of the layers; None for the feature alone.
+        layers: layers that have a `hidden_norm` read the normed embedding beside their normed input.
+        normed_residual: whether the output of the first layer is added to its normed input.
+        norm: behind the layers; None for none.
+        carries_norm: whether the next row reads what was normed.
+        output: of the logits [V', D]; None for the target's.
+        rotary: of all layers.
+    """
+
+    fuse: nn.Linear | None
+    layers: tuple[DecoderLayer, ...]
+    normed_residual: bool
+    norm: RMSNorm | None
+    carries_norm: bool
+    output: nn.Linear | None
+    rotary: Rotary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """New rows of one text, which are the last ones of its keys and values.
+
+    Attributes:
+        embeddings: [n, D], of their tokens.
+        features: [..., D], contiguous.
+        places: Int64[n], which of the features each row reads; None for one after the other.
+        positions: Int64[n].
+        last: the highest position.
+        seen: Bool[n, rows], which rows of the text each may attend to; None for all.
+        held: keys and values [H_kv, room, d] of every layer, contiguous.
+        length: rows of the text, the new ones included.
+        passed: [m, D], written: what the last m rows pass on; m is at most n.
+    """
+
+    embeddings: Tensor
+    features: Tensor
+    places: Tensor | None
+    positions: Tensor
+    last: int
+    seen: Tensor | None
+    held: tuple[tuple[Tensor, Tensor], ...]
+    length: int
+    passed: Tensor
+
+
+class StepCode(Protocol):
+    """Faster code for the steps of a head, for a few rows of one text and without gradients."""
+
+    most: int  # rows of a call
+
+    def __call__(self, rows: StepRows) -> Tensor | None:
+        """Run rows, with their keys and values written; return the logits [m, V'] after the last of them.
+
+        None, and nothing is written, if the code does not do these rows.
+        """

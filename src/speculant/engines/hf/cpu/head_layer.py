@@ -1,0 +1,135 @@
+"""Compiled code for a decoder layer of a head: all of it in one call of `layer.cpp`, attention included.
+
+What the attention reads may be wider than the layer, as EAGLE-3's is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments, PositionArguments
+from speculant.engines.hf.cpu.gqa import MOST_QUERIES, TILE, Attention
+from speculant.engines.hf.cpu.layer_matching import LINEARS
+from speculant.engines.hf.cpu.linear import is_torch_linear, readable
+from speculant.engines.hf.cpu.products import DTYPES, Products
+
+
+def computable(layer: Any) -> bool:
+    """Return whether a layer has the parts that the code computes, of ordinary weights of one dtype."""
+    linears = [getattr(layer.self_attn if name in LINEARS[:4] else layer.mlp, name, None) for name in LINEARS]
+    if not all(is_torch_linear(linear) for linear in linears if linear is not None) or None in linears:
+        return False
+    weights = list(layer.parameters())
+    dtype = weights[0].dtype
+    return dtype in DTYPES and all(weight.dtype is dtype and readable(weight) for weight in weights)
+
+
+class LayerWeights:
+    """The weights of a decoder layer. They are looked up for every call, so new ones are used at once.
+
+    Attributes:
+        arguments: the layer, for the code.
+        heads, kv_heads, head: of its attention.
+        dtype: of all weights.
+        most: rows of a call.
+    """
+
+    def __init__(self, layer: Any, products: Products, narrow: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Take a layer that is `computable`.
+
+        Args:
+            layer: whose weights these are.
+            products: that the code has.
+            narrow: gives the copy of a matrix that is read in its place; None to read the matrices themselves.
+        """
+        attention, mlp, self._narrow = layer.self_attn, layer.mlp, narrow
+        linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
+        norms = {"post": layer.post_attention_layernorm}
+        norms |= {name: attention._modules[f"{name}_norm"] for name in "qk" if f"{name}_norm" in attention._modules}
+        self._linears = [(name, linear._parameters) for name, linear in linears.items()]
+        self._norms = [(f"{name}_norm", norm._parameters) for name, norm in norms.items()]
+        self.head = int(attention.shape.head_dim)
+        self.heads, self.kv_heads = (linears[name].out_features // self.head for name in ("q_proj", "k_proj"))
+        self.dtype: torch.dtype = linears["q_proj"].weight.dtype
+        self.arguments = LayerArguments(
+            hidden=linears["o_proj"].out_features,
+            inner=linears["up_proj"].out_features,
+            given=linears["q_proj"].in_features,
+            is_bf16=self.dtype is torch.bfloat16,
+            **{f"{name}_eps": norm.eps for name, norm in norms.items()},
+        )
+        self._current: list[Any] = []
+        rows = products.most_rows(self.dtype)
+        self.most = min(rows, MOST_QUERIES * self.kv_heads // self.heads) if self.head % TILE == 0 else 0
+
+    def look_up(self) -> bool:
+        """Set the addresses of the weights; return whether any has changed."""
+        norms = [own["weight"].data_ptr() for _, own in self._norms]
+        linears = [find_linear(own["weight"], own["bias"], self._narrow) for _, own in self._linears]
+        current = [norms, linears]
+        if current == self._current:
+            return False
+        for (name, _), address in zip(self._norms, norms, strict=True):
+            setattr(self.arguments, name, address)
+        for (name, _), found in zip(self._linears, linears, strict=True):
+            setattr(self.arguments, name, LinearArguments(*found))
+        self._current = current
+        return True
+
+
+def find_linear(
+    weight: Tensor, bias: Tensor | None, narrow: Callable[[Tensor], Tensor] | None
+) -> tuple[int, int | None, bool]:
+    """Return the fields of `LinearArguments`: the addresses of a matrix, or of its copy, and of its bias."""
+    read = weight if narrow is None else narrow(weight)
+    return read.data_ptr(), None if bias is None else bias.data_ptr(), read is not weight
+
+
+class HeadLayer:
+    """See `drafters.heads.head.LayerCode`."""
+
+    def __init__(self, layer: Any, products: Products) -> None:
+        """Take a layer that is `computable`."""
+        self._weights, self._native = LayerWeights(layer, products), products.native
+        self.most = self._weights.most
+
+    def __call__(
+        self,
+        x: Tensor,
+        given: Tensor,
+        angles: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        length: int,
+        seen: Tensor | None,
+    ) -> Tensor | None:
+        """See `drafters.heads.head.LayerCode`."""
+        rows, weights = len(x), self._weights
+        cos, sin = angles
+        if (
+            rows > self.most
+            or torch.is_grad_enabled()
+            or not all(
+                each.dtype is weights.dtype and each.is_contiguous() and each.is_cpu
+                for each in (x, given, cos, sin, keys)
+            )
+        ):
+            return None
+        weights.look_up()
+        y, step = torch.empty_like(x), keys.stride(0)
+        call = Attention(
+            None, keys.data_ptr(), values.data_ptr(), None if seen is None else seen.data_ptr(), None,
+            1, weights.heads, weights.kv_heads, rows, length, weights.head, 0, step, 0, step,
+            0, 0 if seen is None else length, weights.head**-0.5, weights.arguments.is_bf16,
+        )  # fmt: skip
+        positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), 1)
+        pointers = ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
+        self._native.layer(
+            ctypes.byref(weights.arguments), x.data_ptr(), given.data_ptr(), *pointers, torch.get_num_threads()
+        )
+        return y

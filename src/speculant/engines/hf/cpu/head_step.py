@@ -1,0 +1,157 @@
+"""Compiled code for a step of a head of EAGLE's family: everything but the embeddings in one call of `head_step.cpp`.
+
+A step has some forty operations on one to ten rows, which take several times as long as reading its weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments
+from speculant.engines.hf.cpu.head_layer import LayerWeights, find_linear
+from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
+from speculant.engines.hf.cpu.products import Products
+
+
+class StepLayerArguments(ctypes.Structure):
+    """The struct `StepLayer` of head_step.cpp."""
+
+    _fields_ = (
+        ("layer", LayerArguments),
+        *((name, ctypes.c_void_p) for name in ("embedding_norm", "feature_norm")),
+        *((name, ctypes.c_float) for name in ("embedding_eps", "feature_eps")),
+        ("normed_residual", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        ("head_step", ctypes.c_int64),
+    )
+
+
+class StepArguments(ctypes.Structure):
+    """The struct `Step` of head_step.cpp."""
+
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("count", "hidden", "heads", "kv_heads", "head", "vocabulary")),
+        *((name, LinearArguments) for name in ("fuse", "output")),
+        *((name, ctypes.c_void_p) for name in ("norm", "cos", "sin")),
+        ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("carries_norm", "is_bf16")),
+    )
+
+
+class RowArguments(ctypes.Structure):
+    """The struct `StepRows` of head_step.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("embeddings", "features", "places", "positions", "seen")),
+        *((name, ctypes.c_int64) for name in ("n", "length", "wanted")),
+        *((name, ctypes.c_void_p) for name in ("passed", "logits")),
+    )
+
+
+class HeadStep:
+    """See `drafters.heads.step.StepCode`."""
+
+    def __init__(self, parts: Any, output: nn.Linear, products: Products, *, narrow: bool) -> None:
+        """Take the parts of a head.
+
+        Args:
+            parts: `drafters.heads.step.StepParts` with layers that are `computable`.
+            output: the projection of the logits; all weights are of one dtype.
+            products: that the code has.
+            narrow: whether float matrices may be copied to bfloat16, for steps of few rows.
+        """
+        self._native, self._rotary = products.native, parts.rotary
+        self._whole = StepWeights(parts, output, products)
+        copied = narrow and self._whole.dtype is torch.float32
+        self._few = StepWeights(parts, output, products, NarrowWeights()) if copied else self._whole
+        self.most = self._whole.most
+
+    def __call__(self, rows: Any) -> Tensor | None:
+        """See `drafters.heads.step.StepCode`; the rows are its `StepRows`."""
+        n, wanted, keys = len(rows.embeddings), len(rows.passed), rows.held[0][0]
+        cos, sin = self._rotary.table(rows.last, rows.features)
+        if (
+            n > self.most
+            or torch.is_grad_enabled()
+            or not all(
+                each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu
+                for each in (rows.embeddings, rows.features, rows.passed, keys, cos, sin)
+            )
+        ):
+            return None
+        weights = self._few if n <= ROWS else self._whole
+        step = weights.look_up()
+        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
+        for own, (keys, values) in zip(weights.layers, rows.held, strict=True):
+            own.keys, own.values, own.head_step = keys.data_ptr(), values.data_ptr(), keys.stride(0)
+        logits: Tensor = rows.passed.new_empty(wanted, step.vocabulary)
+        call = RowArguments(
+            rows.embeddings.data_ptr(), rows.features.data_ptr(), _address(rows.places), rows.positions.data_ptr(),
+            _address(rows.seen), n, rows.length, wanted, rows.passed.data_ptr(), logits.data_ptr(),
+        )  # fmt: skip
+        self._native.head_step(ctypes.byref(step), ctypes.byref(call), torch.get_num_threads())
+        return logits
+
+
+class StepWeights:
+    """The weights of a head's step. They are looked up for every call, so new ones are used at once.
+
+    Attributes:
+        layers: the structs of the layers.
+        dtype: of all weights but narrow copies.
+        most: rows of a call.
+    """
+
+    def __init__(self, parts: Any, output: nn.Linear, products: Products, narrow: NarrowWeights | None = None) -> None:
+        """Take what `HeadStep` takes, and where copies of matrices are, None to read the matrices themselves."""
+        self._narrow, self._norm = narrow, parts.norm
+        self._weights = [LayerWeights(layer, products, narrow) for layer in parts.layers]
+        self._linears = [(name, module) for name, module in (("fuse", parts.fuse), ("output", output)) if module]
+        self._norms: list[tuple[int, str, Any]] = []  # place of the layer, which one, module
+        self.layers = (StepLayerArguments * len(parts.layers))()
+        for place, layer in enumerate(parts.layers):
+            self.layers[place].normed_residual = parts.normed_residual and place == 0
+            if (hidden_norm := layer._modules.get("hidden_norm")) is not None:
+                self._norms += [(place, "embedding", layer.input_layernorm), (place, "feature", hidden_norm)]
+            elif (input_norm := layer._modules.get("input_layernorm")) is not None:
+                self._norms.append((place, "input", input_norm))
+        first = self._weights[0]
+        self._step = StepArguments(
+            layers=ctypes.addressof(self.layers), count=len(parts.layers), hidden=first.arguments.hidden,
+            heads=first.heads, kv_heads=first.kv_heads, head=first.head, vocabulary=output.out_features,
+            carries_norm=parts.carries_norm, is_bf16=first.dtype is torch.bfloat16,
+        )  # fmt: skip
+        self._current: list[Any] = []
+        self.dtype, self.most = first.dtype, min(each.most for each in self._weights)
+
+    def look_up(self) -> StepArguments:
+        """Return the step, with the addresses of the weights."""
+        changed = [each.look_up() for each in self._weights]
+        norms = [norm.weight.data_ptr() for *_, norm in self._norms]
+        linears = [find_linear(module.weight, module.bias, self._narrow) for _, module in self._linears]
+        last = None if self._norm is None else self._norm.weight.data_ptr()
+        current = [norms, linears, last]
+        if current == self._current and not any(changed):
+            return self._step
+        for own, each in zip(self.layers, self._weights, strict=True):
+            own.layer = each.arguments
+        for (place, name, norm), address in zip(self._norms, norms, strict=True):
+            own = self.layers[place]
+            holder = own.layer if name == "input" else own
+            setattr(holder, f"{name}_norm", address)
+            setattr(holder, f"{name}_eps", norm.eps)
+        for (name, _), found in zip(self._linears, linears, strict=True):
+            setattr(self._step, name, LinearArguments(*found))
+        if self._norm is not None:
+            self._step.norm, self._step.norm_eps = last, self._norm.eps
+        self._current = current
+        return self._step
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,75 @@
+// What a decoder layer is made of: its weights, RMSNorm, and products of rows with their biases.
+//
+// Every row is computed in the same way for any number of rows.
+
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "vectors.h"
+
+extern "C" void linear(const float *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k, int is_bf16,
+                       int threads);
+extern "C" void linear_bf16(const void *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k,
+                            int threads);
+
+struct Linear {
+  const void *weight, *bias;  // [outs, k]; [outs] or null
+  int narrow;  // whether the weight, not the bias, is bfloat16 where the layer is float
+};
+
+struct Layer {
+  // weights of RMSNorms: before attention, or null; before the MLP; per head, or null
+  const void *input_norm, *post_norm, *q_norm, *k_norm;
+  Linear q, k, v, o, gate, up, down;
+  int64_t hidden, inner, given;  // given: of what queries, keys and values are projected from
+  float input_eps, post_eps, q_eps, k_eps;
+  int is_bf16;      // whether weights, inputs and outputs are bfloat16; otherwise they are float
+  int native_bf16;  // whether products use the processor's bfloat16 instructions (linear_bf16.cpp)
+};
+
+struct Positions {
+  const void *cos, *sin;  // [batch, n, head], or [n, head] if `shared`, or tables [positions, head]
+  int shared;
+  const int64_t *rows;  // [batch * n], places in tables; null where cos and sin are not
+};
+
+// Memory of this thread that is kept between calls, because fresh memory costs more than what is computed in it.
+template <int WHICH>
+static float *scratch(int64_t count) {
+  static thread_local std::vector<float> buffer;
+  if ((int64_t)buffer.size() < count) buffer.resize(count);
+  return buffer.data();
+}
+
+template <class T>
+static void project(const Layer *layer, const Linear &l, const float *x, float *y, int64_t rows, int64_t outs,
+                    int64_t k, int threads) {
+  if (layer->native_bf16) {
+    BFloat16 *narrow = (BFloat16 *)scratch<2>((rows * k + 1) / 2);
+    for (int64_t i = 0; i < rows * k; i++) narrow[i] = convert<BFloat16>(x[i]);  // exact: x was rounded before
+    linear_bf16(narrow, l.weight, y, rows, outs, k, threads);
+  } else {
+    linear(x, l.weight, y, rows, outs, k, l.narrow || std::is_same_v<T, BFloat16>, threads);
+  }
+  const T *bias = (const T *)l.bias;
+  for (int64_t r = 0; bias && r < rows; r++)
+#pragma omp simd
+    for (int64_t i = 0; i < outs; i++) y[r * outs + i] += to_float(bias[i]);
+#pragma omp simd
+  for (int64_t i = 0; i < rows * outs; i++) y[i] = rounded<T>(y[i]);
+}
+
+template <class T>
+static void rms_norm(const float *x, const void *weight, float eps, float *y, int64_t rows, int64_t size) {
+  const T *w = (const T *)weight;
+  for (int64_t r = 0; r < rows; r++, x += size, y += size) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; i++) sum += x[i] * x[i];
+    const float scale = 1 / std::sqrt(sum / size + eps);
+#pragma omp simd
+    for (int64_t i = 0; i < size; i++) y[i] = rounded<T>(to_float(w[i]) * rounded<T>(x[i] * scale));
+  }
+}
