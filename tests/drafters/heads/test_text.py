@@ -98,7 +98,7 @@ def test_a_draft_vocabulary_has_no_other_tokens() -> None:
     [whole] = text.begin()
     ids = torch.tensor([3, 8, 40])
     head.ids = ids
-    narrow = text._distributions(whole.log()[None, ids])[0]
+    narrow = text.distributions(whole.log()[None, ids])[0]
     torch.testing.assert_close(narrow[ids], whole[ids] / whole[ids].sum())
     assert narrow.count_nonzero() == 3
     assert len(narrow) == VOCABULARY

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from speculant.core.drafter import Drafter, Session, Start
+from speculant.core.drafter import Budget, Drafter, Session, Start
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
+from speculant.core.tree import DraftTree
 from speculant.drafters.heads.head import Head, TargetParts
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.static_tree import StaticTree
-from speculant.drafters.heads.text import HeadText
+from speculant.drafters.heads.text import HeadText, read_together
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
+from speculant.drafters.models.together import draft_together
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.union import UnionSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,9 @@ class HeadDrafter(Drafter):
     def open(self, start: Start) -> Session:
         return LevelSession(self.open_text(start), start, self._shape())
 
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        return propose_together(sessions, budgets)
+
     def open_text(self, start: Start) -> HeadText:
         """Return the text of a request."""
         return HeadText(self.states, start)
@@ -107,6 +114,14 @@ class HeadDrafter(Drafter):
         if not self.head.head.paths:
             raise UsageError(f"there is no static tree for heads of kind {self.head.kind}; use tree=dynamic or chain.")
         return StaticTree(self.head.head.paths, self._acceptance)
+
+
+def propose_together(sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+    """Return the drafts of sessions on texts of one head, whose rows run together."""
+    growing = [each for each in sessions if isinstance(each, LevelSession | UnionSession)]
+    if len(sessions) == 1 or len(growing) < len(sessions):
+        return [session.propose(budget) for session, budget in zip(sessions, budgets, strict=True)]
+    return draft_together(growing, budgets, read_together)
 
 
 class ChainHeadDrafter(HeadDrafter):

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.feature_state import FeatureHead, FeatureState
-from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.feature_state import JointHead
+from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, Rotary
 from speculant.drafters.heads.static_tree import EAGLE_PATHS
 from speculant.drafters.heads.step import StepParts
@@ -22,7 +22,7 @@ from speculant.drafters.heads.step import StepParts
 LAST = -1
 
 
-class EagleHead(nn.Module, FeatureHead):
+class EagleHead(nn.Module, JointHead):
     """The weights, named as in the authors' checkpoints."""
 
     taps = (LAST,)
@@ -42,9 +42,6 @@ class EagleHead(nn.Module, FeatureHead):
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=bias)
         self.layers = nn.ModuleList([DecoderLayer(shape, first_norm=False)])
         self.rotary = Rotary(shape)
-
-    def open(self, first: int, target: TargetParts) -> HeadState:
-        return FeatureState(self, target, first)
 
     def embed(self, ids: Tensor, target: TargetParts) -> Tensor:
         return target.embed(ids)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.feature_state import FeatureHead, FeatureState
-from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.feature_state import JointHead
+from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
 from speculant.drafters.heads.step import StepParts
 
@@ -65,7 +65,7 @@ class Eagle3Layer(DecoderLayer):
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
 
 
-class Eagle3Head(nn.Module, FeatureHead):
+class Eagle3Head(nn.Module, JointHead):
     """The weights, named as in the authors' checkpoints but for `layers.0`, which is `midlayer` there."""
 
     depth: int | None = None
@@ -99,9 +99,6 @@ class Eagle3Head(nn.Module, FeatureHead):
             self.embed_tokens = nn.Embedding(shape.vocabulary, hidden)
         if shape.own_output:
             self.lm_head = nn.Linear(hidden, shape.draft_vocabulary or shape.vocabulary, bias=False)
-
-    def open(self, first: int, target: TargetParts) -> HeadState:
-        return FeatureState(self, target, first)
 
     def embed(self, ids: Tensor, target: TargetParts) -> Tensor:
         found: Tensor = self.embed_tokens(ids) if self.shape.own_embeddings else target.embed(ids)

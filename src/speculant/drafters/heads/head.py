@@ -202,6 +202,17 @@ class Head(Protocol):
     def open(self, first: int, target: TargetParts) -> HeadState:
         """Return the state of a text whose tokens before the position `first` have no rows."""
 
+    def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+        """Append rows of committed tokens to several texts; heads that can, run them together."""
+        for state, own, tokens in zip(states, hidden, following, strict=True):
+            state.extend(own, tokens)
+
+    def grow_all(
+        self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Append rows of drafts to several texts, return the logits after them; heads that can, run them together."""
+        return [state.grow(own, rows) for state, own, rows in zip(states, tokens, above, strict=True)]
+
 
 @runtime_checkable
 class TextHead(Protocol):

@@ -137,10 +137,16 @@ class Attention(nn.Module):
         return rotated(self.k_norm(keys) if self.shape.norms else keys, angles), self._split(self.v_proj(x))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-        """Return [..., n, D] of queries [..., H, n, d] over keys and values [..., H_kv, m, d].
+        """Return [..., n, D] of what `weigh` takes."""
+        output: Tensor = self.o_proj(self.weigh(queries, keys, values, seen))
+        return output
+
+    def weigh(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+        """Return [..., n, H * d], before the output projection, of queries [..., H, n, d].
 
         Args:
-            queries, keys, values: as above.
+            queries: rotated.
+            keys, values: [..., H_kv, m, d].
             seen: Bool[..., n, m], which keys each query may see; None for all.
         """
         mask = seen if seen is None or seen.ndim == 2 else seen.unsqueeze(-3)
@@ -151,8 +157,7 @@ class Attention(nn.Module):
             queries, keys, values, attn_mask=mask, enable_gqa=self.shape.kv_heads != self.shape.heads
         )
         found = found[0] if flat else found
-        output: Tensor = self.o_proj(found.transpose(-3, -2).flatten(-2))
-        return output
+        return found.transpose(-3, -2).flatten(-2)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)

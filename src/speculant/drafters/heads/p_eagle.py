@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.feature_state import FeatureState
-from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.head import Head, HeadState, TargetParts
 
 
 class PEagleHead(Eagle3Head):
     """The weights of EAGLE-3 and `mask_hidden`."""
 
     depth: int
+    extend_all, grow_all = Head.extend_all, Head.grow_all  # drafts grow without steps
 
     def __init__(self, shape: Eagle3Shape, *, mask_token: int, depth: int, ids: Tensor | None = None) -> None:
         """Build a head with random weights.
@@ -81,9 +82,9 @@ class PEagleState(FeatureState):
         root = super().start()
         if not rows:
             return root
-        placed = self._cache.branch(range(-1, rows - 1), root.device)
-        embeddings = head.embed(torch.full((rows,), head.mask_token, device=root.device), self._target)
-        features, places = head.fused(head.mask_hidden[0]), torch.zeros(rows, dtype=torch.long, device=root.device)
-        found = self.run_rows(embeddings, features, places, placed, 1)
-        self._cache.drop()
+        features = head.fused(head.mask_hidden[0])
+        new = self.branch(range(-1, rows - 1), features)
+        embeddings = head.embed(torch.full((rows,), head.mask_token, device=root.device), self.target)
+        [found] = self.run(embeddings, [new])
+        self.cache.drop()
         return torch.cat([root, found])

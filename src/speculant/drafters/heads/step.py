@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,23 +34,21 @@ class StepParts:
     rotary: Rotary
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepRows:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TextRows:
     """New rows of one text, which are the last ones of its keys and values.
 
     Attributes:
-        embeddings: [n, D], of their tokens.
         features: [..., D], contiguous.
         places: Int64[n], which of the features each row reads; None for one after the other.
         positions: Int64[n].
         last: the highest position.
-        seen: Bool[n, rows], which rows of the text each may attend to; None for all.
+        seen: Bool[n, length], which rows of the text each may attend to; None for all.
         held: keys and values [H_kv, room, d] of every layer, contiguous.
         length: rows of the text, the new ones included.
         passed: [m, D], written: what the last m rows pass on; m is at most n.
     """
 
-    embeddings: Tensor
     features: Tensor
     places: Tensor | None
     positions: Tensor
@@ -61,12 +60,24 @@ class StepRows:
 
 
 class StepCode(Protocol):
-    """Faster code for the steps of a head, for a few rows of one text and without gradients."""
+    """Faster code for the steps of a head, for a few rows and without gradients.
 
-    most: int  # rows of a call
+    Attributes:
+        most: rows of one text.
+        most_together: rows of a call.
+    """
 
-    def __call__(self, rows: StepRows) -> Tensor | None:
-        """Run rows, with their keys and values written; return the logits [m, V'] after the last of them.
+    most: int
+    most_together: int
 
-        None, and nothing is written, if the code does not do these rows.
+    def __call__(self, embeddings: Tensor, texts: Sequence[TextRows]) -> Tensor | None:
+        """Run rows of several texts, with their keys and values written.
+
+        Args:
+            embeddings: [n, D], of the tokens of all rows, text by text.
+            texts: one or more.
+
+        Returns:
+            The logits [m, V'] after the last rows of all texts; None, with nothing written, if the code does not do
+            these rows.
         """

@@ -12,6 +12,7 @@ from speculant.core.tree import ROOT
 from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.models.level_session import LevelText
+from speculant.drafters.models.together import Answer, Reading
 from speculant.drafters.models.warping import Warping
 
 _UNREAD = 64  # committed tokens whose states may wait to be read
@@ -21,6 +22,7 @@ class HeadText(LevelText):
     """One request.
 
     Attributes:
+        head: the head.
         tokens: the committed text, the root included.
         state: the head's; None until the prompt's pass was observed.
     """
@@ -33,7 +35,7 @@ class HeadText(LevelText):
             start: of the request.
         """
         self._states, self._warping, self._cache = states, Warping(start.sampling), start.target
-        self._head, self._target = states.head, states.target
+        self.head, self._target = states.head, states.target
         self.tokens: list[int] = start.prompt.tolist()
         self.state: HeadState | None = None
         self._rows: list[int] = []  # by the number of a row of the draft, the state's
@@ -43,7 +45,7 @@ class HeadText(LevelText):
     @property
     def depth(self) -> int:
         """How deep a draft may be."""
-        deepest = [self._head.depth] if self._head.depth is not None else []
+        deepest = [self.head.depth] if self.head.depth is not None else []
         if self._target.positions is not None:
             deepest.append(self._target.positions - len(self.tokens))
         if self.state is not None and self.state.room is not None:
@@ -56,35 +58,36 @@ class HeadText(LevelText):
         return True
 
     @property
+    def known_state(self) -> HeadState:
+        """The head's state, which the prompt's pass opened."""
+        assert self.state is not None
+        return self.state
+
+    @property
     def rows(self) -> int:
         """How many rows the draft has: the number of the next one."""
         return len(self._rows)
 
     def begin(self) -> Tensor:
         """Drop all rows of a draft, read what was committed; return q [1, V] after the root."""
-        assert self.state is not None
-        with torch.inference_mode():
-            self._rows = []
-            self._catch_up(self.state)
-            return self._distributions(self.state.start())
+        [(_, q)] = read_together([self], [Reading()])
+        return q
 
-    def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
+    def read(self, tokens: Sequence[int], above: Sequence[int]) -> Answer:
         """Run n nodes below rows (-1: the root, or nodes among them); return their rows and q [n, V] after them."""
-        assert self.state is not None
+        [answer] = read_together([self], [Reading(tokens, above)])
+        return answer
+
+    def plan(self, tokens: Sequence[int], above: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """Number the rows of nodes; return the nodes and the rows above them, level by level."""
         first, grown = len(self._rows), len(self._rows)
         self._rows += [ROOT] * len(tokens)
-        levels, found = _levels(above, first), list[Tensor]()
-        with torch.inference_mode():
-            for level in levels:
-                parents = [ROOT if above[node] == ROOT else self._rows[above[node]] for node in level]
-                found.append(self._distributions(self.state.grow([tokens[node] for node in level], parents)))
-                for node in level:
-                    self._rows[first + node], grown = grown, grown + 1
-            q = found[0]
-            if len(levels) > 1:  # in the order of the nodes
-                order = sorted(range(len(tokens)), key=[node for level in levels for node in level].__getitem__)
-                q = torch.cat(found)[order]
-        return list(range(first, len(self._rows))), q
+        planned = list[tuple[list[int], list[int]]]()
+        for level in _levels(above, first):
+            planned.append((level, [ROOT if above[node] == ROOT else self._rows[above[node]] for node in level]))
+            for node in level:
+                self._rows[first + node], grown = grown, grown + 1
+        return planned
 
     def observe(self, verified: Verified) -> None:
         """Take committed tokens with the target's own states; those after the prompt are read when a draft begins.
@@ -107,31 +110,70 @@ class HeadText(LevelText):
             self._catch_up(self.state)
         self.tokens += verified.tokens.tolist()
 
-    def _catch_up(self, state: HeadState) -> None:
-        """Drop the rows of a draft; append those of committed tokens that have none."""
-        state.drop()
+    def take_unread(self) -> tuple[Tensor, Tensor] | None:
+        """Drop the rows of a draft; return what committed tokens without rows are read from, None if there are none."""
+        self.known_state.drop()
+        self._rows = []
         if not self._unread:
-            return
+            return None
         following, held = self._unread, self._hidden
         self._unread, self._hidden = [], []
         hidden = held[0] if len(held) == 1 else torch.cat(held)
-        with torch.inference_mode():
-            state.extend(hidden, torch.tensor(following, device=hidden.device))
+        return hidden, torch.tensor(following, device=hidden.device)
+
+    def _catch_up(self, state: HeadState) -> None:
+        """Drop the rows of a draft; append those of committed tokens that have none."""
+        if (unread := self.take_unread()) is not None:
+            with torch.inference_mode():
+                state.extend(*unread)
 
     def release(self) -> None:
         """Keep the state for a text that goes on from this one."""
-        state, self.state = self.state, None
-        if state is not None:
+        if (state := self.state) is not None:
             self._catch_up(state)
+            self.state = None
             self._states.keep(self.tokens, state)
 
-    def _distributions(self, logits: Tensor) -> Tensor:
+    def distributions(self, logits: Tensor) -> Tensor:
         """Return the distributions [n, V] of logits [n, V'], over the target's vocabulary."""
-        logits, ids = logits.float(), self._head.ids
+        logits, ids = logits.float(), self.head.ids
         if ids is not None:
             wide = logits.new_full((len(logits), self._target.vocabulary), -torch.inf)
             logits = wide.index_copy_(1, ids, logits)
         return self._warping(logits[:, : self._target.vocabulary])
+
+
+def read_together(texts: Sequence[HeadText], wanted: Sequence[Reading]) -> list[Answer]:
+    """Return what drafts on several texts of one head wait for; their rows run together."""
+    with torch.inference_mode():
+        _begin_together([text for text, reading in zip(texts, wanted, strict=True) if not reading.tokens])
+        plans = [text.plan(reading.tokens, reading.above) for text, reading in zip(texts, wanted, strict=True)]
+        found: list[list[Tensor]] = [[] for _ in texts]
+        for level in range(max(map(len, plans))):
+            growing = [place for place, plan in enumerate(plans) if level < len(plan)]
+            nodes, above = zip(*(plans[place][level] for place in growing), strict=True)
+            tokens = [[wanted[place].tokens[node] for node in own] for place, own in zip(growing, nodes, strict=True)]
+            logits = texts[0].head.grow_all([texts[place].known_state for place in growing], tokens, above)
+            for place, own in zip(growing, logits, strict=True):
+                found[place].append(texts[place].distributions(own))
+        answers = list[Answer]()
+        for text, plan, laws in zip(texts, plans, found, strict=True):
+            order = [node for level, _ in plan for node in level]
+            if not order:
+                laws.append(text.distributions(text.known_state.start()))
+            q = laws[0] if len(laws) == 1 else torch.cat(laws)
+            if len(plan) > 1:  # in the order of the nodes
+                q = q[sorted(range(len(order)), key=order.__getitem__)]
+            answers.append(([*range(text.rows - len(order), text.rows)], q))
+        return answers
+
+
+def _begin_together(texts: Sequence[HeadText]) -> None:
+    """Drop the rows of drafts, and append those of committed tokens."""
+    unread = [(text.known_state, *own) for text in texts if (own := text.take_unread()) is not None]
+    if unread:
+        states, hidden, following = zip(*unread, strict=True)
+        texts[0].head.extend_all(states, hidden, following)
 
 
 def _levels(above: Sequence[int], first: int) -> list[list[int]]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent, Session, Start
+from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start
 from speculant.core.engine import Needs
-from speculant.drafters.heads.drafter import LoadedHead
+from speculant.core.tree import DraftTree
+from speculant.drafters.heads.drafter import LoadedHead, propose_together
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.text import HeadText
 from speculant.drafters.mix.base import MixBase
@@ -67,6 +68,9 @@ class UnionHeadDrafter(Drafter, Persistent):
 
     def open(self, start: Start) -> Session:
         return UnionSession(HeadText(self.states, start), self.memory.open(start), self._mixture, self._settings)
+
+    def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+        return propose_together(sessions, budgets)
 
     def save(self, path: Path) -> None:
         """Write the memory; raises as its `save`."""

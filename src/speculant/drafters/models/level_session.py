@@ -12,6 +12,7 @@ from torch import Tensor
 from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.tree import ROOT, Ahead, DraftTree, Float64, Proposal
 from speculant.drafters.models.shapes import Level, Shape
+from speculant.drafters.models.together import Drafting, Reading, draft_alone
 
 
 class LevelText(Protocol):
@@ -47,25 +48,33 @@ class RowText(LevelText, Protocol):
 
 
 class LevelSession(Session):
-    """One request: its text on what drafts, and the shape that its drafts grow into."""
+    """One request: its text on what drafts, and the shape that its drafts grow into.
+
+    Attributes:
+        text: what drafts.
+    """
 
     def __init__(self, text: LevelText, start: Start, shape: Shape) -> None:
-        self._text, self._start, self._shape, self._round = text, start, shape, 0
+        self.text, self._start, self._shape, self._round = text, start, shape, 0
         self._trees = text.trees
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return a draft. Asked again before `observe`, it draws the same tokens again."""
-        depth = min(budget.nodes, budget.depth, self._text.depth, self._shape.passes)
+        return draft_alone(self, budget)
+
+    def drafting(self, budget: Budget) -> Drafting:
+        """Return a draft in progress."""
+        depth = min(budget.nodes, budget.depth, self.text.depth, self._shape.passes)
         if depth < 1:
             return DraftTree.empty()
-        self._trees = trees = budget.trees and self._text.trees
+        self._trees = trees = budget.trees and self.text.trees
         shape, generator = self._shape, torch.Generator()
         sampled = bool(self._start.sampling.temperature) and not shape.choosing
         if sampled:
             generator.manual_seed(self._start.round_seed(self._round))
         tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
         branches = budget.branches
-        level, q = [ROOT], self._text.begin()
+        level, (_, q) = [ROOT], (yield Reading())
         laws = {ROOT: q[0]} if sampled else {}
         for d in range(1, depth + 1):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
@@ -85,7 +94,7 @@ class LevelSession(Session):
             if not level or d == depth or (not shape.choosing and len(tokens) >= budget.nodes):
                 break
             above = [ROOT if parents[node] == ROOT else rows[parents[node]] for node in level]
-            read, q = self._text.read([tokens[node] for node in level], above)
+            read, q = yield Reading([tokens[node] for node in level], above)
             for node, row in zip(level, read, strict=True):
                 rows[node] = row
             if sampled:
@@ -96,7 +105,7 @@ class LevelSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Learn which nodes were accepted."""
-        self._text.observe(verified)
+        self.text.observe(verified)
         if len(verified.tree):
             self._shape.learn(verified.tree, verified.path.tolist())
         self._round += 1
@@ -105,7 +114,7 @@ class LevelSession(Session):
         return self._shape.forecast(nodes) if self._trees else None
 
     def close(self) -> None:
-        self._text.release()
+        self.text.release()
 
 
 def drafted(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from speculant.drafters.heads.feature_state import FeatureHead
+from speculant.drafters.heads.feature_head import FeatureHead
 from speculant.drafters.heads.layers import Attention
 from speculant.training.recipes.anchor_grid import AnchorGrid
 

@@ -96,6 +96,29 @@ def test_few_rows_read_narrow_copies(model: Any) -> None:
         torch.testing.assert_close(state.start(), plain.start(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_texts_run_together_as_alone(model: Any, name: str, dtype: torch.dtype) -> None:
+    """Guards batches: the rows of texts of other lengths, as chains and trees, are those of each text by itself."""
+    head, taps = HEADS[name]()
+    head.to(dtype)
+    model = model if dtype is torch.float32 else target_model().to(dtype)
+    target, texts = HFTargetParts(model, fast=True), [states(count, taps, seed=count) for count in (9, 5, 2)]
+    together, alone = ([head.open(0, target) for _ in texts] for _ in range(2))
+    hidden, following = [own.to(dtype) for own, _ in texts], [own for _, own in texts]
+    tokens, above = [[3, 4, 5], [6], [7, 8]], [[-1] * 3, [-1], [-1] * 2]
+    head.extend_all(together, hidden, following)
+    for state, *own in zip(alone, hidden, following, strict=True):
+        state.extend(*own)
+    wanted = [state.grow(*own) for state, *own in zip(alone, tokens, above, strict=True)]
+    found = head.grow_all(together, tokens, above)
+    tolerance = 0.05 if dtype is torch.float32 else 0.1  # few rows read copies of the weights
+    for state, other, one, own in zip(together, alone, found, wanted, strict=True):
+        assert torch.allclose(state.start().float(), other.start().float(), atol=tolerance, rtol=tolerance)
+        assert torch.allclose(one.float(), own.float(), atol=tolerance, rtol=tolerance)
+
+
 def test_new_weights_count_at_once(model: Any) -> None:
     """Guards heads that are trained while they draft: weights changed in place, and replaced ones."""
     head, target = eagle_head(**LARGE), HFTargetParts(model, fast=True)

@@ -46,7 +46,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "before_attention": ("ppppi", ""),
     "after_attention": ("ppppssi", ""),
     "layer": ("ppppppi", ""),
-    "head_step": ("ppi", ""),
+    "head_step": ("ppsppi", ""),
     "norm": ("ppps", ""),
     "split_heads": ("pppppp", ""),
     "add_norm": ("ppppps", ""),

@@ -25,8 +25,6 @@ class StepLayerArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("embedding_norm", "feature_norm")),
         *((name, ctypes.c_float) for name in ("embedding_eps", "feature_eps")),
         ("normed_residual", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("keys", "values")),
-        ("head_step", ctypes.c_int64),
     )
 
 
@@ -43,13 +41,18 @@ class StepArguments(ctypes.Structure):
     )
 
 
-class RowArguments(ctypes.Structure):
-    """The struct `StepRows` of head_step.cpp."""
+class HeldArguments(ctypes.Structure):
+    """The struct `Held` of head_step.cpp."""
+
+    _fields_ = (("keys", ctypes.c_void_p), ("values", ctypes.c_void_p), ("step", ctypes.c_int64))
+
+
+class TextArguments(ctypes.Structure):
+    """The struct `Text` of head_step.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("embeddings", "features", "places", "positions", "seen")),
+        *((name, ctypes.c_void_p) for name in ("features", "places", "positions", "seen", "held", "passed")),
         *((name, ctypes.c_int64) for name in ("n", "length", "wanted")),
-        *((name, ctypes.c_void_p) for name in ("passed", "logits")),
     )
 
 
@@ -69,32 +72,40 @@ class HeadStep:
         self._whole = StepWeights(parts, output, products)
         copied = narrow and self._whole.dtype is torch.float32
         self._few = StepWeights(parts, output, products, NarrowWeights()) if copied else self._whole
-        self.most = self._whole.most
+        self.most, self.most_together = self._whole.most, products.most_rows(self._whole.dtype)
 
-    def __call__(self, rows: Any) -> Tensor | None:
-        """See `drafters.heads.step.StepCode`; the rows are its `StepRows`."""
-        n, wanted, keys = len(rows.embeddings), len(rows.passed), rows.held[0][0]
-        cos, sin = self._rotary.table(rows.last, rows.features)
+    def __call__(self, embeddings: Tensor, texts: Any) -> Tensor | None:
+        """See `drafters.heads.step.StepCode`; the texts are its `TextRows`."""
+        cos, sin = self._rotary.table(max(text.last for text in texts), embeddings)
+        read = [embeddings, cos, sin]
+        for text in texts:
+            read += (text.features, text.passed, text.held[0][0])
         if (
-            n > self.most
+            len(embeddings) > self.most_together
             or torch.is_grad_enabled()
-            or not all(
-                each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu
-                for each in (rows.embeddings, rows.features, rows.passed, keys, cos, sin)
-            )
+            or not all(each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu for each in read)
         ):
             return None
-        weights = self._few if n <= ROWS else self._whole
+        weights = self._few if len(embeddings) <= ROWS else self._whole
         step = weights.look_up()
         step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
-        for own, (keys, values) in zip(weights.layers, rows.held, strict=True):
-            own.keys, own.values, own.head_step = keys.data_ptr(), values.data_ptr(), keys.stride(0)
-        logits: Tensor = rows.passed.new_empty(wanted, step.vocabulary)
-        call = RowArguments(
-            rows.embeddings.data_ptr(), rows.features.data_ptr(), _address(rows.places), rows.positions.data_ptr(),
-            _address(rows.seen), n, rows.length, wanted, rows.passed.data_ptr(), logits.data_ptr(),
+        calls, held, wanted = (TextArguments * len(texts))(), [], 0
+        for call, text in zip(calls, texts, strict=True):
+            layers = (HeldArguments * len(text.held))(
+                *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in text.held)
+            )
+            held.append(layers)  # until the call has ended
+            call.features, call.places, call.positions, call.seen = (
+                text.features.data_ptr(), _address(text.places), text.positions.data_ptr(), _address(text.seen),
+            )  # fmt: skip
+            call.held, call.passed = ctypes.addressof(layers), text.passed.data_ptr()
+            call.n, call.length, call.wanted = len(text.positions), text.length, len(text.passed)
+            wanted += len(text.passed)
+        logits = embeddings.new_empty(wanted, step.vocabulary)
+        self._native.head_step(
+            ctypes.byref(step), ctypes.byref(calls), len(texts), embeddings.data_ptr(), logits.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
-        self._native.head_step(ctypes.byref(step), ctypes.byref(call), torch.get_num_threads())
         return logits
 
 

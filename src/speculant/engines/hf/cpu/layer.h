@@ -1,4 +1,4 @@
-// What a decoder layer is made of: its weights, RMSNorm, and products of rows with their biases.
+// What a decoder layer is made of: its weights, RMSNorm, products of rows with their biases, and rotated heads.
 //
 // Every row is computed in the same way for any number of rows.
 
@@ -71,5 +71,33 @@ static void rms_norm(const float *x, const void *weight, float eps, float *y, in
     const float scale = 1 / std::sqrt(sum / size + eps);
 #pragma omp simd
     for (int64_t i = 0; i < size; i++) y[i] = rounded<T>(to_float(w[i]) * rounded<T>(x[i] * scale));
+  }
+}
+
+// Writes x[batch * n, heads * head] to rows of y by heads, normalised (`norm`) and rotated to their positions (`p`) where
+// these are given.
+template <class T>
+static void write_heads(const float *x, void *y, int64_t batch_step, int64_t head_step, const void *norm, float eps,
+                     const Positions *p, int64_t batch, int64_t n, int64_t heads, int64_t head) {
+  const int64_t half = head / 2;
+  std::vector<float> normed(norm ? head : 0);
+  for (int64_t row = 0; row < batch * n; row++) {
+    for (int64_t h = 0; h < heads; h++, x += head) {
+      T *to = (T *)y + row / n * batch_step + h * head_step + row % n * head;
+      const float *from = x;
+      if (norm) rms_norm<T>(x, norm, eps, normed.data(), 1, head), from = normed.data();
+      if (!p) {
+        for (int64_t i = 0; i < head; i++) to[i] = convert<T>(from[i]);
+        continue;
+      }
+      const int64_t place = (p->rows ? p->rows[row] : p->shared ? row % n : row) * head;
+      const T *c = (const T *)p->cos + place, *s = (const T *)p->sin + place;
+#pragma omp simd
+      for (int64_t i = 0; i < half; i++) {
+        const float low = from[i], high = from[i + half];
+        to[i] = convert<T>(rounded<T>(low * to_float(c[i])) - rounded<T>(high * to_float(s[i])));
+        to[i + half] = convert<T>(rounded<T>(high * to_float(c[i + half])) + rounded<T>(low * to_float(s[i + half])));
+      }
+    }
   }
 }
