@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def assistant_config(model: Any, *, clusters: int = 0, best: int = 2, **changes:
         "hidden_activation": "gelu_pytorch_tanh",
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 256,
-        "rope_parameters": own["rope_parameters"],
+        "rope_parameters": copy.deepcopy(own["rope_parameters"]),
         "tie_word_embeddings": True,
         **KEYS,
     }
@@ -128,10 +129,15 @@ def save_assistant(folder: Path, config: dict[str, Any], tensors: dict[str, torc
     save_file(tensors, folder / "model.safetensors")
 
 
-def assistant(model: Any, **options: Any) -> LoadedHead:
-    """Return a random assistant of a target; the options are those of its config."""
-    config = assistant_config(model, **options)
-    loaded = load_head(Checkpoint("memory", config, assistant_tensors(config)), HFTargetParts(model))
+def loaded_assistant(model: Any, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> LoadedHead:
+    """Return the assistant of a checkpoint, on its target."""
+    loaded = load_head(Checkpoint("memory", config, tensors), HFTargetParts(model))
     assert isinstance(loaded.head, AssistantHead)
     loaded.head.to(model.dtype).eval().requires_grad_(False)
     return loaded
+
+
+def assistant(model: Any, **options: Any) -> LoadedHead:
+    """Return a random assistant of a target; the options are those of its config."""
+    config = assistant_config(model, **options)
+    return loaded_assistant(model, config, assistant_tensors(config))

@@ -146,7 +146,10 @@ BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
 VARIANTS: Mapping[str, str] = {"dspark": "dflash"}  # the kinds of those that loaders count as another kind
 NAMES = tuple(BUILDERS)
 HEADED = [name for name, method in METHODS.items() if method.heads]
-UNITED = {"mix-head": ("eagle3", "assistant", "medusa", "dspark", "pard", "glide", "pass"), "suffix-head": ("eagle3", "dflash")}
+UNITED = {
+    "mix-head": ("eagle3", "assistant", "medusa", "dspark", "pard", "glide", "pass"),
+    "suffix-head": ("eagle3", "dflash"),
+}
 PAIRS = [  # every method with every head that is tested with it
     (method, name)
     for method in HEADED
