@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from gemmas import FULL, SLIDING, TARGETS, assistant_config, assistant_tensors, gemma, save_assistant
 from models import tiny_model
@@ -17,6 +20,7 @@ from speculant.api.heads import open_head
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
+from speculant.drafters.heads.checkpoints.read_layers import read_layers
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.engines.hf.target_parts import HFTargetParts
 
@@ -45,6 +49,41 @@ def test_the_published_layout(name: str, clusters: int, tmp_path: Path) -> None:
     speculator = Speculator.from_transformers(model, head=tmp_path, nodes=4)
     assert speculator.method == "assistant"
     assert speculator.generate([5, 7, 9], max_new_tokens=6, temperature=0).stats.drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "read"),
+    [  # of E2B, E4B, 26B-A4B, 31B and 12B: layers, period, shared, keys; queries; the layers read
+        ((1536, 35, 5, 20, 1, None), (4, 512), (13, 14)),
+        ((2560, 42, 6, 18, 2, None), (4, 512), (22, 23)),
+        ((2816, 30, 6, 0, 8, 2), (16, 1024), (28, 29)),
+        ((5376, 60, 6, 0, 16, 4), (32, 1024), (58, 59)),
+        ((3840, 48, 6, 0, 8, 1), (16, 1024), (46, 47)),
+    ],
+)
+def test_published_sizes(
+    target: tuple[int, int, int, int, int, int | None], draft: tuple[int, int], read: tuple[int, int]
+) -> None:
+    """Guards the layers that each published pair shares, by the fields of its configs."""
+    hidden, layers, period, shared, kv_heads, wide = target
+    heads, window = draft
+    own: dict[str, Any] = {"num_key_value_heads": kv_heads, "attention_k_eq_v": wide is not None}
+    own |= {"num_global_key_value_heads": wide, "head_dim": 256, "global_head_dim": 512, "sliding_window": window}
+    kinds = [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(layers)]
+    kind = "gemma4_unified_text" if hidden == 3840 else "gemma4_text"
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this release of transformers has no {kind}")
+    config = AutoConfig.for_model(kind, num_hidden_layers=layers, num_kv_shared_layers=shared, layer_types=kinds, **own)
+    parts: Any = SimpleNamespace(
+        config=config, layers=layers, positions=131072, frequencies=partial(HFTargetParts.frequencies, None)
+    )
+    text = own | {"layer_types": [SLIDING] * 3 + [FULL], "rope_parameters": config.rope_parameters}
+    found = read_layers(Checkpoint("memory", {}, {}), text, parts, heads)
+    assert (found[SLIDING].layer, found[FULL].layer) == read
+    assert (found[SLIDING].kv_heads, found[FULL].kv_heads) == (kv_heads, wide or kv_heads)
+    assert (found[SLIDING].head_dim, found[FULL].head_dim) == (256, 512)
+    assert (found[SLIDING].window, found[FULL].window) == (window, None)
+    assert found[FULL].frequencies.count_nonzero() == 64
 
 
 def test_both_forms_of_configs() -> None:
