@@ -192,9 +192,9 @@ class LayerSelection:
 
 
 def shares_keys(model: Any) -> bool:
-    """Return whether the last layers of a model use others' keys and values, as Gemma 3n's and 4's do.
+    """Return whether the last layers of a model use others' keys and values, as those of Gemma 4's E2B do.
 
-    Given a number of rows whose logits are wanted, such layers run those rows alone; given an index, all rows.
+    Given a number of rows whose logits are wanted, Gemma 4's run those rows alone; given an index, all rows.
     """
     return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0))
 
