@@ -15,6 +15,8 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.core.drafter import EMPTY_PATH, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
+from speculant.drafters.heads.assistant import AssistantHead
+from speculant.drafters.heads.assistant_layers import AssistantShape, ReadLayer
 from speculant.drafters.heads.blockwise import BlockwiseHead
 from speculant.drafters.heads.dflash import BlockShape, DFlashHead
 from speculant.drafters.heads.drafter import LoadedHead
@@ -103,11 +105,32 @@ def specdec(target: TargetParts) -> nn.Module:
     return SpecDecHead(layer_of(target), vocabulary=target.vocabulary, encoder=1, decoder=1, block=DEPTH)
 
 
+def assistant(target: Any) -> AssistantHead:
+    """Return layers over the keys of the target's last layer, as a Gemma 4 assistant has."""
+    config = target.config
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or target.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    frequencies = 10000.0 ** -(torch.arange(0, dim, 2) / dim)
+    return AssistantHead(
+        AssistantShape(
+            hidden=24,
+            target_hidden=target.hidden_size,
+            inner=40,
+            heads=heads,
+            vocabulary=target.vocabulary,
+            kinds=(FULL, FULL),
+            read={FULL: ReadLayer(layer=-1, kv_heads=kv_heads, head_dim=dim, frequencies=frequencies)},
+        )
+    )
+
+
 BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
     "eagle": lambda target: EagleHead(layer_of(target)),
     "eagle3": lambda target: Eagle3Head(eagle3_shape(target), ids=draft_ids(target)),
     "p-eagle": p_eagle,
     "mtp": lambda target: MtpHead([MtpModule(target, [target.new_layer(None, FULL)])]),
+    "assistant": assistant,
     "medusa": medusa,
     "hydra": hydra,
     "hydra++": lambda target: hydra(target, layer_of(target)),
@@ -123,7 +146,10 @@ BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
 VARIANTS: Mapping[str, str] = {"dspark": "dflash"}  # the kinds of those that loaders count as another kind
 NAMES = tuple(BUILDERS)
 HEADED = [name for name, method in METHODS.items() if method.heads]
-UNITED = {"mix-head": ("eagle3", "medusa", "dspark", "pard", "glide", "pass"), "suffix-head": ("eagle3", "dflash")}
+UNITED = {
+    "mix-head": ("eagle3", "assistant", "medusa", "dspark", "pard", "glide", "pass"),
+    "suffix-head": ("eagle3", "dflash"),
+}
 PAIRS = [  # every method with every head that is tested with it
     (method, name)
     for method in HEADED

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from gemmas import gemma
 from models import tiny_model
 from speculant.core.errors import FileError, UnsupportedError
 from speculant.training.feature_cache import FeatureCache
@@ -23,10 +24,10 @@ def open_cache(folder: Path, features: Features, *, limit: int = 1 << 20, about:
     return FeatureCache(folder, rows=rows, shape=features.shape, limit=limit, about={"of": about})
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gemma4"])
 def test_states_are_those_of_each_text_alone(name: str) -> None:
-    """Guards taps, the final norm, and padding, which no text may see."""
-    model = tiny_model(name)
+    """Guards taps, the final norm, padding, which no text may see, and layers that share keys."""
+    model = gemma("shared") if name == "gemma4" else tiny_model(name)
     taps = (1, 0, -1)
     features = tiny_features(model, tiny_texts(), taps=taps)
     batch = features.batch(1, features.groups.anchors(1, 0))

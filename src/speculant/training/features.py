@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.layer_selection import shares_keys
 from speculant.engines.hf.model_view import LayerList, find_layers, tapped_layer, view_model
 from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.training.batches import HELD_OUT, TRAINING, Groups
@@ -53,7 +54,8 @@ class Features:
         self._order = [self.layers.index(tap % len(place)) for tap in taps]
         self._device = model.device
         forward = inspect.signature(model.forward).parameters
-        self._options = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
+        kept: Any = torch.tensor([-1], device=model.device) if shares_keys(model) else 1  # its layers run all rows
+        self._options = {"logits_to_keep": kept} if "logits_to_keep" in forward else {}
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gemmas import gemma
 from models import tiny_model
 from passes import IDS, opened, rows_of
 from speculant.core.engine import Needs
@@ -98,6 +100,21 @@ def test_taps_are_what_the_layers_return(name: str, attention: str) -> None:
     torch.testing.assert_close(passes[0].hidden, whole.hidden, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(passes[1].hidden, outputs(model, [*text[:5], 9])[-1:], atol=1e-3, rtol=1e-3)
     assert engine.batch_note == "" or not engine.capabilities.trees
+
+
+def test_layers_that_share_keys_return_all_rows() -> None:
+    """Guards Gemma 4's last layers, which run the last row of a prompt alone where only its logits are wanted."""
+    model, needs = gemma("shared"), Needs(hidden_layers=(1, -1), prompt=True)
+    with hooked(model) as found, torch.no_grad():
+        model(IDS)
+    expected = torch.stack([found[1], found[-1]], dim=1)
+    for most in (None, 5):
+        for prompt in (True, False):
+            cache, result = HFEngine(model).open(IDS), None
+            while result is None:
+                result = cache.prefill(most, needs=replace(needs, prompt=prompt))
+            wanted = expected if prompt else expected[-1:]
+            torch.testing.assert_close(result.hidden, wanted, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt_neox"])

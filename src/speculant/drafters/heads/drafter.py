@@ -9,7 +9,7 @@ from speculant.core.drafter import Budget, Drafter, Session, Start
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
-from speculant.drafters.heads.head import Head, TargetParts
+from speculant.drafters.heads.head import Head, TargetParts, head_needs
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
@@ -90,8 +90,8 @@ class HeadDrafter(Drafter):
 
     @property
     def needs(self) -> Needs:
-        """The states that the head reads, of prompts too."""
-        return Needs(hidden_layers=self.head.head.taps, prompt=True)
+        """The states that the head reads."""
+        return head_needs(self.head.head)
 
     def open(self, start: Start) -> Session:
         return LevelSession(self.open_text(start), start, self._shape())

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from speculant.core.engine import TargetCache
+from speculant.core.engine import Needs, TargetCache
 from speculant.drafters.heads.step import StepCode, StepParts
 
 
@@ -216,10 +216,10 @@ class Head(Protocol):
 
 @runtime_checkable
 class TextHead(Protocol):
-    """A head that reads the text, with a model of its own or with the target's cache, and no hidden states.
+    """A head that reads the text, with a model of its own or with the target's cache, and of prompts no hidden states.
 
-    Its `taps` are (). States get [n, 0, 0] for hidden states and hold all tokens from the first one on. They end with
-    the request.
+    Where its `taps` are (), states get [n, 0, 0] for hidden states and hold all tokens from the first one on. Otherwise
+    they get those of the prompt's last token and of all that follow. They end with the request.
     """
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
@@ -230,3 +230,9 @@ class TextHead(Protocol):
             target: of the head.
             cache: the target's of the request, lent, for heads that read or run the target.
         """
+
+
+def head_needs(head: Head) -> Needs:
+    """Return what a head wants back from passes: the states that it reads, of prompts too unless it reads the text."""
+    newest = isinstance(head, TextHead) and bool(head.taps)
+    return Needs(hidden_layers=head.taps, prompt=not newest)

@@ -11,6 +11,7 @@ from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Se
 from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import LoadedHead, propose_together
+from speculant.drafters.heads.head import head_needs
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.text import HeadText
 from speculant.drafters.mix.base import MixBase
@@ -58,8 +59,9 @@ class UnionHeadDrafter(Drafter, Persistent):
 
     @property
     def needs(self) -> Needs:
-        """What the memory learns from, and the states that the head reads, of prompts too."""
-        return replace(self.memory.needs, hidden_layers=self.head.head.taps, prompt=True)
+        """What the memory learns from, and the states that the head reads."""
+        needs = head_needs(self.head.head)
+        return replace(self.memory.needs, hidden_layers=needs.hidden_layers, prompt=needs.prompt)
 
     @property
     def memory_bytes(self) -> int:

@@ -19,7 +19,7 @@ from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.capabilities import STATE_LAYERS, HFCapabilities, decode_mode
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.extra_embeddings import with_embeddings
-from speculant.engines.hf.layer_selection import LayerSelection
+from speculant.engines.hf.layer_selection import LayerSelection, shares_keys
 from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.mixers import View
 from speculant.engines.hf.states.recorded_cache import RecordedCache, RecordedStates
@@ -48,7 +48,7 @@ class PassOutput:
 
     Attributes:
         logits: [R, V], of all rows or of those that were wanted.
-        hidden: [n, L', D], the tapped layers; None if none were.
+        hidden: [n, L', D], the tapped layers, of a prompt's part maybe its last row's alone; None if none were.
         cache: what the model returned as its cache.
     """
 
@@ -69,7 +69,7 @@ class ModelRunner:
             acceleration: faster code for it.
         """
         self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
-        self._selection = LayerSelection(model)
+        self._selection, self._shares_keys = LayerSelection(model), shares_keys(model)
 
     def empty_cache(self, cache: Any = None) -> DynamicCache:
         """Return a cache of this model's kinds of layers, or a given one with its layers made such; see `usable_cache`.
@@ -116,11 +116,12 @@ class ModelRunner:
         options: dict[str, Any] = {}
         if self.capabilities.takes_positions:
             options["position_ids"] = given.positions
-        count, index = given.ids.shape[1], None
+        count, index, last = given.ids.shape[1], None, False
         if wanted is not None:
             index = torch.tensor(wanted, device=self.model.device)
             if self.capabilities.keeps_logits:  # most models take an index, all of them the number of last rows
-                options["logits_to_keep"] = 1 if list(wanted) == [count - 1] else index
+                last = list(wanted) == [count - 1] and not (needs.hidden_layers and needs.prompt and self._shares_keys)
+                options["logits_to_keep"] = 1 if last else index
                 index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
@@ -137,7 +138,8 @@ class ModelRunner:
             )
         logits: Tensor = output.logits[0]
         behind = getattr(output, self.capabilities.cache_argument, None)
-        return PassOutput(logits if index is None else logits[index], taps.hidden(count), behind)
+        hidden = taps.hidden(count, last=last and not needs.prompt)
+        return PassOutput(logits if index is None else logits[index], hidden, behind)
 
     def _states_of(self, cache: Any, recorder: Recorder | None) -> tuple[Any, View | None]:
         """Return what a pass is given as its cache, and what makes the views of mixers that read and write its states.

@@ -50,8 +50,12 @@ class Taps:
         output = self._outputs[index]
         return len(output) if isinstance(output, tuple) else None
 
-    def hidden(self, rows: int) -> Tensor | None:
+    def hidden(self, rows: int, *, last: bool = False) -> Tensor | None:
         """Return the hidden states [n, L', D] of a pass over n rows; None if no layer was tapped.
+
+        Args:
+            rows: n.
+            last: whether the last row's are enough, [1, L', D]; layers may then have left out the others.
 
         Raises:
             UnsupportedError: a layer did not return [1, n, D].
@@ -60,6 +64,8 @@ class Taps:
         for index in self.indices:
             output = self._outputs.get(index)
             state = output[0] if isinstance(output, tuple) else output
+            if last and isinstance(state, Tensor) and state.ndim == 3:
+                state, rows = state[:, -1:], 1
             if not isinstance(state, Tensor) or state.shape[:-1] != (1, rows):
                 raise UnsupportedError(
                     f"layer {index} of this model does not return the hidden states of its rows, so they cannot be "
@@ -183,6 +189,14 @@ class LayerSelection:
         view = self.view(self._model, taps, None, mixers=own)
         view(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True)
         return {index: taps.outputs(index) for index in range(count)}
+
+
+def shares_keys(model: Any) -> bool:
+    """Return whether the last layers of a model use others' keys and values, as those of Gemma 4's E2B do.
+
+    Given a number of rows whose logits are wanted, Gemma 4's run those rows alone; given an index, all rows.
+    """
+    return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0))
 
 
 def _settle(model: Any) -> None:

@@ -48,6 +48,16 @@ HEADS = (
         requires="MTP layers in the model's checkpoint, or a head trained for the target",
     ),
     Method(
+        name="assistant",
+        family="self-drafting, feature head",
+        summary="Gemma 4's small layers over the target's own keys and values draft the most probable paths",
+        drafter="speculant.drafters.heads.drafter:HeadDrafter",
+        source="Google 2026, vllm-project/vllm#41745",
+        samples="either",
+        heads=("assistant",),
+        requires="the assistant that is published for the Gemma 4 model",
+    ),
+    Method(
         name="p-eagle",
         family="self-drafting, feature head",
         summary="an EAGLE-3 head that drafts all depths in one pass, from mask tokens",

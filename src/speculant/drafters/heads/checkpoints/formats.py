@@ -8,6 +8,7 @@ from pathlib import Path
 
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.drafters.heads.checkpoints import (
+    assistant,
     blockwise,
     dflash,
     eagle,
@@ -58,6 +59,7 @@ FORMATS = (
     Format("Hydra++", "hydra++", "hydra", hydra.matches_plus, hydra.load),
     Format("MLP speculator", "mlp", "mlp", mlp.matches, mlp.load),
     Format("MTP", "mtp", "mtp", mtp.matches, mtp.load),
+    Format("Gemma 4 assistant", "assistant", "assistant", assistant.matches, assistant.load),
     Format("DFlash, DSpark", "dflash", "dflash", dflash.matches, dflash.load),
     Format("GLIDE", "glide", "glide", glide.matches, glide.load),
     Format("PaSS", "pass", "pass", lookahead.matches, lookahead.load),
