@@ -102,6 +102,8 @@ def test_a_model_without_tokenizer_still_takes_ids(tmp_path: Path) -> None:
 
 def test_an_unknown_dtype() -> None:
     """Guards typos in --dtype."""
+    with pytest.raises(UsageError, match="no device 'gpu'; try cpu"):
+        load_model(device="gpu")
     with pytest.raises(UsageError, match="no dtype 'float31'"):
         load_model(dtype="float31")
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
+DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
 BUNDLED_HEADS = ("eagle", "eagle3", "dflash", "medusa")
 
@@ -101,6 +102,16 @@ def find_tokenizer(name: str | None) -> str:
     return name
 
 
+def check_dtype(dtype: str | None) -> None:
+    """Check the name of a dtype, without PyTorch.
+
+    Raises:
+        UsageError: weights are not loaded as that.
+    """
+    if dtype not in (None, *DTYPES):
+        raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
+
+
 def load_model(
     name: str | None = None,
     *,
@@ -122,12 +133,15 @@ def load_model(
         UsageError: no such dtype or device.
     """
     source = find_model(name)
+    check_dtype(dtype)
     import torch
 
     device = device or default_device()
     dtype = dtype or ("float32" if device == "cpu" else "auto")
-    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError:
+        raise UsageError(f"there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
     placement = {"device_map": device} if device == "auto" else {}
     try:
         model = _auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
