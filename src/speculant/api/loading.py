@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
+_OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
 BUNDLED_HEADS = ("eagle", "eagle3", "dflash", "medusa")
@@ -193,6 +194,11 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     source = find_tokenizer(source)
     if Path(source).is_file():
         return load_tokenizer_file(Path(source))
+    names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None
+    if names is not None and not any(part in name for name in names for part in _OF_TOKENIZERS):
+        if not required:  # for some classes transformers would make a tokenizer without any tokens
+            return None
+        raise TokenizerError(f"no tokenizer in {source}: it has no file of one. Name a folder with tokenizer.json.")
     from transformers import AutoTokenizer
 
     try:
