@@ -13,7 +13,7 @@ import torch
 
 from models import tiny_model
 from speculant import Constraint, Speculator
-from speculant.api.constraints import ConstraintCompiler
+from speculant.api.constraints import ConstraintCompiler, check_constraint
 from speculant.core.errors import SpeculantError, TokenizerError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.grammar_state import GrammarState
@@ -156,12 +156,21 @@ def test_the_filter_reads_paths_from_the_grammars_state(plain: Speculator) -> No
         lambda: Constraint.regex("(a{1000}){1000}"),
         lambda: Constraint.regex("(" * 30_000 + "a" + ")" * 30_000),
         lambda: Constraint.grammar("start: nothing"),
+        lambda: Constraint("yaml", "a: 1"),
     ],
 )
 def test_wrong_and_explosive_constraints_are_refused(plain: Speculator, make: Any) -> None:
     """Guards servers: what a client may send is refused with a reason, and nothing crashes."""
     with pytest.raises(UsageError):
         plain.stream(PROMPT, constraint=make(), temperature=0)
+
+
+def test_a_wrong_regular_expression_is_refused_with_its_parsers_reason() -> None:
+    """Guards the message: the parser gives what is wrong lines below the first; no tokenizer is needed for it."""
+    with pytest.raises(UsageError, match="unclosed group"):
+        check_constraint(Constraint.regex("("))
+    check_constraint(Constraint.regex("[a-c]{3}"))
+    check_constraint(Constraint.json_object(compact=True))
 
 
 LONG_KEYS = Constraint.json_schema(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from models import tiny_model
 from speculant import Speculator
 from speculant.api.loading import (
     bundled_draft_model,
@@ -100,8 +101,20 @@ def test_a_model_without_tokenizer_still_takes_ids(tmp_path: Path) -> None:
         speculator.generate("text")
 
 
+def test_a_tokenizer_without_tokens_is_none(tmp_path: Path) -> None:
+    """Guards the cause that users are told: for some classes transformers makes a tokenizer out of no files."""
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    speculator = Speculator.from_pretrained(str(tmp_path))
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
+        speculator.generate("text")
+    with pytest.raises(TokenizerError, match="it has no file of one"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_an_unknown_dtype() -> None:
     """Guards typos in --dtype."""
+    with pytest.raises(UsageError, match="no device 'gpu'; try cpu"):
+        load_model(device="gpu")
     with pytest.raises(UsageError, match="no dtype 'float31'"):
         load_model(dtype="float31")
 

@@ -220,8 +220,8 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--forced", "a/t.jsonl", "b/t.jsonl"], "called differently"),
         (["--seed", "1"], "--seed would be ignored"),
         (["--base", "missing"], "there is no base missing"),
-        (["--base", __file__], "name the recordings' by --tokenizer"),
-        (["--methods", "aded", "--base", __file__], "--base would be ignored: none of none, aded takes one"),
+        (["--base", "bundled"], "name the recordings' by --tokenizer"),
+        (["--methods", "aded", "--base", "bundled"], "--base would be ignored: none of none, aded takes one"),
     ],
 )
 def test_faults_come_before_the_work(

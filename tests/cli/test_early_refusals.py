@@ -19,6 +19,10 @@ CASES: Sequence[tuple[Sequence[str], str]] = [
     (["generate", "Once", "--head", "./missing"], "there is no head at ./missing"),
     (["generate", "Once", "--draft-model", "./missing"], "there is no model at ./missing"),
     (["generate", "Once", "--base", "missing"], "there is no base missing"),
+    (["generate", "Once", "--base", "file"], "file is not a Speculant memory file"),
+    (["generate", "Once", "--dtype", "float33"], "there is no dtype 'float33'"),
+    (["generate", "Once", "--draft-model", "bundled", "--draft-dtype", "float33"], "there is no dtype 'float33'"),
+    (["generate", "--prompts", "turns.jsonl", "--batch", "2"], "prompt 1 has several turns"),
     (["generate", "Once", "--method", "mixx"], "Did you mean 'mix'?"),
     (["generate", ""], "the prompt is empty"),
     (["generate", "--prompts", "missing"], "cannot read the prompts in missing"),
@@ -45,11 +49,16 @@ CASES: Sequence[tuple[Sequence[str], str]] = [
     (["bench", "--out", "o", "--forced", "bad.jsonl"], "bad holds no recorded output"),
     (["bench", "--out", "o", "--forced", "rows.jsonl", "--config", "missing"], "cannot read missing"),
     (["bench", "--out", "o", "--forced", "rows.jsonl", "--methods", "mixx"], "Did you mean 'mix'?"),
+    (["bench", "--out", "o", "--forced", "rows.jsonl", "--methods", "hf:mix"], "Of transformers' own there are"),
+    (["bench", "--out", "o", "--forced", "rows.jsonl", "--methods", "llamacpp"], "pip install 'speculant[llamacpp]'"),
+    (["bench", "--out", "o", "--forced", "rows.jsonl", "--dtype", "fp32"], "there is no dtype 'fp32'"),
     (["bench", "--out", "o", "--forced", "rows.jsonl", "--inflate", "x"], "--inflate takes"),
     (["bench", "/missing/model", "--out", "o", "--growth"], "there is no model at /missing/model"),
     (["serve", "/missing/model"], "there is no model at /missing/model"),
     (["serve", "--method", "mixx"], "Did you mean 'mix'?"),
     (["serve", "--port", "0", "--memory", "file", "--memory-strict"], "file"),
+    (["serve", "--port", "0", "--memory", "m", "--method", "lookup"], "'lookup' keeps no memory"),
+    (["serve", "--port", "0", "--corpus", "missing"], "there is no memory file missing"),
     (
         ["serve", "--port", "0", "--share", "redis://localhost"],
         "redis is not installed",
@@ -104,6 +113,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Sequence[tuple[int | s
     settings = {"trials": 99, "model": "bundled", "forced": False, "random_weights": False, "temperatures": [0.0]}
     (folder / "other" / "rows.jsonl").write_text(json.dumps(settings | {"batches": [1], "seed": 1}) + "\n")
     (folder / "rows.jsonl").write_text('{"prompt_ids": [1, 2], "output_ids": [3]}\n')
+    (folder / "turns.jsonl").write_text('{"turns": ["Once", "And then?"]}\n')
     (folder / "bad.jsonl").write_text("{no json\n")
     done = subprocess.run(
         [sys.executable, "-c", PROCESS],

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
         ({"n": 17}, "n", 400),
         ({"n": True}, "n", 400),
         ({"max_tokens": 1000}, "max_tokens", 400),
-        ({"stop": [""]}, "stop.list[constrained-str].0", 400),
+        ({"stop": [""]}, "stop.0", 400),
         ({"model": "other"}, "model", 404),
         ({"model": "\ud800"}, "model", 404),
         ({"\ud800": 1}, None, 400),
@@ -56,6 +56,18 @@ async def test_bad_parameters_are_named(
     assert error["type"] == "invalid_request_error"
     if param is not None and "[" not in param:
         assert error["param"] == param
+
+
+async def test_a_value_that_has_none_of_its_forms_is_named_by_its_parameter(connect: Connect) -> None:
+    """Guards texts that may be lists: pydantic puts the names of its types into the place of the error."""
+    async with connect() as client:
+        for changes, param, message in (
+            ({"prompt": 5}, "prompt", "Input should be a valid string or a valid list."),
+            ({"stop": ["a", 3]}, "stop.1", "Input should be a valid string."),
+            ({"stop": ["a"] * 17}, "stop", "List should have at most 16 items after validation, not 17."),
+        ):
+            error = (await client.post("/v1/completions", json=completion() | changes)).json()["error"]
+            assert (error["param"], error["message"]) == (param, f"'{param}': {message}")
 
 
 async def test_unknown_parameters_come_with_the_near_name(connect: Connect) -> None:

@@ -56,6 +56,8 @@ class Constraint:
     spelled: str = ""
 
     def __post_init__(self) -> None:
+        if self.kind not in ("json", "regex", "lark"):
+            raise UsageError(f"a constraint is of the kind 'json', 'regex' or 'lark', not {self.kind!r:.60}.")
         if not isinstance(self.text, str) or not self.text.strip():
             raise UsageError(f"a constraint is a text that is not empty, not {self.text!r:.60}.")
         if len(self.text) > MOST_CHARACTERS:
@@ -212,6 +214,17 @@ class ConstraintCompiler:
         with self._lock:
             _put(self._tokenizers, ends, found, most=TOKENIZERS)
         return found
+
+
+def check_constraint(constraint: Constraint) -> None:
+    """Check a regular expression or a JSON schema as far as that needs no tokenizer.
+
+    Raises:
+        UsageError: it is refused.
+    """
+    library = _library()
+    if wrong := library.LLMatcher.validate_grammar(_grammar(library, constraint, None)):
+        raise UsageError(f"the constraint is refused: {first_line(wrong)}")
 
 
 def _put(kept: OrderedDict[Any, Any], key: Any, value: Any, *, most: int) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
+_OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
+DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
 BUNDLED_HEADS = ("eagle", "eagle3", "dflash", "medusa")
 
@@ -101,6 +103,16 @@ def find_tokenizer(name: str | None) -> str:
     return name
 
 
+def check_dtype(dtype: str | None) -> None:
+    """Check the name of a dtype, without PyTorch.
+
+    Raises:
+        UsageError: weights are not loaded as that.
+    """
+    if dtype not in (None, *DTYPES):
+        raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
+
+
 def load_model(
     name: str | None = None,
     *,
@@ -122,12 +134,15 @@ def load_model(
         UsageError: no such dtype or device.
     """
     source = find_model(name)
+    check_dtype(dtype)
     import torch
 
     device = device or default_device()
     dtype = dtype or ("float32" if device == "cpu" else "auto")
-    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError:
+        raise UsageError(f"there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
     placement = {"device_map": device} if device == "auto" else {}
     try:
         model = _auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
@@ -179,6 +194,11 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     source = find_tokenizer(source)
     if Path(source).is_file():
         return load_tokenizer_file(Path(source))
+    names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None
+    if names is not None and not any(part in name for name in names for part in _OF_TOKENIZERS):
+        if not required:  # for some classes transformers would make a tokenizer without any tokens
+            return None
+        raise TokenizerError(f"no tokenizer in {source}: it has no file of one. Name a folder with tokenizer.json.")
     from transformers import AutoTokenizer
 
     try:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.api.loading import find_draft_model
 from speculant.bench.suite.rows import check_same
+from speculant.bench.systems.hf_names import PREFIX, check_hf
 from speculant.cli.bench_values import batches, temperatures
 from speculant.cli.conditions import known_conditions
 from speculant.cli.files import file_size
 from speculant.cli.head_file import find_head
 from speculant.core.errors import FileError, UsageError
-from speculant.memory.bases import find_base
+from speculant.core.packages import check_packages
+from speculant.memory.bases import find_base, read_base_header
 from speculant.registry import find_method
 
 if TYPE_CHECKING:
@@ -61,13 +63,18 @@ def check(asked: Bench, *, seeded: bool = False) -> None:
 
 
 def check_methods(names: str) -> None:
-    """Check the methods of the registry in a list "NAME,..."; those of other projects are checked later.
+    """Check the names in a list "NAME,..."; whether they fit the model is checked later.
 
     Raises:
-        UnknownMethodError: there is no such method.
+        UnknownMethodError, UsageError: there is no such method.
+        UnsupportedError: a package is not installed.
     """
     for name in filter(None, map(str.strip, names.split(","))):
-        if not name.startswith("hf:") and name != "llamacpp":
+        if name.startswith(PREFIX):
+            check_hf(name, draft_model=True)
+        elif name == "llamacpp":
+            check_packages(("gguf", "llama_cpp"), what="llamacpp in --methods", extra="llamacpp")
+        else:
             find_method(name)
 
 
@@ -82,13 +89,14 @@ def check_named(asked: Bench) -> None:
     if asked.config is None:
         loading.check_named(asked.loading)
     else:
+        loading.check_placement(asked.loading.dtype, asked.loading.device)
         file_size(Path(asked.config) / "config.json" if Path(asked.config).is_dir() else Path(asked.config))
     if asked.draft_model is not None:
         find_draft_model(asked.draft_model)
     if asked.head is not None:
         find_head(asked.head)
     for base in asked.bases:
-        find_base(base)
+        read_base_header(find_base(base))
     if asked.inflate is not None:
         inflation(asked.inflate)
 

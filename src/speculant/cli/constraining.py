@@ -29,8 +29,10 @@ def constraint_options(json_schema: str | None, regex: str | None) -> dict[str, 
         raise UnsupportedError("--json-schema and --regex need llguidance: pip install 'speculant[structured]'.")
     text = regex or "" if json_schema is None else read_schema(Path(json_schema))
     with importing("PyTorch"):
-        from speculant.api.constraints import Constraint
-    return {"constraint": Constraint.regex(text) if json_schema is None else Constraint.json_schema(text, compact=True)}
+        from speculant.api.constraints import Constraint, check_constraint
+    constraint = Constraint.regex(text) if json_schema is None else Constraint.json_schema(text, compact=True)
+    check_constraint(constraint)
+    return {"constraint": constraint}
 
 
 def read_schema(path: Path) -> str:

@@ -141,7 +141,7 @@ def generate(
     from speculant.cli.generation import Generation, Output
     from speculant.cli.loading import check_drafting, check_named, load_speculator
     from speculant.cli.painting import can_paint
-    from speculant.cli.prompts import given_prompt, read_prompts
+    from speculant.cli.prompts import given_prompt, read_prompts, single_turns
     from speculant.cli.terminal import say
 
     if (prompt is None) == (prompts is None):
@@ -163,6 +163,7 @@ def generate(
         check_no_input("--memory", memory, [prompts])
     check_result("--json", json, JSON, [prompts, memory])
     asked = [given_prompt(prompt)] if prompt is not None else read_prompts(str(prompts))
+    together = single_turns(asked) if batch > 1 else []
     if sampling.seed != seed:
         say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
     output = Output(many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat)
@@ -198,7 +199,7 @@ def generate(
             ending.callback(generation.record)
         ending.callback(generation.report)
         if batch > 1:
-            generation.decode_batch(asked, batch)
+            generation.decode_batch(together, batch)
         elif compare:
             generation.compare(asked, memory_limit=memory_limit << 20)
         else:

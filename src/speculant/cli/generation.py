@@ -17,7 +17,7 @@ from speculant.cli.files import write_json
 from speculant.cli.painting import legend, write_stream
 from speculant.cli.report import Outcome, totals
 from speculant.cli.terminal import say, waiting
-from speculant.core.errors import PromptError, SpeculantError, UsageError
+from speculant.core.errors import PromptError, SpeculantError
 
 if TYPE_CHECKING:
     from speculant.api.batch import Batch
@@ -81,7 +81,7 @@ class Generation:
             for number in range(1, 1 + len(prompts)):
                 self._numbered(number, prompts, baselines)
 
-    def decode_batch(self, prompts: Sequence[Prompt], size: int) -> None:
+    def decode_batch(self, prompts: Sequence[str | list[Message]], size: int) -> None:
         """Decode up to `size` prompts at a time; print each text when it and those before it are complete.
 
         Raises:
@@ -93,8 +93,6 @@ class Generation:
         self._batch = batch = self._speculator.batch(size)
         requests = []
         for place, prompt in enumerate(prompts):
-            if isinstance(prompt, tuple):
-                raise UsageError(f"prompt {place + 1} has several turns, which follow each other. Leave out --batch.")
             try:
                 request = batch.add(self._asked(prompt), seed=None if seed is None else seed + place, **options)
             except PromptError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.loading import (
+    check_dtype,
     find_draft_model,
     find_model,
     is_bundled,
@@ -24,13 +25,16 @@ from speculant.cli.settings import build_settings
 from speculant.cli.terminal import importing, say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
 from speculant.core.hub import asking
-from speculant.memory.bases import find_base
+from speculant.memory.bases import find_base, read_base_header
 from speculant.registry import Method, check_verifier, find_method, is_own
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
     from speculant.drafters.heads.drafter import LoadedHead
     from speculant.registry import Method
+
+
+ANYWHERE = (None, "auto", "cpu")  # devices that need no check
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
         method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(drafting.draft_models))
         if len(drafting.draft_models) > 1:
             method.check_several()  # before models are loaded
-        if found is not None or not (bundled or (method.heads and has_own_head(loading.model))):
+        if found is not None or not (bundled or ({"mtp", "*"} & {*method.heads} and has_own_head(loading.model))):
             method.check_head(None if found is None else found.format.kind)
         from speculant.api.bases import AUTOMATIC
         from speculant.api.engines import check_engine_can
@@ -187,14 +191,28 @@ def check_named(loading: Loading, drafting: Drafting | None = None) -> None:
         load_library()
     else:
         find_model(loading.model)
+    check_placement(loading.dtype, loading.device)
     if drafting is None:
         return
+    check_placement(drafting.draft_dtype, drafting.draft_device, prefix="draft-")
     for name in drafting.draft_models:
         find_draft_model(name)
     if drafting.head is not None:
         find_head(drafting.head)
     for base in drafting.bases or ():
-        find_base(base)
+        read_base_header(find_base(base))
+
+
+def check_placement(dtype: str | None, device: str | None, *, prefix: str = "") -> None:
+    """Check a dtype, and once PyTorch is there a device, before transformers is imported.
+
+    Raises:
+        UsageError: there is no such dtype or device.
+    """
+    check_dtype(dtype)
+    if device not in ANYWHERE:
+        with importing("PyTorch"):
+            check_device(device, option=f"--{prefix}device")
 
 
 def load(loading: Loading, *, gguf: bool = False) -> tuple[Any, Any, str]:
@@ -320,7 +338,7 @@ def check_device(device: str | None, *, option: str = "--device") -> None:
     Raises:
         UsageError: it does not, or has not.
     """
-    if device in (None, "auto", "cpu"):
+    if device in ANYWHERE:
         return
     import torch
 

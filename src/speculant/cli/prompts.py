@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,18 @@ def read_prompts(path: str) -> list[Prompt]:
     if not prompts:
         raise FileError(f"{path} holds no prompts.")
     return prompts
+
+
+def single_turns(prompts: Sequence[Prompt]) -> list[str | list[Message]]:
+    """Return prompts that can be decoded together.
+
+    Raises:
+        UsageError: one has several turns.
+    """
+    for number, prompt in enumerate(prompts, start=1):
+        if isinstance(prompt, tuple):
+            raise UsageError(f"prompt {number} has several turns, which follow each other. Leave out --batch.")
+    return [prompt for prompt in prompts if not isinstance(prompt, tuple)]
 
 
 def prompt_of(place: str, item: Any) -> Prompt:

@@ -40,11 +40,13 @@ from speculant.cli.options import (
 )
 from speculant.cli.terminal import counted
 from speculant.cli.values import nonempty, positive, whole
-from speculant.core.errors import UsageError
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.packages import check_packages
+from speculant.memory.file import read_header
 
 if TYPE_CHECKING:
     from speculant.cli.loading import Loaded
+    from speculant.registry import Method
     from speculant.serving.settings import ServingSettings
 
 HELP = """\
@@ -286,8 +288,9 @@ def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, serve
     from speculant.serving.logs import configure_logging
     from speculant.serving.server import bind, make_server, url
 
-    check_drafting(drafting)
+    named = check_drafting(drafting)
     check_named(loading, drafting)
+    check_kept(named, drafting, serving)
     if serving.memory is not None:
         check_writable(str(serving.memory))
         check_no_input("--memory", serving.memory, [serving.corpus, *(serving.base or ())])
@@ -310,6 +313,22 @@ def _serve(loading: Loading, drafting: Drafting, serving: ServingSettings, serve
         finally:
             loaded.speculator.close()
     return 0
+
+
+def check_kept(named: Method | None, drafting: Drafting, serving: ServingSettings) -> None:
+    """Check before a model is loaded that the named method has the memory that is kept, and that a corpus is one.
+
+    Raises:
+        UnsupportedError: it keeps none.
+        FileError, MemoryFileError: the corpus cannot be used.
+    """
+    given = serving.memory is not None or serving.corpus is not None
+    if given and named is not None and not (named.keeps_memory or drafting.online):
+        raise UnsupportedError(
+            f"the method '{named.name}' keeps no memory; leave out --memory and --corpus, or use --method mix."
+        )
+    if serving.corpus is not None:
+        read_header(serving.corpus)
 
 
 def check_memories(serving: ServingSettings) -> None:

@@ -102,7 +102,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
     """Return the error of the first field that is wrong."""
-    first = errors[0]
+    first = _of_forms(errors)
     kind = first["type"]
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     if kind == "json_invalid":
@@ -117,6 +117,35 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     named = f"'{place}': {message}." if place else f"{message}."
     return ApiError(400, named, param=place or None, code="invalid_value")
+
+
+def _of_forms(errors: Sequence[Any]) -> Any:
+    """Return the first error; where its value may have several forms, pydantic has errors of each, under its name.
+
+    Then it is that of the form that the value fits furthest, at the value's own place, or what all of them ask for.
+    """
+    first = errors[0]
+    depth = next((place for place, part in enumerate(first["loc"]) if _is_form(part)), None)
+    if depth is None:
+        return first
+    forms = [each for each in errors if len(each["loc"]) > depth and each["loc"][:depth] == first["loc"][:depth]]
+    best = max(forms, key=lambda each: ([part for part in each["loc"] if isinstance(part, int)], _fits_type(each)))
+    wanted = best["msg"]
+    if not _fits_type(best) and len(best["loc"]) == depth + 1:
+        asked = [each["msg"].removeprefix("Input should be ").partition(" or instance")[0] for each in forms]
+        wanted = f"Input should be {' or '.join(dict.fromkeys(asked))}"
+    return best | {"loc": [part for part in best["loc"] if not _is_form(part)], "msg": wanted}
+
+
+def _is_form(part: Any) -> bool:
+    """Return whether a part of a place is pydantic's name of a type; parameters are small letters."""
+    if not isinstance(part, str) or part[:1].isdigit():  # a token id of logit_bias
+        return False
+    return not part.isidentifier() or part[0].isupper() or part in {"str", "int", "float"}
+
+
+def _fits_type(error: Any) -> bool:
+    return not error["type"].endswith(("_type", "literal_error"))
 
 
 def routing_error(request: Request, error: HTTPException) -> ApiError:

@@ -197,7 +197,7 @@ def test_tokens_that_the_model_lacks_are_refused(token: int) -> None:
     """Guards the embedding table from a drafter's mistakes, before anything is run."""
     engine = HFEngine(tiny_model("llama"))
     caches = [opened(engine), opened(engine)]
-    with pytest.raises(ValueError, match=f"token {token}; the model has 61"):
+    with pytest.raises(UsageError, match=f"token {token}; the model has 61"):
         engine.forward([(caches[0], 4, DraftTree.empty()), (caches[1], 4, make_tree([token], [-1]))])
     assert [cache.uncommitted for cache in caches] == [0, 0]
 

@@ -17,6 +17,7 @@ from speculant.memory.file import read_any_memory
 from speculant.registry import find_memory_kind, methods_reading
 from speculant.training.online.drafter import OnlineDrafter
 from speculant.training.online.learner import publish
+from speculant.training.online.settings import settings_of
 
 PROMPTS = [[5 + place, 7, 9, 11 + place, 13] for place in range(12)]
 
@@ -185,6 +186,14 @@ def test_an_emptied_memory_leaves_the_weights(tmp_path: Path) -> None:
     made.load(tmp_path / "empty")
     assert len(drafter._buffer) == 0
     assert all(torch.equal(old, new) for old, new in zip(before, drafter._learner.live.parameters(), strict=True))
+
+
+def test_the_buffer_may_have_a_unit() -> None:
+    """Guards the documented form: sizes are bytes or texts, as everywhere."""
+    assert settings_of({"every": 4, "buffer": "128MB"}).buffer == 128_000_000
+    for wrong in ("128MX", "1B"):
+        with pytest.raises(UsageError, match="buffer"):
+            settings_of({"buffer": wrong})
 
 
 def test_what_cannot_learn_is_refused() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,10 @@ import torch
 
 from speculant.bench.suite.tasks import Request, Sampling
 from speculant.bench.systems.forced import ForcingProcessor
+from speculant.bench.systems.hf_names import ASSISTED, OPTIONS, check_hf
 from speculant.bench.systems.system import Outcome
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.generate_capture import sampling_options
-
-PREFIX = "hf:"
-ASSISTED = "hf:assisted"
-LOOKUP_TOKENS = 10  # as in transformers' documentation
-OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"hf:generate": {}, "hf:prompt-lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS}, ASSISTED: {}}
-)
 
 
 class HuggingFace:
@@ -136,23 +129,6 @@ class _PassRecorder:
             rounds=len(rest),
             accepted_by_depth=[sum(each > depth for each in rest) for depth in range(1, deepest + 1)],
         )
-
-
-def check_hf(name: str, *, draft_model: bool) -> None:
-    """Check a name before anything is loaded.
-
-    Args:
-        name: of `OPTIONS`.
-        draft_model: whether there is one.
-
-    Raises:
-        UsageError: there is no such system.
-        UnsupportedError: it lacks a draft model.
-    """
-    if name not in OPTIONS:
-        raise UsageError(f"there is no method '{name}'. Of transformers' own there are {', '.join(OPTIONS)}.")
-    if name == ASSISTED and not draft_model:
-        raise UnsupportedError(f"{ASSISTED} drafts with a smaller model: name it by --draft-model.")
 
 
 def eos_ids(model: Any) -> list[int]:

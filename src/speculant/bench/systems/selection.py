@@ -12,7 +12,8 @@ from speculant.api.speculator import Speculator
 from speculant.bench.suite.rows import PLAIN
 from speculant.bench.systems.bases import takes_bases
 from speculant.bench.systems.forced import check_forced
-from speculant.bench.systems.hf import ASSISTED, PREFIX, HuggingFace, check_hf
+from speculant.bench.systems.hf import HuggingFace
+from speculant.bench.systems.hf_names import ASSISTED, PREFIX, check_hf
 from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.bench.systems.system import SpeculantSystem, System
 from speculant.core.errors import UnsupportedError, UsageError

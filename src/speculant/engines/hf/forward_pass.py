@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
-from speculant.core.errors import OutOfMemoryError, UnsupportedError
+from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.cache import usable_cache
@@ -213,11 +213,11 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
     """Refuse drafted tokens that the model does not have.
 
     Raises:
-        ValueError: there is one.
+        UsageError: there is one.
     """
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
         wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
-        raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
+        raise UsageError(f"the drafter proposed token {wrong}; the model has {vocabulary}, counted from 0.")
 
 
 def finished_pass(output: PassOutput, needs: Needs) -> Pass:

@@ -122,8 +122,8 @@ def plan_sampling(
     check(call, plain=plain)
     if call.ids.shape[0] != 1:
         raise UnsupportedError(
-            f"{call.ids.shape[0]} sequences were asked for where one is decoded. Use `Speculator.generate_batch`, or "
-            "`model.generate` with custom_generate."
+            f"{call.ids.shape[0]} sequences were asked for where one is decoded. Use `model.generate` with "
+            "custom_generate, or give `Speculator.generate_batch` a prompt for each."
         )
     config, wanted = call.config, call.config.return_dict_in_generate
     criteria = call.criteria

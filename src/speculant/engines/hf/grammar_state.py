@@ -122,6 +122,11 @@ class GrammarState(DraftFilter):
 
 
 def first_line(message: str) -> str:
-    """Return the first line of an error; what follows repeats the text and the parser's state."""
-    line = message.strip().split("\n", 1)[0][:300].rstrip(".")
+    """Return the first line of an error, with the reason of a regular expression's parser, which gives it further down.
+
+    What else follows repeats the text and the parser's state.
+    """
+    first, *others = message.strip().split("\n")
+    reason = next((line.removeprefix("error: ") for line in others if line.startswith("error: ")), "")
+    line = f"{first[:300].rstrip('.')} {reason}".rstrip()
     return f"{line}."

@@ -232,12 +232,12 @@ class LlamaTargetCache(TargetCache):
         """Refuse tokens that are none of the model's.
 
         Raises:
-            ValueError: there is one.
+            UsageError: there is one.
         """
         vocabulary = self._context.model.vocabulary
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
             wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
-            raise ValueError(f"the drafter proposed token {wrong}; the model has {vocabulary}.")
+            raise UsageError(f"the drafter proposed token {wrong}; the model has {vocabulary}, counted from 0.")
 
     def _close(self) -> None:
         """Take note that no rows are left that are neither kept nor dropped."""

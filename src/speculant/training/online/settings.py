@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from speculant.api.options import check_bytes
 from speculant.core.errors import UsageError
 
 WHEN = ("thread", "idle", "manual")
@@ -45,6 +46,9 @@ class OnlineSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        buffer: Any = self.buffer
+        if isinstance(buffer, str):
+            object.__setattr__(self, "buffer", check_bytes(buffer, name="buffer"))
         least = {"every": 1, "steps": 1, "batch": 1, "buffer": 1 << 10, "window": 8, "top_k": 1, "held_out": 1}
         for name, smallest in least.items():
             value = getattr(self, name)
