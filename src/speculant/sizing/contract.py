@@ -32,6 +32,7 @@ class SizingState:
         pausing: rounds without a draft.
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes, query rows.
+        waited: whether the last round asked for no draft.
         skipped, paused: counts of rounds without nodes, rounds without asking.
         plain: whether no draft is ever asked for; what such a text does says nothing of drafts.
     """
@@ -53,6 +54,7 @@ class SizingState:
     rounds: int = 0
     spent: int = 0
     queried: int = 0
+    waited: bool = False
     skipped: int = 0
     paused: int = 0
     plain: bool = False

@@ -164,7 +164,7 @@ class LatencyModel:
         """What drafting takes in a round, in units of `curve`: the lower quartile, which stalls do not change."""
         return _lower_quartile(self._draft_times) if len(self._draft_times) > 1 else 0.0
 
-    def observe_drafting(self, nodes: int, seconds: float, *, even: bool = False) -> float:
+    def observe_drafting(self, nodes: int, seconds: float, *, even: bool = False, usual: bool = True) -> float:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
         What they grow by per node becomes `drafting`, by a straight line through the rounds of late; `further_level` is
@@ -177,8 +177,11 @@ class LatencyModel:
             seconds: of drafting.
             even: whether drafts take the same time for every node. Where sizes differ too little to tell, that is what
                 `drafting` tends to; else it tends to none, since searches take most of their time before the first.
+            usual: whether this round's time says what drafting takes.
         """
         time = seconds / self._level
+        if not usual and len(self._draft_times) > 1:
+            return time
         self._draft_times.append(time)
         self._draft_rates.append(time / (nodes + _START))
         if len(self._draft_times) == 1:
@@ -187,9 +190,9 @@ class LatencyModel:
         added = (1.0, nodes, nodes * nodes, time, nodes * time)
         self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]
         doubt = (rounds * (_EVEN_SPREAD if even else _SPREAD)) ** 2 / 16
-        usual = doubt * y / x if even and x else 0.0
+        each = doubt * y / x if even and x else 0.0
         covariance, variance = rounds * xy - x * y, rounds * xx - x * x
-        self.drafting = max(0.0, (covariance + usual) / (variance + doubt))
+        self.drafting = max(0.0, (covariance + each) / (variance + doubt))
         self.further_level = max(0.0, covariance / (variance + (rounds * _LEVEL_SPREAD) ** 2 / 16))
         return time
 

@@ -125,9 +125,9 @@ class AdaptiveSizing:
             return min(most, max(_LEAST_ASKED, int(2 * state.wanted))), UNLIMITED
         price, levels = self._price(sequences), np.arange(1, len(gains) + 1)
         if gains.ndim == 1:  # any number of nodes, which are trimmed later
-            return most, int(np.argmax(gains - price * self._latency.drafting * levels)) + 1
+            return most, int(np.argmax(gains - price * self._latency.further_level * levels)) + 1
         gains = gains - price * self._pass_costs(sequences - 1, gains.shape[1])[1:]
-        best = int(np.argmax(gains - price * self._latency.drafting * levels[:, None]))
+        best = int(np.argmax(gains - price * self._latency.further_level * levels[:, None]))
         state.gain = max(0.0, float(gains.flat[best]))  # without the time of drafting, to which `_plan` compares it
         if not state.gain:
             best = 0  # the smallest draft, or nothing more would be learned
@@ -210,7 +210,9 @@ class AdaptiveSizing:
         drafted = list(zip(states, drafts, strict=True))
         units = sum(state.levels if state.by_level else len(draft) for state, draft in drafted)
         even = all(state.by_level or state.sampled or state.plain for state in states)
-        drafting = latency.observe_drafting(units, draft_seconds, even=even) if asking else 0.0
+        # The first draft after a pause reads all that was committed meanwhile, which says nothing of those to come.
+        usual = not all(state.waited for state in states if state.asked)
+        drafting = latency.observe_drafting(units, draft_seconds, even=even, usual=usual) if asking else 0.0
         plain = float(latency.curve[len(drafts) - 1])
         tokens = sum(len(walk.tokens) for walk in walks)
         for throughput in (self._throughput, self._shared):
@@ -232,6 +234,7 @@ class AdaptiveSizing:
             state.queried += len(draft.queries)
             state.skipped += not len(draft)
             state.paused += not state.asked
+            state.waited = not state.asked
             if not state.plain:
                 share = (len(draft) + len(draft.queries)) / max(1, rows + 1 - len(drafts))
                 spent = share * (float(latency.curve[rows]) - plain) + drafting / max(1, asking)
@@ -243,6 +246,7 @@ class AdaptiveSizing:
         state.rounds += 1
         state.skipped += 1
         state.paused += 1
+        state.waited = True
         state.pausing.skip()
         self._pausing.follow(state.pausing)
 

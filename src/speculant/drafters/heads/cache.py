@@ -94,13 +94,21 @@ class HeadCache:
             like: of the dtype and device of keys and values.
         """
         end = self.committed + self.drafted
+        return *self._grown(layer, end, end - count, shape, like), end
+
+    def spare(self, layer: int, count: int, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the buffers [H, room, d] of a layer's keys and values, with room for rows that are not kept."""
+        return self._grown(layer, self.committed + count, self.committed, shape, like)
+
+    def _grown(self, layer: int, end: int, written: int, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the buffers of a layer with room for `end` rows, of which so many are written."""
         for held in (self._keys, self._values):
             old = held[layer]
             if old is None or old.shape[1] < end:
                 held[layer] = grown = like.new_empty(shape[0], end + _ROOM, shape[1])
                 if old is not None:
-                    grown[:, : end - count] = old[:, : end - count]
-        return *self._held(layer), end
+                    grown[:, :written] = old[:, :written]
+        return self._held(layer)
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values [H, rows, d] of all rows of a layer."""

@@ -11,10 +11,11 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.head import Head, TargetParts, head_needs
 from speculant.drafters.heads.kept import KeptStates
+from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
 from speculant.drafters.models.level_session import LevelSession
-from speculant.drafters.models.shapes import BestFirst, Chain, Shape
+from speculant.drafters.models.shapes import BestFirst, Chain, GrowthPlan, Shape
 from speculant.drafters.models.together import draft_together
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.union import UnionSession
@@ -94,7 +95,7 @@ class HeadDrafter(Drafter):
         return head_needs(self.head.head)
 
     def open(self, start: Start) -> Session:
-        return LevelSession(self.open_text(start), start, self._shape())
+        return HeadSession(self.open_text(start), start, self._shape())
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         return propose_together(sessions, budgets)
@@ -139,3 +140,6 @@ class HeadChain(Chain):
         if depth < 1:
             raise UsageError(f"depth must be at least 1, not {depth}.")
         self.passes, self.choosing = depth, choosing
+
+    def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
+        return GrowthPlan(levels, 1, levels, 0.0, 0.0, [1.0] * levels) if self.choosing else None

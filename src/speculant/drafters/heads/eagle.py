@@ -55,9 +55,16 @@ class EagleHead(nn.Module, JointHead):
 
     def step_parts(self) -> StepParts:
         return StepParts(
-            fuse=self.fc, layers=(self.layer(0),), normed_residual=False, norm=None, carries_norm=False, output=None,
+            fuse=self.fc,
+            layers=(self.layer(0),),
+            normed_residual=False,
+            norm=None,
+            carries_norm=False,
+            output=None,
             rotary=self.rotary,
-        )  # fmt: skip
+            embeddings=None,
+            ids=None,
+        )
 
     def carried(self, x: Tensor) -> Tensor:
         return x

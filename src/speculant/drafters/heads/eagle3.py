@@ -135,6 +135,8 @@ class Eagle3Head(nn.Module, JointHead):
             carries_norm=self.shape.norm_output,
             output=self.lm_head if self.shape.own_output else None,
             rotary=self.rotary,
+            embeddings=self.embed_tokens if self.shape.own_embeddings else None,
+            ids=self.ids,
         )
 
     def carried(self, x: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
 from speculant.drafters.heads.feature_rows import NewRows, joined, run_rows
 from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.step import GrownDraft, TextRows
+from speculant.drafters.models.shapes import GrowthPlan
 
 _ROOM = 64  # rows of a draft that need no larger buffer
 
@@ -81,6 +83,22 @@ class FeatureState(HeadState):
     def run(self, embeddings: Tensor, rows: Sequence[NewRows]) -> list[Tensor]:
         """Run rows of this text or of several of the head; see `run_rows`."""
         return run_rows(self.head, self.target, self._code, embeddings, rows)
+
+    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
+        """See `step.WholeDrafts`."""
+        if self._code is None or self._root is None or self._passed is None:
+            return None
+        cache, shape = self.cache, self.head.layer(0).self_attn.shape
+        rows, each = plan.levels * plan.top_k, (shape.kv_heads, shape.head_dim)
+        held = tuple(cache.spare(index, rows, each, self._passed) for index in range(len(self.head.layers)))
+        nothing = self._passed[:0]
+        text = TextRows(
+            features=self._passed, places=None, positions=nothing, last=cache.length, seen=None, held=held,
+            length=cache.committed, passed=nothing,
+        )  # fmt: skip
+        vocabulary = self.target.vocabulary
+        found = self._code.draft(text, self._root, plan, vocabulary=vocabulary, temperature=temperature)
+        return None if found is None else GrownDraft(*found)
 
     def take_root(self, logits: Tensor) -> None:
         """Take the logits [1, V'] after the last committed row."""

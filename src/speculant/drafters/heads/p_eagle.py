@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.models.shapes import GrowthPlan
 
 
 class PEagleHead(Eagle3Head):
@@ -55,6 +56,9 @@ class PEagleState(FeatureState):
 
     def start(self) -> Tensor:
         return self._of_depths([0])
+
+    def grow_whole(self, plan: GrowthPlan, temperature: float) -> None:
+        """Nothing grows level by level."""
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         depths = list[int]()

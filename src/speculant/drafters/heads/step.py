@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from speculant.drafters.heads.layers import DecoderLayer, RMSNorm, Rotary
+from speculant.drafters.models.shapes import GrowthPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -23,6 +24,8 @@ class StepParts:
         carries_norm: whether the next row reads what was normed.
         output: of the logits [V', D]; None for the target's.
         rotary: of all layers.
+        embeddings: of the tokens; None for the target's.
+        ids: Int64[V'], the target's token of each logit; None if they are the target's own.
     """
 
     fuse: nn.Linear | None
@@ -32,6 +35,8 @@ class StepParts:
     carries_norm: bool
     output: nn.Linear | None
     rotary: Rotary
+    embeddings: nn.Embedding | None
+    ids: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -81,3 +86,38 @@ class StepCode(Protocol):
             The logits [m, V'] after the last rows of all texts; None, with nothing written, if the code does not do
             these rows.
         """
+
+    def draft(
+        self, text: TextRows, root: Tensor, plan: GrowthPlan, *, vocabulary: int, temperature: float
+    ) -> tuple[list[int], list[int], list[float], int] | None:
+        """Grow a whole draft of chosen tokens; return what a `GrownDraft` holds.
+
+        Args:
+            text: without new rows; its first feature is what the root's row passes on, `last` the root's position, and
+                the layers have room for `levels * top_k` rows.
+            root: [1, V'], the logits after the root.
+            plan: of the draft.
+            vocabulary: V of the target.
+            temperature: of the probabilities.
+
+        Returns:
+            None where the code does not grow such drafts, or met logits that are no numbers.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GrownDraft:
+    """All candidates of a draft, parents first: tokens, parents and joint probabilities, and its levels."""
+
+    tokens: list[int]
+    parents: list[int]
+    weights: list[float]
+    levels: int
+
+
+@runtime_checkable
+class WholeDrafts(Protocol):
+    """A state of a head that can grow a whole draft in one call."""
+
+    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
+        """Return a draft below the root, None where there is no code; no rows of a draft are kept."""

@@ -11,7 +11,9 @@ from speculant.core.drafter import Start, Verified
 from speculant.core.tree import ROOT
 from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
+from speculant.drafters.heads.step import GrownDraft, WholeDrafts
 from speculant.drafters.models.level_session import LevelText
+from speculant.drafters.models.shapes import GrowthPlan
 from speculant.drafters.models.together import Answer, Reading
 from speculant.drafters.models.warping import Warping
 
@@ -77,6 +79,19 @@ class HeadText(LevelText):
         """Run n nodes below rows (-1: the root, or nodes among them); return their rows and q [n, V] after them."""
         [answer] = read_together([self], [Reading(tokens, above)])
         return answer
+
+    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
+        """Drop all rows of a draft, read what was committed, and grow a whole draft by code, None where there is none.
+
+        Args:
+            plan: of the draft.
+            temperature: of its probabilities.
+        """
+        if not isinstance(self.known_state, WholeDrafts):
+            return None
+        with torch.inference_mode():
+            self._catch_up(self.known_state)
+            return self.known_state.grow_whole(plan, temperature)
 
     def plan(self, tokens: Sequence[int], above: Sequence[int]) -> list[tuple[list[int], list[int]]]:
         """Number the rows of nodes; return the nodes and the rows above them, level by level."""

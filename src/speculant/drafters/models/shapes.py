@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from speculant.core.drafter import Budget
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance, expected_gains
@@ -62,6 +63,27 @@ class Candidate:
     probability: float
 
 
+@dataclass(frozen=True, slots=True)
+class GrowthPlan:
+    """How a draft of the most probable paths grows, for code that grows one whole.
+
+    Attributes:
+        levels: at most.
+        top_k: nodes that a level expands, and candidates of each.
+        nodes: of the draft.
+        least: joint probability below which no node is expanded.
+        level_price: what a further level has to gain.
+        next_level: by level from 1 on, the rate at which drafts accepted to it are accepted to the next one.
+    """
+
+    levels: int
+    top_k: int
+    nodes: int
+    least: float
+    level_price: float
+    next_level: Sequence[float]
+
+
 class Shape(Protocol):
     """How drafts grow. `choosing` shapes take the most probable tokens, also where the target samples.
 
@@ -82,6 +104,14 @@ class Shape(Protocol):
     def select(self, weights: Sequence[float]) -> list[int]:
         """Return which of the new nodes the next level may grow from, given their joint probabilities."""
         return list(range(len(weights)))
+
+    def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
+        """Return how drafts within a budget and of so many levels grow; None where that is not planned beforehand."""
+        return None
+
+    def take_levels(self, grown: int) -> None:
+        """Take how many levels a draft has that was grown by a plan."""
+        return
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         """Learn from the last draft, which has nodes, and the accepted ones."""
@@ -296,6 +326,14 @@ class BestFirst(Shape):
         found = [place for place in best if weights[place] > least]
         gain = sum(weights[place] for place in found) * self._acceptance.next_level(level.depth)
         return found if gain > level.level_price else []
+
+    def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
+        next_level = self._acceptance.next_levels(levels)
+        least, top_k = max(self._least, budget.node_price), self._top_k if trees else 1
+        return GrowthPlan(levels, top_k, budget.nodes, least, budget.level_price, next_level)
+
+    def take_levels(self, grown: int) -> None:
+        self._grown = grown
 
     def forecast(self, nodes: int) -> Float64:
         return np.empty(0)  # it ends by itself where a level does not pay

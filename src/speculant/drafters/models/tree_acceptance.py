@@ -76,6 +76,13 @@ class LevelAcceptance:
         rates = np.diff(self.gains(min(depth + 1, MOST_LEVELS)), prepend=0.0)[-2:]
         return float(rates[-1] / rates[0])
 
+    def next_levels(self, depth: int) -> list[float]:
+        """Return what `next_level` returns for 1, 2, ... depth."""
+        rates = np.diff(self.gains(MOST_LEVELS), prepend=0.0)
+        following = rates[np.minimum(np.arange(1, depth + 1), MOST_LEVELS - 1)]
+        found: list[float] = (following / rates[:depth]).tolist()
+        return found
+
     def chain_gains(self, nodes: int) -> Float64:
         """Return Float64[D, nodes], the same for chains of 1, 2, ... nodes, as `Session.forecast` returns it."""
         places = np.arange(min(nodes, MOST_LEVELS))

@@ -86,7 +86,8 @@ class HFTargetParts:
             return None
         if parts.output is None and (self._factor != 1.0 or self._cap is not None):
             return None  # logits that the target changes behind its projection
-        return self._code.step(parts, self._output if parts.output is None else parts.output)
+        embeddings = self._embeddings if parts.embeddings is None else parts.embeddings
+        return self._code.step(parts, embeddings, self._output if parts.output is None else parts.output)
 
     def new_norm(self) -> nn.Module:
         return copy.deepcopy(self._norm)

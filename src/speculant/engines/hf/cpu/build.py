@@ -31,9 +31,10 @@ AVX512_BF16 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512b
 LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not others of the same names
 FOLDER = Path(__file__).parent
 SOURCES = tuple(
-    FOLDER / f"{name}.cpp" for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "checksum")
+    FOLDER / f"{name}.cpp"
+    for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "head_draft", "checksum")
 )
-HEADERS = tuple(FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h"))
+HEADERS = tuple(FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h", "head_step.h"))
 
 # Arguments and results: pointers, sizes, numbers and unsigned 64-bit numbers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint64}
@@ -47,6 +48,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "after_attention": ("ppppssi", ""),
     "layer": ("ppppppi", ""),
     "head_step": ("ppsppi", ""),
+    "head_draft": ("ppppppppi", "s"),
     "norm": ("ppps", ""),
     "split_heads": ("pppppp", ""),
     "add_norm": ("ppppps", ""),

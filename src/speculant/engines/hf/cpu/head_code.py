@@ -33,12 +33,13 @@ class HeadCode:
         products = self._load()
         return None if products is None else HeadLayer(layer, products)
 
-    def step(self, parts: Any, output: nn.Module) -> HeadStep | None:
+    def step(self, parts: Any, embeddings: nn.Module, output: nn.Module) -> HeadStep | None:
         """Return the code of a head's steps; None if a layer is too small, or the code cannot compute a part.
 
         Args:
             parts: `drafters.heads.step.StepParts` of the head.
-            output: projection of the logits, the head's or the target's.
+            embeddings: of the tokens, the head's or the target's.
+            output: projection of the logits, likewise.
         """
         if not is_torch_linear(output) or not all(self._worth_a_call(layer) for layer in parts.layers):
             return None
@@ -48,7 +49,7 @@ class HeadCode:
             return None
         products = self._load()
         narrow, _ = memory_allows(weights)
-        return None if products is None else HeadStep(parts, output, products, narrow=narrow)
+        return None if products is None else HeadStep(parts, embeddings, output, products, narrow=narrow)
 
     def linear(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return module(x)."""

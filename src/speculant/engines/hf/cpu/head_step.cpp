@@ -4,48 +4,15 @@
 //
 // Every row is computed in the same way for any number of rows.
 
+#include "head_step.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "attention.h"
-#include "layer.h"
 
 extern "C" void after_attention(const Layer *l, const void *x, const void *attended, void *y, int64_t rows,
                                 int64_t width, int threads);
-
-struct StepLayer {
-  Layer layer;
-  // RMSNorms of the embedding and of the layer's input, which its attention reads side by side; null where it reads its
-  // input alone, after the layer's own norm if there is one.
-  const void *embedding_norm, *feature_norm;
-  float embedding_eps, feature_eps;
-  int normed_residual;  // whether the layer's output is added to the normed input
-};
-
-struct Step {
-  const StepLayer *layers;
-  int64_t count, hidden, heads, kv_heads, head, vocabulary;
-  Linear fuse, output;    // of the embedding beside the feature; of the logits; a weight may be null for none
-  const void *norm;       // RMSNorm before the output projection; null for none
-  const void *cos, *sin;  // tables [positions, head]
-  float norm_eps;
-  int carries_norm, is_bf16;  // whether rows pass on what is normed
-};
-
-struct Held {
-  void *keys, *values;  // of a layer, [kv_heads, room, head]
-  int64_t step;         // numbers between two heads
-};
-
-struct Text {
-  const void *features;      // [..., hidden]
-  const int64_t *places;     // [n], rows of the features; null for one after the other
-  const int64_t *positions;  // [n]
-  const bool *seen;          // [n, length], which keys each row sees; null for all
-  const Held *held;          // by layer
-  void *passed;              // [wanted, hidden], what the last rows pass on
-  int64_t n, length, wanted;  // length: of keys and values, with the new rows
-};
 
 template <class T>
 static void step(const Step *s, const Text *texts, int64_t count, const void *given, void *output, int threads) {
@@ -144,7 +111,6 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
     for (int64_t i = 0; i < outputs; i++) ((T *)output)[i] = convert<T>(logits[i]);
 }
 
-// Runs the rows of several texts, given the embeddings [n, hidden] of all of them; logits [wanted, vocabulary].
 extern "C" void head_step(const Step *s, const Text *texts, int64_t count, const void *embeddings, void *logits,
                           int threads) {
   s->is_bf16 ? step<BFloat16>(s, texts, count, embeddings, logits, threads)

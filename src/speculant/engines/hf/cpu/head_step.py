@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,19 +57,33 @@ class TextArguments(ctypes.Structure):
     )
 
 
+class PlanArguments(ctypes.Structure):
+    """The struct `Plan` of head_draft.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("embeddings", "ids", "next_level")),
+        *((name, ctypes.c_int64) for name in ("vocabulary", "position", "depth", "top_k", "nodes")),
+        *((name, ctypes.c_float) for name in ("least", "level_price", "inverse_temperature")),
+    )
+
+
 class HeadStep:
     """See `drafters.heads.step.StepCode`."""
 
-    def __init__(self, parts: Any, output: nn.Linear, products: Products, *, narrow: bool) -> None:
+    def __init__(
+        self, parts: Any, embeddings: nn.Module, output: nn.Linear, products: Products, *, narrow: bool
+    ) -> None:
         """Take the parts of a head.
 
         Args:
             parts: `drafters.heads.step.StepParts` with layers that are `computable`.
+            embeddings: of the tokens; drafts are grown whole where they are PyTorch's.
             output: the projection of the logits; all weights are of one dtype.
             products: that the code has.
             narrow: whether float matrices may be copied to bfloat16, for steps of few rows.
         """
-        self._native, self._rotary = products.native, parts.rotary
+        self._native, self._rotary, self._ids = products.native, parts.rotary, parts.ids
+        self._embeddings = embeddings if type(embeddings) is nn.Embedding else None
         self._whole = StepWeights(parts, output, products)
         copied = narrow and self._whole.dtype is torch.float32
         self._few = StepWeights(parts, output, products, NarrowWeights()) if copied else self._whole
@@ -107,6 +122,45 @@ class HeadStep:
             torch.get_num_threads(),
         )  # fmt: skip
         return logits
+
+    def draft(
+        self, text: Any, root: Tensor, plan: Any, *, vocabulary: int, temperature: float
+    ) -> tuple[list[int], list[int], list[float], int] | None:
+        """See `drafters.heads.step.StepCode`."""
+        table = None if self._embeddings is None else self._embeddings.weight
+        keys, (cos, sin) = text.held[0][0], self._rotary.table(text.last + plan.levels, text.features)
+        if (
+            table is None
+            or plan.top_k > self.most
+            or torch.is_grad_enabled()
+            or not all(
+                each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu
+                for each in (table, text.features, root, keys, cos, sin)
+            )
+        ):
+            return None
+        weights = self._few if plan.top_k <= ROWS else self._whole
+        step = weights.look_up()
+        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
+        layers = (HeldArguments * len(text.held))(
+            *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in text.held)
+        )
+        own = TextArguments(features=text.features.data_ptr(), held=ctypes.addressof(layers), length=text.length)
+        most = plan.top_k + (plan.levels - 1) * plan.top_k**2
+        tokens, parents, joint = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32)
+        next_level, levels = np.array(plan.next_level, np.float32), ctypes.c_int64()
+        asked = PlanArguments(
+            table.data_ptr(), _address(self._ids), next_level.ctypes.data,
+            min(vocabulary, step.vocabulary) if self._ids is None else step.vocabulary,
+            text.last, plan.levels, plan.top_k, plan.nodes, plan.least, plan.level_price, 1 / temperature,
+        )  # fmt: skip
+        count = self._native.head_draft(
+            ctypes.byref(step), ctypes.byref(own), ctypes.byref(asked), root.data_ptr(), tokens.ctypes.data,
+            parents.ctypes.data, joint.ctypes.data, ctypes.byref(levels), torch.get_num_threads(),
+        )  # fmt: skip
+        if count < 0:
+            return None
+        return tokens[:count].tolist(), parents[:count].tolist(), joint[:count].tolist(), levels.value
 
 
 class StepWeights:
