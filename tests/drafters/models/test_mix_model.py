@@ -11,12 +11,13 @@ import torch
 from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UsageError
-from speculant.drafters.models.union import Mixture, features_of
+from speculant.drafters.models.mixture import Mixture
+from speculant.drafters.models.union import FIRST_WEIGHTS, features_of
 
 
 def test_the_mixture_learns_whom_to_trust() -> None:
     """Guards online learning: where the model is always right and `mix` never, the model's candidate wins."""
-    mixture, features = Mixture(), np.array([features_of(0.5, 0.1), features_of(0.1, 0.8)])
+    mixture, features = Mixture(FIRST_WEIGHTS), np.array([features_of(0.5, 0.1), features_of(0.1, 0.8)])
     for _ in range(500):
         mixture.learn(features, np.array([1.0, 0.0]))
     right, wrong = mixture.probabilities(features)

@@ -14,11 +14,11 @@ from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
+from speculant.drafters.heads.united import UnitedSession
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Chain, GrowthPlan, Shape
 from speculant.drafters.models.together import draft_together
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
-from speculant.drafters.models.union import UnionSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +119,17 @@ class HeadDrafter(Drafter):
 
 def propose_together(sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
     """Return the drafts of sessions on texts of one head, whose rows run together."""
-    growing = [each for each in sessions if isinstance(each, LevelSession | UnionSession)]
-    if len(sessions) == 1 or len(growing) < len(sessions):
+    united = [each if isinstance(each, UnitedSession) else None for each in sessions]
+    growing = [each if own is None else own.own for each, own in zip(sessions, united, strict=True)]
+    levels = [each for each in growing if isinstance(each, LevelSession)]
+    if len(sessions) == 1 or len(levels) < len(sessions):
         return [session.propose(budget) for session, budget in zip(sessions, budgets, strict=True)]
-    return draft_together(growing, budgets, read_together)
+    asked = [budget if own is None else own.asked(budget) for own, budget in zip(united, budgets, strict=True)]
+    drafts = draft_together(levels, asked, read_together)
+    return [
+        draft if own is None else own.unite(draft, budget)
+        for own, draft, budget in zip(united, drafts, budgets, strict=True)
+    ]
 
 
 class ChainHeadDrafter(HeadDrafter):

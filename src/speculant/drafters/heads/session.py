@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from speculant.core.drafter import Budget, Start
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.text import HeadText
 from speculant.drafters.models.level_session import LevelSession, heaviest
 from speculant.drafters.models.shapes import GrowthPlan, Shape
+
+_CHEAP = 3  # rows that a level of automatic size has at most: more take longer than they gain, measured on CPUs
 
 
 class HeadSession(LevelSession):
@@ -34,4 +38,7 @@ class HeadSession(LevelSession):
         if levels < 1 or not self._uncut or not self._shape.choosing:
             return None
         self._trees = budget.trees and self.text.trees
-        return self._shape.plan(budget, levels, trees=self._trees)
+        plan = self._shape.plan(budget, levels, trees=self._trees)
+        if plan is None or not budget.level_price:
+            return plan
+        return replace(plan, top_k=min(plan.top_k, _CHEAP))

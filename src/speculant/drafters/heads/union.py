@@ -1,4 +1,4 @@
-"""A memory and a head in one tree; see `drafters.models.union`."""
+"""A memory and a head in one tree; see `united`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import LoadedHead, propose_together
 from speculant.drafters.heads.head import head_needs
 from speculant.drafters.heads.kept import KeptStates
+from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.text import HeadText
+from speculant.drafters.heads.united import FIRST_WEIGHTS, UnitedSession
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
-from speculant.drafters.models.union import Mixture, UnionSession, UnionSettings
+from speculant.drafters.models.mixture import Mixture
+from speculant.drafters.models.shapes import BestFirst
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.union import UnionSettings
 from speculant.drafters.suffix.drafter import SuffixDrafter
 
 
@@ -26,13 +31,13 @@ class UnionHeadSettings(UnionSettings):
 
     Attributes:
         proposed: nodes of the tree that the memory proposes.
-        depth: steps of the head that extend it.
+        depth: steps of the head.
         top_k: nodes that each of them extends, and candidates of each.
         least: joint probability below which no node is extended.
     """
 
     depth: int = 7
-    least: float = 0.02
+    least: float = 0.0
 
 
 class MemoryDrafter(Drafter, Persistent, Protocol):
@@ -55,7 +60,8 @@ class UnionHeadDrafter(Drafter, Persistent):
     def __init__(self, head: LoadedHead, memory: MemoryDrafter, settings: UnionHeadSettings | None) -> None:
         """Take both; `settings` are None for the defaults."""
         self.head, self.memory, self._settings = head, memory, settings or UnionHeadSettings()
-        self._mixture, self.states = Mixture(), KeptStates(head.head, head.target)
+        self._mixture, self._acceptance = Mixture(FIRST_WEIGHTS), LevelAcceptance()
+        self.states = KeptStates(head.head, head.target)
 
     @property
     def needs(self) -> Needs:
@@ -69,7 +75,10 @@ class UnionHeadDrafter(Drafter, Persistent):
         return self.memory.memory_bytes
 
     def open(self, start: Start) -> Session:
-        return UnionSession(HeadText(self.states, start), self.memory.open(start), self._mixture, self._settings)
+        s = self._settings
+        shape = BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least)
+        own = HeadSession(HeadText(self.states, start), start, shape)
+        return UnitedSession(own, self.memory.open(start), self._mixture, s.proposed)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         return propose_together(sessions, budgets)

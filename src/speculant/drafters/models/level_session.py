@@ -107,8 +107,12 @@ class LevelSession(Session):
         """Learn which nodes were accepted."""
         self.text.observe(verified)
         if len(verified.tree):
-            self._shape.learn(verified.tree, verified.path.tolist())
+            self.learn(verified.tree, verified.path.tolist())
         self._round += 1
+
+    def learn(self, drafted: DraftTree, path: Sequence[int]) -> None:
+        """Learn which nodes of a draft of this session were accepted."""
+        self._shape.learn(drafted, path)
 
     def forecast(self, nodes: int) -> Float64 | None:
         return self._shape.forecast(nodes) if self._trees else None

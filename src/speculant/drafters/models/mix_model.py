@@ -11,7 +11,8 @@ from speculant.core.engine import Needs
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.draft_text import DraftText, OpenCache
-from speculant.drafters.models.union import Mixture, UnionSession, UnionSettings
+from speculant.drafters.models.mixture import Mixture
+from speculant.drafters.models.union import FIRST_WEIGHTS, UnionSession, UnionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class MixModelDrafter(Drafter, Persistent):
         """
         self._open_cache, self._vocabulary, self._settings = open_cache, vocabulary, settings or MixModelSettings()
         self.mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit, bases=bases)
-        self._mixture = Mixture()
+        self._mixture = Mixture(FIRST_WEIGHTS)
 
     @property
     def needs(self) -> Needs:

@@ -15,8 +15,6 @@ seed the text is plain decoding's.
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -27,12 +25,11 @@ from speculant.core.drafter import Budget, Session, Verified
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.level_session import RowText, heaviest
+from speculant.drafters.models.mixture import LEAST, Mixture, logit
 from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES
 from speculant.drafters.models.together import Answer, Drafting, Reading, draft_alone
 
-_RATE = 0.02  # of learning, per candidate
-_LEAST = 1e-4  # probabilities count as at least this, and at most 1 less this
-_FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
+FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +58,9 @@ class UnionSettings:
             raise UsageError(f"least must be from 0 to below 1, not {self.least}.")
 
 
-class Mixture:
-    """The weights of the two opinions, over all requests."""
-
-    def __init__(self) -> None:
-        self._weights = np.array(_FIRST_WEIGHTS)
-        self._lock = threading.Lock()
-
-    def probabilities(self, features: Float64) -> Float64:
-        """Return the probabilities Float64[C] of one node's candidates, of features Float64[C, 4]."""
-        p = 1 / (1 + np.exp(-(features @ self._weights)))
-        return np.asarray(p / max(1.0, float(p.sum())), np.float64)
-
-    def learn(self, features: Float64, right: Float64) -> None:
-        """Take a gradient step of the logarithmic loss for each candidate; `right` is 1 for the target's token."""
-        with self._lock:
-            p = 1 / (1 + np.exp(-(features @ self._weights)))
-            self._weights = self._weights + _RATE * (right - p) @ features
-
-
 def features_of(q: float, m: float | None) -> tuple[float, float, float, float]:
     """Return the features of a candidate with probability q by the model and m by the memory, None if it has none."""
-    return (1.0, _logit(q), 0.0 if m is None else _logit(m), float(m is None))
-
-
-def _logit(p: float) -> float:
-    p = min(max(p, _LEAST), 1 - _LEAST)
-    return math.log(p / (1 - p))
+    return (1.0, logit(q), 0.0 if m is None else logit(m), float(m is None))
 
 
 @dataclass(slots=True)
@@ -182,7 +155,7 @@ class UnionSession(Session):
             above_weight = 1.0 if node == ROOT else float(proposed.weights[node])
             known = {int(proposed.tokens[child]): int(child) for child in proposed.children(node)}
             shares = {
-                token: float(proposed.weights[child]) / max(above_weight, _LEAST) for token, child in known.items()
+                token: float(proposed.weights[child]) / max(above_weight, LEAST) for token, child in known.items()
             }
             if node in laws:
                 added = self._add(found, nodes[node], laws[node], shares)

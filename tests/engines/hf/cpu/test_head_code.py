@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from eagles import eagle3_head, eagle_head, states, target_model
+from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.sampler import Sampling
+from speculant.core.tree import DraftTree
+from speculant.drafters.heads import session as session_module
+from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.head import Head
 from speculant.engines.hf.cpu import head_code
 from speculant.engines.hf.cpu.head_code import HeadCode
@@ -17,6 +23,13 @@ from speculant.engines.hf.target_parts import HFTargetParts
 
 pytestmark = pytest.mark.usefixtures("compiled")
 LARGE = {"inner": 512}  # so that a layer is worth a call
+BUDGETS = (
+    Budget(nodes=5, depth=8),
+    Budget(nodes=12, depth=3),
+    Budget(nodes=40, depth=8, trees=False),
+    Budget(nodes=9, depth=8, node_price=0.02),
+    Budget(nodes=20, depth=8, level_price=1e-5, node_price=1e-4),
+)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +130,71 @@ def test_texts_run_together_as_alone(model: Any, name: str, dtype: torch.dtype) 
     for state, other, one, own in zip(together, alone, found, wanted, strict=True):
         assert torch.allclose(state.start().float(), other.start().float(), atol=tolerance, rtol=tolerance)
         assert torch.allclose(one.float(), own.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(
+    "settings",
+    [HeadSettings(tree="chain", depth=5), HeadSettings(depth=4, top_k=3), HeadSettings(depth=6, top_k=6, least=0.01)],
+)
+def test_whole_drafts_are_those_that_grow_level_by_level(
+    model: Any, monkeypatch: pytest.MonkeyPatch, name: str, temperature: float, settings: HeadSettings
+) -> None:
+    """Guards drafts of one call: tokens, parents and weights, ends that a price or a budget sets, after acceptances."""
+    monkeypatch.setattr(head_code, "memory_allows", lambda _: (False, 0))  # no narrow copies
+    monkeypatch.setattr(session_module, "_CHEAP", 64)  # nor narrower levels
+    head, taps = HEADS[name]()
+    drafts = {}
+    for fast in (False, True):
+        loaded = LoadedHead(head, HFTargetParts(model, fast=fast), kind=name, method=name)
+        start = Start(prompt=np.arange(8, dtype=np.int32), sampling=Sampling(temperature=temperature))
+        session, hidden = HeadDrafter(loaded, settings=settings).open(start), states(24, taps)[0]
+        nothing, tokens = DraftTree.empty(), np.array([3], np.int32)
+        session.observe(Verified(tree=nothing, path=EMPTY_PATH, tokens=tokens, hidden=hidden[:8]))
+        found = drafts[fast] = []
+        for round_, budget in enumerate(BUDGETS):
+            found.append(session.propose(budget))
+            assert (round_, session.propose(budget).tokens.tolist()) == (round_, found[-1].tokens.tolist())
+            tokens = np.array([9 + round_], np.int32)
+            session.observe(Verified(tree=nothing, path=EMPTY_PATH, tokens=tokens, hidden=hidden[8 + round_][None]))
+    for plain, whole in zip(drafts[False], drafts[True], strict=True):
+        assert whole.tokens.tolist() == plain.tokens.tolist()
+        assert whole.parents.tolist() == plain.parents.tolist()
+        np.testing.assert_allclose(whole.weights, plain.weights, atol=1e-4)
+    assert max(map(len, drafts[True])) >= 5
+
+
+def test_whole_drafts_need_plain_sampling(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards what is left to PyTorch: distributions that are cut, drawn drafts, and logits that are no numbers."""
+    calls = list[object]()
+    draft = HeadStep.draft
+
+    def counted(self: HeadStep, *arguments: Any, **options: Any) -> Any:
+        calls.append(draft(self, *arguments, **options))
+        return calls[-1]
+
+    monkeypatch.setattr(HeadStep, "draft", counted)
+    head = eagle_head(**LARGE)
+    loaded = LoadedHead(head, HFTargetParts(model, fast=True), kind="eagle", method="eagle")
+    for sampling, sampled, whole in (
+        (Sampling(temperature=0.8, top_k=5), False, False),
+        (Sampling(temperature=0.8), True, False),
+        (Sampling(), False, True),
+    ):
+        calls.clear()
+        drafter = HeadDrafter(loaded, settings=HeadSettings(tree="chain"), sampled=sampled)
+        session = drafter.open(Start(prompt=np.arange(4, dtype=np.int32), sampling=sampling))
+        tokens = np.array([3], np.int32)
+        session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(4, 1)[0]))
+        assert len(session.propose(Budget(nodes=3, depth=3))) == 3
+        assert bool(calls) == whole
+    with torch.no_grad():
+        head.fc.weight.fill_(torch.nan)
+    session = HeadDrafter(loaded, settings=HeadSettings(tree="chain")).open(Start(prompt=np.arange(4, dtype=np.int32)))
+    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(4, 1)[0]))
+    session.propose(Budget(nodes=3, depth=3))
+    assert calls[-1] is None
 
 
 def test_new_weights_count_at_once(model: Any) -> None:
