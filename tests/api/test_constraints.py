@@ -14,6 +14,7 @@ import torch
 from models import tiny_model
 from speculant import Constraint, Speculator
 from speculant.api.constraints import ConstraintCompiler, check_constraint
+from speculant.api.result import CUT
 from speculant.core.errors import SpeculantError, TokenizerError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.grammar_state import GrammarState
@@ -113,6 +114,16 @@ def test_requests_of_a_batch_have_grammars_of_their_own(plain: Speculator, model
     for name, generation in added.items():
         assert generation.result.ids == plain.generate(PROMPT, constraint=CONSTRAINTS[name], **given).ids
     assert free.result.ids == plain.generate(PROMPT, **given).ids
+
+
+def test_a_text_that_its_length_cuts_says_so(plain: Speculator) -> None:
+    """Guards users of JSON that is none: a text that ends early is noted, one that may end there is not."""
+    given: dict[str, Any] = {"max_new_tokens": 6, "temperature": 0}
+    for method in (plain, Speculator.from_transformers(plain.model, byte_level(), method="mix")):
+        cut = method.generate(PROMPT, constraint=CONSTRAINTS["json"], **given)
+        assert (cut.finish_reason, cut.stats.notes.count(CUT)) == ("length", 1)
+        whole = method.generate(PROMPT, constraint=Constraint.regex("[a-c]*"), **given)
+        assert CUT not in whole.stats.notes
 
 
 def test_forbidden_nodes_go_with_what_is_below_them() -> None:

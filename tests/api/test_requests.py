@@ -70,6 +70,12 @@ def test_prompts_that_are_none(speculator: Speculator, prompt: Any) -> None:
         speculator.generate(prompt, max_new_tokens=3)
 
 
+def test_several_texts_as_a_prompt(speculator: Speculator) -> None:
+    """Guards the way out: there is a method for them."""
+    with pytest.raises(PromptError, match="generate_batch"):
+        speculator.generate(["A dog", "A cat"], max_new_tokens=3)
+
+
 def test_a_refused_request_leaves_its_streamer_alone(speculator: Speculator) -> None:
     """Guards consumers of the streamer: they see no prompt of a text that never comes."""
 

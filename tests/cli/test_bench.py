@@ -216,6 +216,7 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--set", "lookup.copied=3"], "'lookup' is none of the methods none, mix"),
         (["--config", "nowhere"], "cannot read nowhere"),
         (["--inflate", "many"], "--inflate takes"),
+        (["--inflate", "1x4"], "it can be inflated, not cut to 1 layers and 4"),
         (["--forced", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["--forced", "a/t.jsonl", "b/t.jsonl"], "called differently"),
         (["--seed", "1"], "--seed would be ignored"),

@@ -13,6 +13,7 @@ import pytest
 CASES: Sequence[tuple[Sequence[str], str]] = [
     (["generate", "Once", "--model", "/missing/model"], "there is no model at /missing/model"),
     (["generate", "Once", "--model", "nomodel"], "names on the hub have the form owner/name"),
+    (["generate", "Once", "--model", "bundeld"], "`bundled` is the model that comes with the package"),
     (["generate", "Once", "--model", "empty"], "the folder has no config.json"),
     (["generate", "Once", "--model", "file"], "is a file"),
     (["generate", "Once", "--model", "missing.gguf"], "the file does not exist"),
@@ -55,6 +56,8 @@ CASES: Sequence[tuple[Sequence[str], str]] = [
     (["bench", "--out", "o", "--forced", "rows.jsonl", "--inflate", "x"], "--inflate takes"),
     (["bench", "/missing/model", "--out", "o", "--growth"], "there is no model at /missing/model"),
     (["serve", "/missing/model"], "there is no model at /missing/model"),
+    (["serve", "--model", "bundled"], "The model is named without one: `speculant serve MODEL`"),
+    (["serve", "--memory-limit", "256MB"], "must be a whole number of megabytes, 1 or more, not '256MB'"),
     (["serve", "--method", "mixx"], "Did you mean 'mix'?"),
     (["serve", "--port", "0", "--memory", "file", "--memory-strict"], "file"),
     (["serve", "--port", "0", "--memory", "m", "--method", "lookup"], "'lookup' keeps no memory"),

@@ -11,9 +11,12 @@ import pytest
 from heads import random_head
 from models import tiny_model
 from mtps import FAMILIES, all_tensors, modules_of, write_checkpoint
-from speculant.api.loading import load_tokenizer
+from speculant.api.loading import bundled_heads, load_tokenizer
 from speculant.cli.main import main
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints import eagle
+from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
+from speculant.drafters.heads.checkpoints.formats import check_sizes
 
 CaptureFixture = pytest.CaptureFixture[str]
 SHORT = ["--max-new-tokens", "8", "--device", "cpu"]
@@ -91,6 +94,39 @@ def test_mistakes_are_found_before_the_model_is_loaded(
     err = capsys.readouterr().err
     assert reason in err
     assert "no-model" not in err
+
+
+def test_a_head_of_another_model_is_refused_before_that_is_loaded(
+    folder: Path, tmp_path: Path, capsys: CaptureFixture
+) -> None:
+    """Guards long waits: this folder holds the config of the target, and no weights."""
+    config = tiny_model("llama", vocab_size=4096).config
+    config.hidden_size = 48
+    config.save_pretrained(tmp_path)
+    argv = ["generate", "The dog", "--model", str(tmp_path), "--head", str(folder)]
+    assert main(argv) == 2
+    assert "size 32, the target's have 48: it was trained for another model" in capsys.readouterr().err
+    config.hidden_size, config.vocab_size = 32, 100
+    config.save_pretrained(tmp_path)
+    assert main(argv) == 2
+    assert "a vocabulary of 4096 tokens, the target one of 100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", bundled_heads(), ids=lambda head: head.name)
+def test_sizes_refuse_other_targets_alone(head: Path) -> None:
+    """Guards heads that fit: what a config does not tell is left to the loaded target."""
+    checkpoint = read_checkpoint(head)
+    check_sizes(checkpoint, hidden_size=256, vocabulary=4096, layers=6)
+    with pytest.raises(UnsupportedError, match="the target's have 512"):
+        check_sizes(checkpoint, hidden_size=512, vocabulary=4096, layers=6)
+
+
+def test_an_assistant_is_published_not_trained(tiny_folder: Path, capsys: CaptureFixture) -> None:
+    """Guards the way out: `speculant train` makes none."""
+    assert main(["generate", "The dog", "--model", str(tiny_folder), "--method", "assistant"]) == 2
+    err = capsys.readouterr().err
+    assert "needs the assistant that is published for the Gemma 4 model: pass head=" in err
+    assert "speculant train" not in err
 
 
 def test_a_method_that_needs_a_head_says_so(tiny_folder: Path, capsys: CaptureFixture) -> None:

@@ -67,7 +67,11 @@ def test_arguments_that_do_not_parse_end_with_2(argv: list[str], message: str, c
     assert message in err
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["corpus", "build"], ["memory", "merge"]])
+SUB_COMMANDS = ["corpus build", *(f"memory {name}" for name in ("info", "merge", "clear"))]
+SUB_COMMANDS += [f"base {name}" for name in ("list", "add", "remove")]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), *map(str.split, SUB_COMMANDS)])
 def test_help(command: list[str], capsys: CaptureFixture) -> None:
     """Every command has a page that fits 80 columns, without colours in a pipe."""
     assert main([*command, "--help"]) == 0
@@ -75,6 +79,7 @@ def test_help(command: list[str], capsys: CaptureFixture) -> None:
     assert err == ""
     assert out.startswith(f"Usage: {' '.join(['speculant', *command])} ")
     assert "--help" in out
+    assert "\nExamples\n" in out
     assert "\033" not in out
     assert max(map(len, out.splitlines())) <= 80
 

@@ -143,6 +143,13 @@ def test_foreign_files_are_refused(path: Path, asked: dict[str, str], message: s
         read_memory(path, **asked)
 
 
+def test_a_base_in_place_of_a_memory(path: Path) -> None:
+    """Guards the way out: what is wrong is the option, not the file."""
+    write_memory(path, kind="mix-base", tokenizer="abc", arrays={}, facts={})
+    with pytest.raises(ForeignMemoryError, match="name it by --base"):
+        read(path)
+
+
 def test_a_newer_format_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error for a file of a later version is not that of a damaged one."""
     monkeypatch.setattr(memory_file, "VERSION", 2)

@@ -83,6 +83,10 @@ async def test_unknown_parameters_come_with_the_near_name(connect: Connect) -> N
         ):
             error = (await client.post("/v1/chat/completions", json=chat() | changes)).json()["error"]
             assert (error["message"], error["code"]) == (message, "unknown_parameter")
+        swapped = (("/v1/completions", "messages"), ("/v1/chat/completions", "prompt"))
+        for (path, name), (twin, _) in zip(swapped, reversed(swapped), strict=True):
+            error = (await client.post(path, json={name: "A dog"})).json()["error"]
+            assert error["message"] == f"there is no parameter '{name}'; {twin} takes it."
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,8 @@ class Preparation:
             ids = torch.tensor([self._tokenizer(prompt)["input_ids"]])
         elif isinstance(prompt, Sequence) and prompt and all(isinstance(each, dict) for each in prompt):
             ids = torch.tensor([self.encode_chat(prompt)])  # type: ignore[arg-type]
+        elif isinstance(prompt, Sequence) and prompt and all(isinstance(each, str) for each in prompt):
+            raise PromptError("this prompt is a list of texts; pass one text, or all of them to `generate_batch`.")
         else:
             try:
                 ids = torch.tensor([list(prompt)])

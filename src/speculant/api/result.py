@@ -20,6 +20,7 @@ from speculant.engines.hf.plain_cache import PlainTargetCache
 from speculant.engines.hf.sampler import HostSampler
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
+CUT = "A text ends at its most new tokens, before it matches its constraint; allow more (max_new_tokens)."
 AnyTargetCache = AnySequence | PlainTargetCache | LlamaTargetCache
 
 
@@ -145,11 +146,19 @@ class Generation:
         if sequence.ended:
             texts[-1] += self._detokenizer.flush()
             result.finish_reason = "stop" if self.sampler.stopped else "length"
+            self._note_cut()
         result.text += "".join(texts)
         if sequence.rounds is None:
             return Piece("".join(texts), tokens, texts, sources, logprobs)
         rounds, sequence.rounds = tuple(sequence.rounds), []
         return Piece("".join(texts), tokens, texts, sources, logprobs, rounds, sequence.stats.seconds)
+
+    def _note_cut(self) -> None:
+        """Note a text that its length ended before it matched its constraint."""
+        constraint, notes = self.sequence.start.constraint, self.result.stats.notes
+        cut = constraint is not None and self.result.finish_reason == "length" and CUT not in notes
+        if cut and constraint is not None and not constraint.complete(self.sampler.tokens):
+            notes.append(CUT)
 
     def put(self, piece: Piece) -> None:
         """Hand a piece to the streamer, token by token."""

@@ -29,14 +29,26 @@ speculant corpus build --kind mix-base --model your/model -o chat.base *.jsonl
 speculant base add chat.base --name chat
 speculant base list
 """
+LIST_EXAMPLES = """
+speculant base list
+speculant base list --json  # all that their headers say
+"""
+ADD_EXAMPLES = """
+speculant base add chat.base
+speculant base add chat.base --name chat --force  # in place of an older one
+"""
+REMOVE_EXAMPLES = """
+speculant base remove chat
+"""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(cls=Group, help=HELP, epilog=EXAMPLES, rich_markup_mode=None)
-    group.command("list", cls=Command, help=LIST, short_help="list your bases")(list_all)
-    group.command("add", cls=Command, help=ADD, short_help="copy a base into your folder")(add)
-    group.command("remove", cls=Command, help=REMOVE, short_help="delete a base from your folder")(remove)
+    group.command("list", cls=Command, help=LIST, short_help="list your bases", epilog=LIST_EXAMPLES)(list_all)
+    group.command("add", cls=Command, help=ADD, short_help="copy a base into your folder", epilog=ADD_EXAMPLES)(add)
+    short = "delete a base from your folder"
+    group.command("remove", cls=Command, help=REMOVE, short_help=short, epilog=REMOVE_EXAMPLES)(remove)
     app.add_typer(group, name="base")
 
 

@@ -188,7 +188,7 @@ def bench(
         typer.Option(
             "--memory-limit",
             metavar="MB",
-            parser=whole(1, 2**43),
+            parser=whole(1, 2**43, unit=" megabytes"),
             help="of each method; default: 256",
             rich_help_panel="How",
         ),

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.api.loading import find_draft_model
+from speculant.api.loading import find_draft_model, find_model, load_config
 from speculant.bench.suite.rows import check_same
 from speculant.bench.systems.hf_names import PREFIX, check_hf
 from speculant.cli.bench_values import batches, temperatures
 from speculant.cli.conditions import known_conditions
 from speculant.cli.files import file_size
 from speculant.cli.head_file import find_head
+from speculant.cli.terminal import importing
 from speculant.core.errors import FileError, UsageError
 from speculant.core.packages import check_packages
 from speculant.memory.bases import find_base, read_base_header
@@ -98,7 +99,25 @@ def check_named(asked: Bench) -> None:
     for base in asked.bases:
         read_base_header(find_base(base))
     if asked.inflate is not None:
-        inflation(asked.inflate)
+        layers, mlp = inflation(asked.inflate)
+        if not loading.is_gguf_model(asked.loading.model):
+            check_inflated(asked, layers, mlp)
+
+
+def check_inflated(asked: Bench, layers: int, mlp: int | None) -> None:
+    """Check by the config of the model that it can be inflated, before its weights are loaded.
+
+    Raises:
+        UnsupportedError, UsageError: it cannot.
+        ModelNotFoundError, FileError: there is no such config.
+    """
+    with importing("PyTorch and transformers"):
+        from speculant.bench.systems.inflate import check_inflation
+        from speculant.bench.systems.random_weights import read_shape
+
+        named = asked.config is not None
+        config = read_shape(Path(str(asked.config))) if named else load_config(find_model(asked.loading.model))
+    check_inflation(config, layers=layers, mlp=mlp)
 
 
 def inflation(text: str) -> tuple[int, int | None]:

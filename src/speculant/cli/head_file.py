@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.api.loading import bundled_head_folder, means_bundled
 from speculant.cli.terminal import importing, say, waiting
-from speculant.core.errors import ModelNotFoundError
+from speculant.core.errors import ModelNotFoundError, SpeculantError
 from speculant.core.hub import asking, why_missing
 
 if TYPE_CHECKING:
@@ -24,6 +24,28 @@ class HeadFile:
 
     checkpoint: Checkpoint
     format: Format
+
+    def check(self, source: str) -> None:
+        """Check by the config of a target that the head fits it, as far as sizes tell.
+
+        Args:
+            source: the target's folder or hub id.
+
+        Raises:
+            UnsupportedError: it belongs to another target; the message says what differs.
+        """
+        from speculant.api.loading import load_config
+        from speculant.drafters.heads.checkpoints.formats import check_sizes
+
+        try:
+            config = load_config(source)
+        except SpeculantError:  # as of adapters alone; whether there is a model is seen when it is loaded
+            return
+        names = "hidden_size", "vocab_size", "num_hidden_layers"
+        hidden, vocabulary, layers = (getattr(config, name, None) for name in names)
+        if hidden is not None and vocabulary is not None and layers is not None:
+            hidden = getattr(config, "word_embed_proj_dim", hidden)  # OPT's, of which its logits are made
+            check_sizes(self.checkpoint, hidden_size=hidden, vocabulary=vocabulary, layers=layers)
 
     def open(self, model: Any) -> LoadedHead:
         """Return the head on a target.

@@ -78,6 +78,8 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             method.check_several()  # before models are loaded
         if found is not None or not (bundled or ({"mtp", "*"} & {*method.heads} and has_own_head(loading.model))):
             method.check_head(None if found is None else found.format.kind)
+        if found is not None and not is_gguf_model(loading.model):
+            found.check(find_model(loading.model))
         from speculant.api.bases import AUTOMATIC
         from speculant.api.engines import check_engine_can
         from speculant.api.speculator import Speculator

@@ -140,13 +140,21 @@ def worded(error: Any) -> str:
             message = f"{message.rstrip('.')}. Did you mean {near[0]}?"
     elif type(error).__name__ == "NoSuchOption":
         near = difflib.get_close_matches(error.option_name, error.possibilities or [], n=1)
-        message = f"there is no option {error.option_name}." + (f" Did you mean {near[0]}?" if near else "")
+        hint = f" Did you mean {near[0]}?" if near else ""
+        if context is not None and error.option_name == "--model" and takes_model(context.command):
+            hint = f" The model is named without one: `{context.command_path} MODEL`."
+        message = f"there is no option {error.option_name}.{hint}"
     elif context is not None and isinstance(context.command, Group) and "Missing command" in error.format_message():
         message = f"name a command: {', '.join(context.command.list_commands(context))}."
     else:
         message = str(error.format_message())
     message = message if message.endswith((".", "?", "!")) else f"{message}."
     return f"{message} See `{context.command_path if context is not None else NAME} --help`."
+
+
+def takes_model(command: Any) -> bool:
+    """Whether a command's model is an argument."""
+    return any(param.metavar == "MODEL" for param in command.params)
 
 
 def _print_version(wanted: bool) -> None:

@@ -37,6 +37,18 @@ speculant memory info chat.speculant
 speculant memory merge mon.speculant tue.speculant -o week.speculant
 speculant memory clear chat.speculant
 """
+INFO_EXAMPLES = """
+speculant memory info chat.speculant
+speculant memory info chat.speculant --json
+"""
+MERGE_EXAMPLES = """
+speculant memory merge mon.speculant tue.speculant -o week.speculant
+speculant memory merge a.speculant b.speculant -o a.speculant  # into a
+"""
+CLEAR_EXAMPLES = """
+speculant memory clear chat.speculant
+speculant memory clear chat.speculant --yes  # without a terminal to ask on
+"""
 SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="a memory file")]
@@ -48,9 +60,9 @@ def register(app: typer.Typer) -> None:
         cls=Group, help="Inspect, merge and clear memory files.", epilog=EXAMPLES, rich_markup_mode=None
     )
     verify = "Verify a memory file's checksums and describe what it holds."
-    group.command("info", cls=Command, help=verify, short_help="describe what a file holds")(info)
-    group.command("merge", cls=Command, help=MERGE, short_help="make one file of several", epilog=EXAMPLES)(merge)
-    group.command("clear", cls=Command, help=CLEAR, short_help="empty a file")(clear)
+    group.command("info", cls=Command, help=verify, short_help="describe what a file holds", epilog=INFO_EXAMPLES)(info)
+    group.command("merge", cls=Command, help=MERGE, short_help="make one file of several", epilog=MERGE_EXAMPLES)(merge)
+    group.command("clear", cls=Command, help=CLEAR, short_help="empty a file", epilog=CLEAR_EXAMPLES)(clear)
     app.add_typer(group, name="memory")
 
 

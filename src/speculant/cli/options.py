@@ -210,7 +210,7 @@ MemoryLimitOption = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="MB",
-        parser=whole(1, 2**43),
+        parser=whole(1, 2**43, unit=" megabytes"),
         help="most the memory may take; default: 256",
         rich_help_panel="Drafting",
     ),

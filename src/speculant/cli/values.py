@@ -16,12 +16,13 @@ LEAST_BUDGET = 64_000
 LEAST_TEMPERATURE = 1e-5  # below it logits divided by the temperature leave the range of float16 and then of float32
 
 
-def whole(least: int, most: int = LARGEST, *, why: str = "") -> Callable[[Any], int]:
+def whole(least: int, most: int = LARGEST, *, why: str = "", unit: str = "") -> Callable[[Any], int]:
     """Return a parser of whole numbers from `least` to `most`.
 
     Args:
         least, most: the bounds, both included.
         why: appended to the message about numbers above `most`.
+        unit: of the numbers, as in " megabytes", for who gives another.
     """
 
     def parse(value: Any) -> int:
@@ -29,7 +30,8 @@ def whole(least: int, most: int = LARGEST, *, why: str = "") -> Callable[[Any], 
         try:
             number = int(text)
         except ValueError:
-            raise typer.BadParameter(f"must be a whole number of {least} or more, not '{shortened(text)}'.") from None
+            wanted = f"a whole number of{unit}, {least} or more" if unit else f"a whole number of {least} or more"
+            raise typer.BadParameter(f"must be {wanted}, not '{shortened(text)}'.") from None
         if number < least:
             raise typer.BadParameter(f"must be {least} or more, not {shortened(text)}.")
         if number > most:

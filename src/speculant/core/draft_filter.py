@@ -31,3 +31,11 @@ class DraftFilter(Protocol):
             tokens: committed so far, prompt excluded.
             most: of them.
         """
+
+    def complete(self, tokens: Sequence[int]) -> bool:
+        """Return whether the text may end here.
+
+        Args:
+            tokens: committed so far, prompt excluded.
+        """
+        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 _ADVICE = "Check the spelling and the network, or name a folder; `bundled` is the model that comes with the package."
@@ -49,5 +50,7 @@ def why_missing(name: str) -> str | None:
     if (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir():
         return None
     if "/" not in name and name not in OLD_NAMES:
-        return "there is no such folder here, and names on the hub have the form owner/name"
+        meant = difflib.get_close_matches(name, ["bundled"], n=1)
+        hint = "; `bundled` is the model that comes with the package" if meant else ""
+        return f"there is no such folder here, and names on the hub have the form owner/name{hint}"
     return _OFFLINE if is_offline() else None

@@ -20,9 +20,9 @@ import numpy as np
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, SpeculantError, UsageError
 from speculant.core.folders import data_folder
 from speculant.memory.aside import written_aside
-from speculant.memory.file import read_any_memory, read_header
+from speculant.memory.file import BASE, read_any_memory, read_header
 
-KIND = "mix-base"
+KIND = BASE
 VARIABLE = "SPECULANT_BASES"
 SUFFIX = ".speculant"
 BUNDLED = "bundled"

@@ -23,6 +23,7 @@ from speculant.memory.aside import written_aside
 
 MAGIC = b"SPCLNT\r\n"
 VERSION = 1
+BASE = "mix-base"  # the kind of frozen bases
 _PREAMBLE = 16
 _ALIGNMENT = 64
 
@@ -98,7 +99,9 @@ def read_memory(
     path = Path(path)
     header, body = read_header(path)
     if header["kind"] != kind:
-        raise ForeignMemoryError(f"{path} holds a memory of kind '{header['kind']}', not '{kind}'. Name another file.")
+        frozen = "It is a frozen base, which goes below a memory: name it by --base, or base= in Python."
+        advice = frozen if header["kind"] == BASE else "Name another file."
+        raise ForeignMemoryError(f"{path} holds a memory of kind '{header['kind']}', not '{kind}'. {advice}")
     if header["tokenizer"] != tokenizer:
         raise ForeignMemoryError(
             f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, this model's is {tokenizer}); "

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # numpy would make `speculant --help` wait
 
 OWN = "a drafter of one's own"  # the family of what stands in no table
 _CHECKED = "speculant.drafters.checked:checked"
+PUBLISHED = frozenset({"assistant", "pard"})  # kinds of heads that `speculant train` does not make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +155,10 @@ class Method:
             UsageError: it is not; `kind` is that of the head, None if there is none.
         """
         if kind is None and self.heads:
-            raise UsageError(
-                f"the method '{self.name}' needs a trained head: pass head=, or --head in a command. "
-                "`speculant train` makes one."
-            )
+            what, advice = "a trained head", " `speculant train` makes one."
+            if set(self.heads) <= PUBLISHED:
+                what, advice = self.requires, ""
+            raise UsageError(f"the method '{self.name}' needs {what}: pass head=, or --head in a command.{advice}")
         if kind is not None and not self.heads:
             raise UsageError(f"the method '{self.name}' takes no head; leave out the method to use the head's own.")
         if kind is not None and kind not in self.heads and "*" not in self.heads:

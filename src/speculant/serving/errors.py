@@ -15,9 +15,15 @@ from starlette.exceptions import HTTPException
 
 from speculant.core.errors import OutOfMemoryError, SpeculantError, TokenizerError, UsageError
 from speculant.serving.bounds import UnknownMemberError
+from speculant.serving.schemas import ChatRequest, CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 INVALID, SERVER = "invalid_request_error", "server_error"
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+_TWINS = {
+    _CHAT: (_TEXT, frozenset(CompletionRequest.model_fields)),
+    _TEXT: (_CHAT, frozenset(ChatRequest.model_fields)),
+}
 LONGEST = 1000  # characters of a message, which may quote what a client sent
 
 
@@ -76,7 +82,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        found = validation_error(error.errors())
+        found = validation_error(error.errors(), request.url.path)
         if found.code != "missing_parameter" and not _is_json(request):  # of other types nothing was parsed
             message = "the body is not declared as JSON; send the header Content-Type: application/json."
             found = ApiError(415, message, code="unsupported_media_type")
@@ -100,8 +106,8 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def validation_error(errors: Sequence[Any]) -> ApiError:
-    """Return the error of the first field that is wrong."""
+def validation_error(errors: Sequence[Any], path: str = "") -> ApiError:
+    """Return the error of the first field that is wrong, in a request to a path."""
     first = _of_forms(errors)
     kind = first["type"]
     place = ".".join(str(part) for part in first["loc"] if part != "body")
@@ -110,6 +116,9 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     if isinstance(unknown := first.get("ctx", {}).get("error"), UnknownMemberError):
         place = f"{place}.{unknown.name}" if place else unknown.name
         way_out = f"did you mean '{unknown.near}'?" if unknown.near else "leave it out."
+        twin, known = _TWINS.get(path, ("", ()))
+        if place in known:
+            way_out = f"{twin} takes it."
         return ApiError(400, f"there is no parameter '{place}'; {way_out}", param=place, code="unknown_parameter")
     if kind == "missing":
         message = f"the parameter '{place}' is missing." if place else "the body is missing; send JSON."

@@ -30,5 +30,5 @@ def test_ratios() -> None:
 
 def test_nothing_in_common() -> None:
     """There is nothing to print then."""
-    with pytest.raises(UsageError, match="in common"):
+    with pytest.raises(UsageError, match="one is of t by none, the other of u by none"):
         compare(result(row("none")), result(row("none", task="u")))

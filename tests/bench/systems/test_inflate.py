@@ -9,7 +9,7 @@ import pytest
 from models import tiny_model
 from speculant.api.loading import load_model
 from speculant.api.speculator import Speculator
-from speculant.bench.systems.inflate import inflate
+from speculant.bench.systems.inflate import check_inflation, inflate
 from speculant.core.errors import UnsupportedError, UsageError
 
 
@@ -45,3 +45,5 @@ def test_what_cannot_be_inflated() -> None:
         inflate(tiny_model("gpt2"), layers=4)
     with pytest.raises(UsageError, match="not cut to 2 layers"):
         inflate(tiny_model("llama"), layers=2)
+    with pytest.raises(UsageError, match="not cut to 3 layers and 4"):
+        check_inflation(tiny_model("llama").config, mlp=4)

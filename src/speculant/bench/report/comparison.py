@@ -31,7 +31,10 @@ def compare(before: Result, after: Result) -> list[dict[str, Any]]:
                 | {name: _ratio(other[name], row[name]) for name in MEASURES}
             )
     if not rows:
-        raise UsageError("the two results have no task and method in common.")
+        raise UsageError(
+            f"the two results have no task and method in common: one is of {_contents(before)}, the other of "
+            f"{_contents(after)}. Compare runs of the same --tasks and --methods."
+        )
     return rows
 
 
@@ -64,6 +67,11 @@ def comparison_table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["task"], row["temperature"], row.get("batch", 1), row["method"]
+
+
+def _contents(result: Result) -> str:
+    tasks, methods = (dict.fromkeys(row[part] for row in result["methods"]) for part in ("task", "method"))
+    return f"{', '.join(tasks)} by {', '.join(methods)}"
 
 
 def _ratio(before: float | None, after: float | None) -> dict[str, float | None]:

@@ -30,7 +30,19 @@ def inflate(model: Any, *, layers: int = 0, mlp: int | None = None) -> Any:
         UnsupportedError: the model is of another family.
         UsageError: it has more layers, or wider MLPs, than requested.
     """
-    config = model.config
+    check_inflation(model.config, layers=layers, mlp=mlp)
+    inflated = copy.deepcopy(model)
+    _widen(inflated, mlp or model.config.intermediate_size)
+    _deepen(inflated, layers or model.config.num_hidden_layers)
+    return inflated.eval()
+
+
+def check_inflation(config: Any, *, layers: int = 0, mlp: int | None = None) -> None:
+    """Check by a model's config that it can be inflated, before its weights are loaded; see `inflate`.
+
+    Raises:
+        UnsupportedError, UsageError: as `inflate`.
+    """
     if config.model_type not in FAMILIES:
         raise UnsupportedError(
             f"a {config.model_type} model cannot be inflated; these can: {', '.join(FAMILIES)}. "
@@ -42,10 +54,6 @@ def inflate(model: Any, *, layers: int = 0, mlp: int | None = None) -> Any:
             f"the model has {config.num_hidden_layers} layers and MLPs of {config.intermediate_size}; it can be "
             f"inflated, not cut to {layers} layers and {width}."
         )
-    inflated = copy.deepcopy(model)
-    _widen(inflated, width)
-    _deepen(inflated, layers)
-    return inflated.eval()
 
 
 def _widen(model: Any, width: int) -> None:

@@ -29,18 +29,11 @@ def random_model(
         UsageError: it describes no causal LM that transformers has, or there is no such dtype.
         OutOfMemoryError: the model does not fit.
     """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"cannot read {file}: {error.strerror}.") from error
-    except ValueError as error:
-        raise FileError(f"{file} is not a config.json: {error}.") from error
+    file, config = config_file(path), read_shape(path)
     device = device or default_device()
     if device == "auto":
         raise UsageError("a model from a config is made on one device: name it by --device.")
     try:
-        config = AutoConfig.for_model(**values)
         chosen = _dtype(dtype or ("float32" if device == "cpu" else "auto"), config)
         torch.manual_seed(0)
         with torch.device(device):
@@ -50,6 +43,34 @@ def random_model(
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{file} describes no causal LM that transformers can make: {error}.") from error
     return model.eval()
+
+
+def read_shape(path: Path) -> Any:
+    """Return the config of a shape.
+
+    Args:
+        path: config.json, or its folder.
+
+    Raises:
+        FileError: it cannot be read.
+        UsageError: it describes no model that transformers has.
+    """
+    file = config_file(path)
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {file}: {error.strerror}.") from error
+    except ValueError as error:
+        raise FileError(f"{file} is not a config.json: {error}.") from error
+    try:
+        return AutoConfig.for_model(**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{file} describes no causal LM that transformers can make: {error}.") from error
+
+
+def config_file(path: Path) -> Path:
+    """Return the file of a config that is named by itself or by its folder."""
+    return path / "config.json" if path.is_dir() else path
 
 
 def _dtype(name: str, config: Any) -> torch.dtype:

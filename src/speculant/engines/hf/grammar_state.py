@@ -93,6 +93,13 @@ class GrammarState(DraftFilter):
         self._check()
         return path
 
+    def complete(self, tokens: Sequence[int]) -> bool:
+        try:
+            self._advance(tokens[self._read :])
+        except UsageError:  # it exceeds a limit in its last tokens, which no mask was needed after
+            return False
+        return bool(self._matcher.is_accepting())
+
     def _mask(self, path: tuple[int, ...]) -> Mask:
         """Return UInt8[>= V], 1 at tokens that can follow; in bytes that are forced, those of the usual split alone.
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
 
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.drafters.heads.checkpoints import (
@@ -82,6 +87,25 @@ def find_format(checkpoint: Checkpoint) -> Format:
         f"the head in {checkpoint.source} is of no known format: its weights are named {some}, ... "
         f"Known are {', '.join(each.name for each in FORMATS)}."
     )
+
+
+def check_sizes(checkpoint: Checkpoint, *, hidden_size: int, vocabulary: int, layers: int) -> None:
+    """Refuse a head that does not fit a target by its sizes alone, before the target is loaded.
+
+    The head is built without memory, as far as it asks for no other part of the target.
+
+    Raises:
+        UnsupportedError: it was trained for another target, or its format is unknown.
+    """
+    sizes: Any = SimpleNamespace(hidden_size=hidden_size, vocabulary=vocabulary, layers=layers)
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("error")  # of weights that are not copied
+            find_format(checkpoint).load(checkpoint, sizes)
+    except UnsupportedError:
+        raise
+    except Exception:  # whatever asking for more than sizes raises, the check ends there
+        return
 
 
 def load_head(source: str | Path | Checkpoint, target: TargetParts) -> LoadedHead:
