@@ -79,6 +79,30 @@ def test_a_new_request_goes_on_with_a_long_pause() -> None:
     assert count < 60
 
 
+def test_drafts_after_a_pause_are_two() -> None:
+    """Guards expensive starts: the first draft after a pause reads what it missed, the next tells what they take."""
+    pausing = Pausing()
+    asked(pausing, 0.0, 0.5, 200)
+    pausing.left, pausing.balance = 0, 1.0
+    pausing.observe(0.0, 0.9, 1.0, -0.9, resumed=True)
+    assert not pausing.left
+    pausing.observe(0.0, 0.5, 1.0, -0.5)
+    assert pausing.left
+
+
+def test_credit_outweighs_expectations() -> None:
+    """Guards drafters that expect less than they gain: drafts that have paid go on until half the credit is spent."""
+    pausing = Pausing()
+    for _ in range(100):
+        pausing.observe(0.3, 0.5, 1.0, 0.5)
+    assert not pausing.left
+    lost = 0
+    while not pausing.left:
+        pausing.observe(0.3, 0.5, 1.0, -0.5)
+        lost += 1
+    assert 10 < lost < 20
+
+
 def forecast(_nodes: int) -> np.ndarray:
     """Return that nothing is known but that drafts take time by the level."""
     return np.empty(0)

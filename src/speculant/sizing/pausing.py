@@ -21,6 +21,7 @@ _MOST = 64  # rounds of the longest such pause at all
 _VAIN = 0.015  # of the time that asking may take, by what drafts are expected to gain
 _SHARE = 0.005  # of the tokens that drafts may lose
 _DOUBLINGS = 12  # of pauses of debt
+_FIRST_ASKS = 6  # before expectations are believed
 _START, _GRANT, _LIMIT = 2.0, 0.5, 16.0  # tokens: the first balance, what a new request is granted, the most credit
 
 
@@ -33,6 +34,7 @@ class Pausing:
         gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
         balance: tokens that drafts have gained more than their time would have yielded elsewhere.
         debts: pauses in a row since drafts lost what they did not have.
+        seen: drafts that were asked for, in earlier requests too.
     """
 
     pause: int = 0
@@ -41,40 +43,52 @@ class Pausing:
     asks: float = 0.0
     balance: float = _START
     debts: int = 0
+    seen: int = 0
 
     def begin(self) -> Pausing:
         """Return what a new request begins with."""
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
         if self.pause > _USUAL:
             return replace(self, balance=balance)
-        return Pausing(balance=balance, debts=self.debts, left=self.left if balance < 0 else 0)
+        left = self.left if balance < 0 else 0
+        return Pausing(balance=balance, debts=self.debts, left=left, seen=self.seen)
 
     def follow(self, other: Pausing) -> None:
         """Be what the pauses of a request are now."""
         self.pause, self.left, self.gained, self.asks = other.pause, other.left, other.gained, other.asks
-        self.balance, self.debts = other.balance, other.debts
+        self.balance, self.debts, self.seen = other.balance, other.debts, other.seen
 
     def skip(self) -> None:
         """Count a round of a pause."""
         self.left -= 1
         self._book(0.0)
 
-    def observe(self, gain: float, took: float, price: float, profit: float) -> None:
+    def observe(self, gain: float, took: float, price: float, profit: float, *, resumed: bool = False) -> None:
         """Add a round in which a draft was asked for.
+
+        The first draft after a pause is followed by another one, unless there are debts: what that one takes is usual.
 
         Args:
             gain: tokens that the draft was expected to gain.
             took: tokens that the usual time of drafting would have yielded elsewhere.
             price: tokens that a plain pass would have yielded.
             profit: tokens that the draft gained, less those that its time would have yielded without drafts.
+            resumed: whether none was asked for in the round before.
         """
+        if resumed and self.balance + profit >= 0:
+            self._book(profit)
+            self.left = 0
+            return
         self.gained = _DECAY * self.gained + gain
         self.asks = _DECAY * self.asks + 1
         lost = took - self.gained / self.asks
         longest = min(_MOST, max(_USUAL, math.ceil(lost / (_VAIN * price)))) if lost > 0 else 0
-        self.pause = min(longest, 2 * self.pause + 1) if lost > 0 else 0
+        # What drafts have gained outweighs what they are expected to lose, until half of the credit is spent.
+        self.pause = min(longest, 2 * self.pause + 1) if lost > 0 and self.balance < _LIMIT / 2 else 0
         self._book(profit)
-        self.left = self.pause
+        # The first drafts tell what they cost and gain only one after the other; their balance bounds what they lose.
+        self.seen += 1
+        self.left = self.pause if self.seen >= _FIRST_ASKS else 0
         if profit > 0:
             self.debts = 0
         elif self.balance < 0:

@@ -234,11 +234,11 @@ class AdaptiveSizing:
             state.queried += len(draft.queries)
             state.skipped += not len(draft)
             state.paused += not state.asked
-            state.waited = not state.asked
             if not state.plain:
                 share = (len(draft) + len(draft.queries)) / max(1, rows + 1 - len(drafts))
                 spent = share * (float(latency.curve[rows]) - plain) + drafting / max(1, asking)
                 self._plan(state, len(draft), len(states), asking, len(walk.path) - spent * len(drafts) / plain)
+            state.waited = not state.asked
 
     def _count_pause(self, state: SizingState, walk: Walk) -> None:
         """Count a round of a pause that goes on."""
@@ -256,10 +256,13 @@ class AdaptiveSizing:
             state.pausing.skip()
         elif state.asked:
             state.wanted = max(float(nodes), _SHRINK * state.wanted)
-            price, most = self._price(sequences), self._latency.most
+            most = self._latency.most
             if nodes == state.asked == most < self._latency.sizes[-1]:
                 return  # larger drafts have not been tried yet, so it is not known what drafts gain
-            state.pausing.observe(state.gain, price * self._latency.usual_drafting / asking, price, profit)
+            # A pause decodes plainly: that is what the time of drafting would yield, whatever drafts yield of late.
+            plain = sequences / float(self._latency.curve[sequences - 1])
+            took = plain * self._latency.usual_drafting / asking
+            state.pausing.observe(state.gain, took, plain, profit, resumed=state.waited)
         self._pausing.follow(state.pausing)
 
     def reason(self, state: SizingState) -> str:
