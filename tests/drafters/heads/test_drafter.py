@@ -187,7 +187,7 @@ def test_states_are_those_of_heads_that_read_the_text_at_once(
 
     def recorded(session: Any, *given: Any) -> Any:
         """Record q of a fixed draft below the text, before and after the draft that is asked for."""
-        text = session._text
+        text = session.text
         found = draft_of(text)
         draft = propose(session, *given)
         torch.testing.assert_close(draft_of(text), found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speculant.core.drafter import Budget, Drafter, Session, Start
 from speculant.core.engine import Needs
@@ -14,7 +14,7 @@ from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
 from speculant.drafters.models.level_session import LevelSession
-from speculant.drafters.models.shapes import BestFirst, Chain, Shape
+from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, Shape, check_most
 from speculant.drafters.models.together import draft_together
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.union import UnionSession
@@ -30,12 +30,14 @@ class HeadSettings:
         depth: levels that a draft grows at most.
         top_k: of a dynamic tree, nodes that a level expands, and candidates of each.
         least: of a dynamic tree, the joint probability below which no node is expanded.
+        most_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     tree: str = "dynamic"
     depth: int = 7
     top_k: int = 8
     least: float = 0.0
+    most_nodes: int = MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class HeadDrafter(Drafter):
     @property
     def needs(self) -> Needs:
         """The states that the head reads."""
-        return head_needs(self.head.head)
+        return replace(head_needs(self.head.head), most_nodes=check_most(self._settings.most_nodes))
 
     def open(self, start: Start) -> Session:
         return LevelSession(self.open_text(start), start, self._shape())
@@ -108,7 +110,7 @@ class HeadDrafter(Drafter):
         if s.tree == "chain":
             return HeadChain(self._acceptance, s.depth, choosing=not self._sampled)
         if s.tree == "dynamic":
-            return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least)
+            return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes)
         if s.tree != "static":
             raise UsageError(f"tree must be dynamic, static or chain, not {s.tree!r}.")
         if not self.head.head.paths:
