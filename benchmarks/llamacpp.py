@@ -34,7 +34,8 @@ from speculant.bench.systems.forced import ForcedSampler, fit_vocabulary, forced
 from speculant.bench.systems.random_weights import random_model
 from speculant.bench.systems.system import WARM_UP_TEXT
 from speculant.cli.env import environment
-from speculant.core.drafter import MAX_NODES, Start
+from speculant.core.drafter import Start
+from speculant.core.engine import MAX_NODES
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree
 from speculant.decoding.sequence import Sequence as DecodedSequence

@@ -19,8 +19,8 @@ import numpy as np
 
 from speculant.bench.replay.player import recorded_sequence
 from speculant.bench.replay.traces import Recording, read_recordings
-from speculant.core.drafter import MAX_NODES, Budget, Drafter, Session, Start
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, Start
+from speculant.core.engine import MAX_NODES, Needs
 from speculant.core.tree import DraftTree
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedEngine

@@ -17,8 +17,9 @@ from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.assistant import AssistantHead
 from speculant.drafters.heads.assistant_layers import AssistantShape, ReadLayer
+from speculant.drafters.heads.block_shape import BlockShape
 from speculant.drafters.heads.blockwise import BlockwiseHead
-from speculant.drafters.heads.dflash import BlockShape, DFlashHead
+from speculant.drafters.heads.dflash import DFlashHead
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.eagle import EagleHead
 from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape

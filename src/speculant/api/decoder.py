@@ -22,7 +22,7 @@ from speculant.api.requests import Message, Preparation, Prompt
 from speculant.api.result import Generation, Result, Stream
 from speculant.api.sizes import Sizes, most_rows
 from speculant.api.tuning import stored_step_cost
-from speculant.core.drafter import MAX_NODES, Background, Drafter, Persistent
+from speculant.core.drafter import Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.verifier import Verifier
@@ -404,7 +404,7 @@ class Decoder:
 
     def _probe(self, size: int = 1) -> None:
         """Look at the model as it is now; `size` sequences will share a pass."""
-        nodes = self.nodes if isinstance(self.nodes, int) else MAX_NODES
+        nodes = self.nodes if isinstance(self.nodes, int) else self.drafter.needs.most_nodes
         self.engine.probe(rows=nodes + size * (1 + self.drafter.needs.queries))
 
     def _drafts(self, call: Any) -> bool:

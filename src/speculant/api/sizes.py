@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from speculant.api.options import AUTO
-from speculant.core.drafter import MAX_NODES
 from speculant.core.engine import Needs
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Sizing
@@ -41,10 +40,15 @@ class Sizes:
         if size not in self._latencies:
             self._latencies[size] = LatencyModel(most=most_rows(self._needs, size))
         return AdaptiveSizing(
-            self._latencies[size], self._acceptance, self._throughput, self._exploration, self._pausing
+            self._latencies[size],
+            self._acceptance,
+            self._throughput,
+            self._exploration,
+            self._pausing,
+            most=self._needs.most_nodes,
         )
 
 
 def most_rows(needs: Needs, size: int) -> int:
     """Return the most rows beyond the first of a pass over `size` sequences."""
-    return size - 1 + size * needs.queries + MAX_NODES
+    return size - 1 + size * needs.queries + needs.most_nodes

@@ -17,6 +17,9 @@ Array = Any
 Found = TypeVar("Found", bound="Capabilities")
 
 
+MAX_NODES = 64  # of a draft whose size is chosen round by round, where the drafter says nothing else
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What a drafter wants back from the target's passes.
@@ -27,6 +30,7 @@ class Needs:
         prompt: whether the hidden states of the prompt are wanted too.
         queries: the most query rows of its drafts, see `tree.Queries`; models that verify chains only take none.
         explores: whether `top_k` at rejected nodes teaches it something, which sizing then counts as a gain.
+        most_nodes: of a draft whose size is chosen round by round.
         always: whether it is wanted of every pass; else not of those in pauses of drafting, which are to take no longer
             than plain passes. Hidden states always are.
     """
@@ -36,6 +40,7 @@ class Needs:
     prompt: bool = False
     queries: int = 0
     explores: bool = True
+    most_nodes: int = MAX_NODES
     always: bool = False
 
     @property

@@ -15,7 +15,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from speculant import __version__
-from speculant.core.drafter import MAX_NODES
 from speculant.serving.access import AccessLog
 from speculant.serving.answers import Service, now
 from speculant.serving.bodies import BodyLimit
@@ -101,7 +100,7 @@ def create_app(
         grammars=GrammarCompiler(speculator),
         settings=settings,
         predicts=can_route(speculator),
-        most_nodes=speculator.nodes if isinstance(speculator.nodes, int) else MAX_NODES,
+        most_nodes=speculator.nodes if isinstance(speculator.nodes, int) else speculator.drafter.needs.most_nodes,
     )
     app = FastAPI(
         title="Speculant",

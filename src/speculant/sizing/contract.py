@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from speculant.core.drafter import MAX_NODES
+from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel

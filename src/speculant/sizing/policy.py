@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from speculant.core.drafter import MAX_NODES
+from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
@@ -56,6 +56,8 @@ class AdaptiveSizing:
         throughput: Throughput,
         exploration: ExplorationBonus | None = None,
         pausing: Pausing | None = None,
+        *,
+        most: int = MAX_NODES,
     ) -> None:
         """Begin a stream or a batch.
 
@@ -65,14 +67,15 @@ class AdaptiveSizing:
             throughput: of the requests so far; likewise.
             exploration: shared; for drafters that learn from rejected nodes, else None.
             pausing: of the requests so far; None for a first one.
+            most: nodes of a draft at most.
         """
-        self._latency, self._acceptance, self._exploration = latency, acceptance, exploration
+        self._latency, self._acceptance, self._exploration, self._most = latency, acceptance, exploration, most
         self._shared, self._throughput = throughput, Throughput(throughput)
         self._pausing = Pausing() if pausing is None else pausing
         self._counts = np.arange(len(latency.curve) + 1)
 
     def open(self, forecast: Forecast | None = None) -> SizingState:
-        most = min(MAX_NODES, int(self._latency.sizes[-1]))
+        most = min(self._most, int(self._latency.sizes[-1]))
         acceptance, pausing = AcceptanceModel(self._acceptance), self._pausing.begin()
         return SizingState(acceptance, wanted=most, forecast=forecast, pausing=pausing)
 
@@ -84,7 +87,7 @@ class AdaptiveSizing:
             drafts |= not (state.plain or state.pausing.left)
         if not drafts:
             return [0] * len(states)
-        most = min(MAX_NODES, max(0, self._latency.most - (len(states) - 1)))
+        most = min(self._most, max(0, self._latency.most - (len(states) - 1)))
         level_price, node_price = self._marginal_prices(len(states), most)
         for state in states:
             if state.plain or state.pausing.left:

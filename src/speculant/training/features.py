@@ -18,6 +18,7 @@ from speculant.training.batches import HELD_OUT, TRAINING, Groups
 from speculant.training.feature_cache import FeatureCache
 from speculant.training.recipe import TrainBatch
 from speculant.training.settings import TrainSettings
+from speculant.training.stored_states import StoredStates
 from speculant.training.texts import Int64, Texts
 
 LAST = -1
@@ -30,6 +31,7 @@ class Features:
         groups: of texts.
         layers: the decoder layers whose output is stored, ascending.
         cache: where states are kept; None to compute them every time.
+        stored: reads the states of texts that have files of them; None if none has.
     """
 
     def __init__(self, model: Any, target: HFTargetParts, groups: Groups, taps: tuple[int, ...]) -> None:
@@ -55,7 +57,12 @@ class Features:
         self._device = model.device
         forward = inspect.signature(model.forward).parameters
         kept: Any = torch.tensor([-1], device=model.device) if shares_keys(model) else 1  # its layers run all rows
+        self.stored: StoredStates | None = None
         self._options = {"logits_to_keep": kept} if "logits_to_keep" in forward else {}
+
+        if files := groups.texts.files:
+            self.stored = StoredStates(self.layers, target.hidden_size, self._all_outputs)
+            self.stored.check(files)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,16 +106,37 @@ class Features:
         """Return the outputs [B, T, L', D] of the stored layers; rows of padding are of no meaning."""
         cache = self.cache
         if cache is None or not cache.holds(group):
-            return self._compute(ids)
+            return self._found(group, ids, lengths)
         rows = np.arange(ids.shape[1]) < lengths[:, None]
         mask = torch.from_numpy(rows)
         if not cache.filled(group):
-            cache.put(group, self._compute(ids)[mask.to(self._device)])
+            cache.put(group, self._found(group, ids, lengths)[mask.to(self._device)])
         found = torch.zeros(*ids.shape, len(self.layers), self._target.hidden_size, dtype=self._model.dtype)
         found[mask] = cache.get(group).to(found.dtype)  # rounded the first time too, so that all times are alike
         return found.to(self._device)
 
-    def _compute(self, ids: Tensor) -> Tensor:
+    def _found(self, group: int, ids: Tensor, lengths: Int64) -> Tensor:
+        """Return the outputs [B, T, L', D] of the stored layers, read where they are on disk."""
+        stored = self.stored
+        if stored is None:
+            return self._compute(ids)
+        files = [self.groups.texts.files[index] for index in self.groups[group]]
+        if None in files:
+            states = self._compute(ids)
+        else:
+            states = torch.zeros(*ids.shape, *self.shape, dtype=self._model.dtype, device=self._device)
+        for row, (file, length) in enumerate(zip(files, lengths.tolist(), strict=True)):
+            if file is not None:
+                states[row, :length] = stored.read(file, length).to(states)
+        return states
+
+    def _all_outputs(self, ids: Tensor) -> Tensor:
+        """Return the outputs [T, L, D] of all layers for tokens Int64[T]."""
+        return self._compute(ids[None].to(self._device), range(len(self._place)))[0]
+
+    def _compute(self, ids: Tensor, layers: Sequence[int] | None = None) -> Tensor:
+        """Return the outputs [B, T, L', D] of layers, by default of the stored ones."""
+        layers = self.layers if layers is None else layers
         found: dict[int, Tensor] = {}
 
         def taker(layer: int) -> Any:
@@ -117,12 +145,12 @@ class Features:
 
             return take
 
-        views = {layer: tapped_layer(self._place.layers[layer], taker(layer)) for layer in self.layers}
+        views = {layer: tapped_layer(self._place.layers[layer], taker(layer)) for layer in layers}
         with torch.no_grad():
             view_model(self._model, self._place.path, views)(
                 input_ids=ids, attention_mask=None, use_cache=False, return_dict=True, **self._options
             )
-        return torch.stack([found[layer].to(ids.device) for layer in self.layers], dim=2)
+        return torch.stack([found[layer].to(ids.device) for layer in layers], dim=2)
 
 
 def head_features(

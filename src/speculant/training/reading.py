@@ -13,6 +13,7 @@ import numpy as np
 
 from speculant.core.errors import FileError, UsageError
 from speculant.training.fingerprint import TargetIdentity
+from speculant.training.hidden_files import hidden_files, read_hidden_folder
 from speculant.training.shards import MANIFEST, read_manifest, read_shard, shard_files
 from speculant.training.texts import Texts, from_parts, joined
 
@@ -38,8 +39,8 @@ def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentit
     """Return the texts of files and folders, as token ids of the target.
 
     Args:
-        paths: folders of `train data`; .txt files, cut into texts by <|endoftext|>; .jsonl files with rows {"text"} or
-            {"messages"}.
+        paths: folders of `train data`, or of hidden states that vLLM or speculators stored; .txt files, cut into texts
+            by <|endoftext|>; .jsonl files with rows {"text"} or {"messages"}.
         tokenizer: the target's; None reads folders only.
         target: what the texts should have been written by.
 
@@ -51,7 +52,10 @@ def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentit
     for path in map(Path, paths):
         if not path.exists():
             raise FileError(f"there is no data at {path}. Name files, or a folder that `speculant train data` made.")
-        if path.is_dir():
+        if path.is_dir() and not shard_files(path) and hidden_files(path):
+            found, written = read_hidden_folder(path, target.vocabulary), True
+            notes.append(f"the hidden states of the texts in {path} are read, as far as they fit this target.")
+        elif path.is_dir():
             found, written = _read_folder(path, target, notes)
         elif path.suffix in SUFFIXES:
             found, written = _read_file(path, tokenizer), False
@@ -74,7 +78,10 @@ def _read_folder(path: Path, target: TargetIdentity, notes: list[str]) -> tuple[
     """Return the texts of a folder, and whether the target wrote them as far as is known."""
     shards = shard_files(path)
     if not shards:
-        raise FileError(f"{path} holds no shards of texts (*.npz). Name a folder that `speculant train data` made.")
+        raise FileError(
+            f"{path} holds no shards of texts (*.npz). Name a folder that `speculant train data` made, "
+            "or one of hidden states (*.safetensors) that vLLM or speculators stored."
+        )
     written, manifest = True, read_manifest(path)
     if manifest is None:
         notes.append(f"{path} has no {MANIFEST}, so it is not known which model and tokenizer its texts are of.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,13 @@ class Texts:
         ids: Int32[N], of all texts.
         starts: Int64[n + 1], where each begins; the last is N.
         prompts: Int32[n], how many first tokens of each the target did not generate; 0 if that is not known.
+        files: of each, where its hidden states are stored, or None; () if none has any.
     """
 
     ids: Int32
     starts: Int64
     prompts: Int32
+    files: tuple[Path | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -46,19 +49,21 @@ class Texts:
 
     def select(self, chosen: Int64) -> Texts:
         """Return some of the texts, in the order given."""
-        return from_parts([self[index] for index in chosen], self.prompts[chosen])
+        files = tuple(self.files[index] for index in chosen) if self.files else ()
+        return replace(from_parts([self[index] for index in chosen], self.prompts[chosen]), files=files)
 
     def cut(self, longest: int) -> Texts:
         """Return the texts without the tokens beyond a length."""
         if not len(self) or self.lengths.max() <= longest:
             return self
-        return from_parts([self[index][:longest] for index in range(len(self))], self.prompts)
+        return replace(from_parts([self[i][:longest] for i in range(len(self))], self.prompts), files=self.files)
 
     def digest(self) -> str:
-        """Return a short hash of ids, borders and prompts."""
+        """Return a short hash of ids, borders and prompts, and of which texts have stored states."""
         found = hashlib.blake2b(digest_size=12)
         for array in (self.ids, self.starts, self.prompts):
             found.update(np.ascontiguousarray(array).tobytes())
+        found.update(bytes(file is not None for file in self.files))
         return found.hexdigest()
 
 
@@ -78,10 +83,12 @@ def from_parts(parts: Sequence[Int32], prompts: Sequence[int] | Int32 | None = N
 
 def joined(several: Sequence[Texts]) -> Texts:
     """Return the texts of several collections as one."""
+    files = [file for texts in several for file in (texts.files or (None,) * len(texts))]
     offsets = np.cumsum([0, *(texts.tokens for texts in several)])
     starts = [texts.starts[:-1] + offset for texts, offset in zip(several, offsets, strict=False)]
     return Texts(
         np.concatenate([texts.ids for texts in several]) if several else np.zeros(0, np.int32),
         np.concatenate([*starts, offsets[-1:]]).astype(np.int64),
         np.concatenate([texts.prompts for texts in several]) if several else np.zeros(0, np.int32),
+        tuple(files) if any(files) else (),
     )

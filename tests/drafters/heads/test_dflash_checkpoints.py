@@ -18,10 +18,11 @@ from torch import Tensor
 
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.block_shape import BlockShape
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.dflash import save
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
-from speculant.drafters.heads.dflash import BlockShape, DFlashHead
+from speculant.drafters.heads.dflash import DFlashHead
 
 SIZES = {
     "hidden_size": 32,
@@ -38,6 +39,11 @@ IDS = torch.arange(0, 40, 2)
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 
 
+def modelopt(name: str) -> str:
+    """Return the name that ModelOpt gives a tensor of a DSpark head."""
+    return name.removeprefix("markov_head.").replace("confidence_head.proj", "confidence_proj")
+
+
 def inner(**changes: Any) -> dict[str, Any]:
     return {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 1]} | changes}
 
@@ -49,10 +55,102 @@ def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]
     both_ways = made(replace(BLOCKS["z-lab"], windows=(4, 4)))
     reduced = replace(BLOCKS["z-lab"], own_output=True, own_embeddings=True, windows=(None, 4), causal=(False, True))
     speculators = made(reduced, ids=IDS)
+    gated, rnn = made(BLOCKS["gated"]), made(BLOCKS["rnn"])
+    after, places = made(BLOCKS["domino"]), made(BLOCKS["domino, own places"])
+    jetspec, windows = made(BLOCKS["JetSpec"]), made(replace(BLOCKS["z-lab"], windows=(4, 4)))
+    raw = made(replace(BLOCKS["DFlash 2"], scale=1.0))
+    whole = made(replace(BLOCKS["DFlash 2"], own_embeddings=True, own_output=True, windows=(4, 4), scale=1.0))
+    domino = {"projector_type": "domino", "emb_dim": 5, "gru_hidden_dim": 6}
+    selector = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 9}
     own = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 1]}
     types = ["full_attention", "sliding_attention"]
     maps = {"d2t": IDS - torch.arange(20), "t2d": torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, IDS, True)}
     return {
+        "SpecForge DSpark": (
+            gated,
+            SIZES
+            | {"architectures": ["DSparkDraftModel"], "block_size": 5}
+            | inner(
+                projector_type="dspark",
+                attention_mode="gqa",
+                markov_rank=6,
+                markov_head_type="gated",
+                enable_confidence_head=True,
+                confidence_head_alpha=1.0,
+                confidence_head_with_markov=False,
+            ),
+            {},
+        ),
+        "ModelOpt DSpark": (
+            spark,
+            SIZES
+            | {"architectures": ["DFlashDraftModel"], "block_size": 5}
+            | inner(
+                projector_type="dspark",
+                shift_label=True,
+                markov_rank=6,
+                markov_head_type="vanilla",
+                use_confidence_head=True,
+            ),
+            {modelopt(name): tensor for name, tensor in spark.state_dict().items()},
+        ),
+        "speculators DSpark": (
+            rnn,
+            {
+                "speculators_model_type": "dspark",
+                "transformer_layer_config": SIZES,
+                "aux_hidden_state_layer_ids": [1, 2],
+                "block_size": 5,
+                "mask_token_id": 3,
+                "draft_vocab_size": VOCABULARY,
+                "sample_from_anchor": False,
+                "markov_rank": 6,
+                "markov_head_type": "rnn",
+                "enable_confidence_head": False,
+                "confidence_head_with_markov": True,
+            },
+            {**rnn.state_dict(), "verifier_norm.weight": torch.ones(32)},
+        ),
+        "Domino": (
+            after,
+            SIZES
+            | {"architectures": ["DominoDraftModel"], "block_size": 5, "emb_dim": 5}
+            | inner(**domino, pure_draft_prefix_len=1, shift_label=True),
+            {name.removeprefix("domino_head."): tensor for name, tensor in after.state_dict().items()},
+        ),
+        "Domino, early": (
+            places,
+            SIZES | {"architectures": ["DominoDraftModel"], "block_size": 5} | inner(**domino),
+            {name.replace("domino_head.", "logit_head."): tensor for name, tensor in places.state_dict().items()},
+        ),
+        "DFlash 2": (
+            raw,
+            SIZES | {"architectures": ["DFlash2DraftModel"], "is_causal": False} | inner(block_size=5, **selector),
+            {},
+        ),
+        "DFlash 2, speculators": (
+            whole,
+            {
+                "speculators_model_type": "dflash2",
+                "transformer_layer_config": SIZES | {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4},
+                "aux_hidden_state_layer_ids": [1, 2],
+                "block_size": 5,
+                "mask_token_id": 3,
+                "draft_vocab_size": VOCABULARY,
+                "draft_ffn_type": "dense",
+                "num_experts": 256,
+                **selector,
+            },
+            {},
+        ),
+        "JetSpec": (jetspec, SIZES | {"block_size": 5} | inner(causal_head=True), {}),
+        "ModelOpt windows": (
+            windows,
+            SIZES
+            | {"layer_types": ["full_attention"] * 2, "sliding_window": 4, "block_size": 5}
+            | inner(use_swa=True, swa_window_size=4, causal=False),
+            {},
+        ),
         "z-lab": (zlab, SIZES | {"architectures": ["DFlashDraftModel"], "block_size": 5} | inner(), {}),
         "z-lab sliding": (
             sliding,
@@ -100,7 +198,7 @@ def test_loads_and_saves(name: str, tmp_path: Path) -> None:
     for folder in (tmp_path, again):
         loaded = load_head(folder, parts)
         assert isinstance(loaded.head, DFlashHead)
-        assert loaded.method == "dflash"
+        assert loaded.method == ("jetspec" if name == "JetSpec" else "dflash")
         assert loaded.head.taps == want.taps
         assert replace(loaded.head.block, vocabulary=0) == replace(want.block, vocabulary=0)
         assert (loaded.head.ids is None) == (want.ids is None)
@@ -140,11 +238,28 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = 
     "mask": ("z-lab", inner(mask_token_id=999), {}, "token 999"),
     "vocabulary": ("speculators", {}, {"d2t": None}, "d2t"),
     "foreign tokens": ("speculators", {}, {"d2t": IDS + 50}, "maps its tokens"),
-    "gated": ("dspark", {"markov_head_type": "gated"}, {}, "gated"),
-    "DFlash 2": ("z-lab", {}, {"candidate_selector.x": torch.zeros(1)}, "DFlash 2"),
+    "kind of Markov head": ("dspark", {"markov_head_type": "other"}, {}, "'other'"),
+    "Markov head left out": ("z-lab", {"markov_rank": 4}, {}, "markov_head.markov_w1"),
+    "confidence head left out": ("z-lab", inner(use_confidence_head=True), {}, "confidence_head.proj"),
+    "gate left out": ("SpecForge DSpark", {}, {"markov_head.gate_proj.bias": None}, "gate_proj.bias"),
+    "GRU left out": ("Domino", {}, {"prefix_gru.weight_hh_l0": None}, "prefix_gru.weight_hh_l0"),
+    "GRU with biases": ("Domino", {}, {"prefix_gru.bias_ih_l0": torch.zeros(18)}, "prefix_gru.bias_ih_l0"),
+    "GRU of another size": ("Domino", {}, {"prefix_gru.weight_hh_l0": torch.zeros(9, 3)}, "prefix_gru.weight_hh_l0"),
+    "Domino without sizes": ("Domino", inner(projector_type="domino"), {}, "gru_hidden_dim"),
+    "projector": ("Domino", inner(projector_type="causal_v5"), {}, "causal_v5"),
+    "selector without sizes": ("DFlash 2", inner(block_size=5), {}, "conv_kernel_size"),
+    "codebook left out": ("DFlash 2", {}, {"candidate_selector.successor_codebook": None}, "successor_codebook"),
+    "convolution left out": ("DFlash 2", {}, {"layers.1.mlp_conv.base_kernel": None}, "mlp_conv.base_kernel"),
+    "groups": ("DFlash 2, speculators", {"conv_group_size": 5}, {}, "conv_group_size"),
+    "experts": ("DFlash 2, speculators", {"draft_ffn_type": "moe"}, {}, "draft_ffn_type"),
+    "sinks": ("z-lab", inner(attention_sink_bias=True), {}, "attention_sink_bias"),
+    "unknown field of dflash_config": ("z-lab", inner(zigzag=3), {}, "'zigzag'"),
+    "unknown factor": ("z-lab", {"residual_multiplier": 0.5}, {}, "residual_multiplier"),
+    "rotation in pairs": ("z-lab", {"is_neox_style": False}, {}, "is_neox_style"),
+    "contradiction": ("JetSpec", {"is_causal": False}, {}, "'is_causal' False, 'causal_head' True"),
+    "kind of layer": ("z-lab", {"layer_types": ["full_attention", "linear_attention"]}, {}, "linear_attention"),
     "truncated": ("z-lab sliding", {"layer_types": ["full_attention"] * 3}, {}, "truncated"),
     "no mask": ("deepspec", {"mask_token_id": None}, {}, "mask_token_id"),
-    "scaled": ("deepspec", {"input_embedding_scale": 2.0}, {}, "input_embedding_scale"),
 }
 
 
@@ -220,13 +335,13 @@ def test_block_shape_counts_drafts() -> None:
 def test_dflash_configs_causal_is_for_all_layers(name: str, causal: bool, tmp_path: Path) -> None:
     """Guards heads of JetSpec and ModelOpt: drafted with another mask than they were trained with, they accept less.
 
-    It comes before `is_causal` and before what the layers' types imply, and it is written again.
+    It comes before what the layers' types imply, and it is written again.
     """
     _, parts = target_of()
     write(tmp_path, name)
     config = json.loads((tmp_path / "config.json").read_text())
     config["dflash_config"] = config.get("dflash_config", {}) | {"causal": causal}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": not causal}))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     again = tmp_path / "again"
     again.mkdir()
     for folder in (tmp_path, again):

@@ -16,7 +16,7 @@ from speculant.bench.replay.traces import Recording
 from speculant.bench.suite.batched import Answers, BatchOutcome, run_batch
 from speculant.bench.suite.tasks import Item, Request, Sampling
 from speculant.bench.systems.forced import force
-from speculant.core.drafter import MAX_NODES
+from speculant.core.engine import MAX_NODES
 from speculant.registry import find_method
 
 WARM_UP_TEXT = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # repeats itself, so that drafts are made and accepted

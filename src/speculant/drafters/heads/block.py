@@ -25,13 +25,14 @@ class BlockState(HeadState):
     def run_block(self) -> Tensor:
         """Return the logits [K, V'] of the K tokens after the root."""
 
-    def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         """Return the logits [n, V'] after n nodes; by default their tokens have no effect.
 
         Args:
             logits: [n, V'] of the block.
             depths: of the nodes.
             tokens: of the nodes; [] for the root.
+            above: the rows of the draft above the nodes, -1 for the root; [] for the root itself.
         """
         return logits
 
@@ -39,13 +40,13 @@ class BlockState(HeadState):
         self._depths = []
         if self._logits is None:
             self._logits = self.run_block()
-        return self.conditioned(self._logits[:1], [0], [])
+        return self.conditioned(self._logits[:1], [0], [], [])
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         assert self._logits is not None
         depths = [1 if row < 0 else self._depths[row] + 1 for row in above]
         self._depths += depths
-        return self.conditioned(self._logits[depths], depths, tokens)
+        return self.conditioned(self._logits[depths], depths, tokens, above)
 
     def drop(self) -> None:
         self._depths = []

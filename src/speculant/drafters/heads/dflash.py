@@ -1,9 +1,13 @@
-"""DFlash: a block of masks, denoised in one pass over the target's hidden states; DSpark: the same with a Markov head.
+"""DFlash: a block of masks, denoised in one pass over the target's hidden states; and what was built upon it.
 
-Chen, Liu et al.: "DFlash: Block Diffusion for Flash Speculative Decoding", ICML 2026 (z-lab/dflash); DSpark is that of
-deepseek-ai/DeepSpec. The tapped states of every committed token before the root are projected to a context row, whose
-keys and values enter every layer beside those of the block: the root and masks behind it, which see one another in both
-directions. Context rows pass no layer, so a committed token costs a projection a layer.
+Chen, Liu et al.: "DFlash: Block Diffusion for Flash Speculative Decoding", ICML 2026 (z-lab/dflash). The tapped states
+of every committed token before the root are projected to a context row, whose keys and values enter every layer beside
+those of the block: the root and masks behind it, which see one another in both directions. Context rows pass no layer,
+so a committed token costs a projection a layer.
+
+DSpark (deepseek-ai/DeepSpec), Domino (arXiv 2605.29707) and DFlash 2 correct the logits of a slot by the tokens before
+it (`block_corrections`), and DFlash 2 convolves the slots (`block_convolution`). In JetSpec (Hu et al. 2026, arXiv
+2606.18394) a slot sees those before it only.
 
 Two conventions for the slots of a block of b: in z-lab's a slot predicts the token at its own position, so slot 0, the
 root's, is not used and b - 1 tokens are drafted; in DeepSpec's (`sample_from_anchor`) a slot predicts the token after
@@ -13,82 +17,27 @@ it, and b are drafted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from speculant.drafters.heads.block import BlockState
+from speculant.drafters.heads.block_convolution import ConvolvedLayer
+from speculant.drafters.heads.block_corrections import (
+    CandidateSelector,
+    ConfidenceHead,
+    Correction,
+    DominoHead,
+    MarkovHead,
+    Rows,
+)
+from speculant.drafters.heads.block_shape import BlockShape
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
 
 RunCode = Callable[[int, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor | None]
 JoinKeys = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockShape:
-    """What a block is and how its layers see it.
-
-    Attributes:
-        layers: decoder layers.
-        size: b, the slots of a block, the root's included.
-        mask: the token that stands for an unknown one.
-        anchored: whether a slot predicts the token after it, so that the root's slot drafts too (DeepSpec).
-        windows: of each layer, how many positions back it sees, itself included; None for any number. () if none does.
-        causal: of each layer, whether a slot sees those before it only; () if none does.
-        markov: the rank of the Markov head, which adds a bias that depends on the token before; 0 without one.
-        confidence: whether a head predicts the acceptance of each token.
-        multiplier: that the logits are multiplied by.
-        softcap: that bounds them, as c tanh(logits / c); 0 for none.
-        own_embeddings, own_output: whether embeddings and output projection are the head's own.
-        vocabulary: of its own embeddings and Markov head, V.
-    """
-
-    layers: int
-    size: int
-    mask: int
-    anchored: bool = False
-    windows: tuple[int | None, ...] = ()
-    causal: tuple[bool, ...] = ()
-    markov: int = 0
-    confidence: bool = False
-    multiplier: float = 1.0
-    softcap: float = 0.0
-    own_embeddings: bool = False
-    own_output: bool = False
-    vocabulary: int = 0
-
-    @property
-    def drafted(self) -> int:
-        """K, how many tokens a block drafts."""
-        return self.size if self.anchored else self.size - 1
-
-
-class MarkovHead(nn.Module):
-    """A low-rank bias on the logits of a token, of the token before."""
-
-    def __init__(self, vocabulary: int, rank: int, outputs: int) -> None:
-        super().__init__()
-        self.markov_w1 = nn.Embedding(vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, outputs, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        output: Tensor = self.markov_w2(self.markov_w1(tokens))
-        return output
-
-
-class ConfidenceHead(nn.Module):
-    """Predicts the logit of a token's acceptance from its slot's output and the Markov row of the token before."""
-
-    def __init__(self, given: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(given, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.proj(x)[..., 0]
-        return output
 
 
 class DFlashHead(nn.Module, Head):
@@ -109,16 +58,20 @@ class DFlashHead(nn.Module, Head):
         size, outputs = shape.hidden, block.vocabulary if ids is None else len(ids)
         self.fc = nn.Linear(len(self.taps) * size, size, bias=False)
         self.hidden_norm, self.norm = RMSNorm(size, shape.eps), RMSNorm(size, shape.eps)
-        self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(block.layers)])
+        self.layers = nn.ModuleList([_layer(shape, block) for _ in range(block.layers)])
         self.rotary = Rotary(shape)
         if block.own_embeddings:
             self.embed_tokens = nn.Embedding(block.vocabulary, size)
         if block.own_output:
             self.lm_head = nn.Linear(size, outputs, bias=False)
         if block.markov:
-            self.markov_head = MarkovHead(block.vocabulary, block.markov, outputs)
+            self.markov_head = MarkovHead(block.vocabulary, block.markov, outputs, hidden=size, kind=block.markov_kind)
+        if block.domino is not None:
+            self.domino_head = DominoHead(size, outputs, block.domino)
+        if block.selector is not None:
+            self.candidate_selector = CandidateSelector(block.vocabulary, size, block.selector)
         if block.confidence:
-            self.confidence_head = ConfidenceHead(size + block.markov)
+            self.confidence_head = ConfidenceHead(size + (block.markov if block.confidence_markov else 0))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DFlashHead:
         """Move the map of tokens with the weights."""
@@ -163,38 +116,64 @@ class DFlashHead(nn.Module, Head):
         """
         ids = roots[..., None].repeat_interleave(self.block.size, -1)
         ids[..., 1:] = self.block.mask
-        x = self.embed_tokens(ids) if self.block.own_embeddings else target.embed(ids)
-        x = x.to(self.fc.weight.dtype)
+        x = self.embed(ids, target)
         angles = self.rotary.angles(positions, x)
         for index in range(self.block.layers):
             layer = self._layer(index)
-            given, attention = layer.attention_input(x), layer.self_attn
+            given, kernels = layer.enter(x) if isinstance(layer, ConvolvedLayer) else (layer.attention_input(x), x)
+            attention = layer.self_attn
             found = code(index, x, given, angles) if code is not None and self._sees_all(index) else None
             if found is not None:
                 x = found
                 continue
             keys, values = join(index, *attention.keys_values(given, angles))
             mask = self._seen(index, positions, context, seen)
-            x = layer.finish(x, attention.attend(attention.queries(given, angles), keys, values, mask))
+            attended = attention.attend(attention.queries(given, angles), keys, values, mask)
+            x = layer.leave(x, attended, kernels) if isinstance(layer, ConvolvedLayer) else layer.finish(x, attended)
         output: Tensor = self.norm(x)
         return output if self.block.anchored else output[..., 1:, :]
 
     def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
-        """Return the logits [..., V'] of outputs, without the Markov head."""
+        """Return the logits [..., V'] of outputs, before any correction."""
         found = target.linear(self.lm_head, outputs) if self.block.own_output else target.project(outputs)
         found = found * self.block.multiplier if self.block.multiplier != 1.0 else found
         return torch.tanh(found / self.block.softcap) * self.block.softcap if self.block.softcap else found
 
-    def bias(self, tokens: Tensor) -> Tensor | float:
-        """Return what the Markov head adds to the logits [..., V'] after tokens Int64[...]."""
-        if not self.block.markov:
-            return 0.0
-        found: Tensor = self.markov_head(tokens)
+    def embed(self, ids: Tensor, target: TargetParts) -> Tensor:
+        """Return the embeddings [..., D] that the block reads of tokens Int64[...]."""
+        block = self.block
+        if block.own_embeddings:
+            found: Tensor = self.embed_tokens(ids)
+        else:
+            found = target.embed(ids) if block.scale is None else target.embedding_rows(ids)
+        return (found if block.scale in (None, 1.0) else found * block.scale).to(self.fc.weight.dtype)
+
+    @property
+    def correction(self) -> Correction | None:
+        """What the tokens before a slot add to its logits."""
+        block = self.block
+        if block.domino is not None:
+            return self.domino_head
+        if block.selector is not None:
+            return self.candidate_selector
+        return self.markov_head if block.markov else None
+
+    def corrected(self, rows: Rows, target: TargetParts) -> tuple[Tensor, Tensor]:
+        """Return the logits [n, V'] of rows given the tokens before them, and what they hand to the rows below."""
+        correction = self.correction
+        if correction is None:
+            return rows.logits, rows.carried
+        found: tuple[Tensor, Tensor] = correction(rows, lambda ids: self.embed(ids, target))
         return found
+
+    def nothing_carried(self, like: Tensor) -> Tensor:
+        """Return what stands above the root: zeros [n, S], for as many rows as outputs [n, D]."""
+        correction = self.correction
+        return like.new_zeros(len(like), 0 if correction is None else correction.carried)
 
     def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor:
         """Return the logit [...] of the acceptance of tokens that are drawn from outputs [..., D], after these."""
-        if self.block.markov:
+        if self.block.markov and self.block.confidence_markov:
             outputs = torch.cat([outputs, self.markov_head.markov_w1(tokens)], dim=-1)
         found: Tensor = self.confidence_head(outputs)
         return found
@@ -235,9 +214,10 @@ class DFlashState(BlockState):
         super().__init__()
         self._head, self._target = head, target
         self._cache = HeadCache(head.block.layers, first=first)
-        self._codes = [target.layer_code(layer) for layer in head.layers]
+        self._codes = [None if head.block.convolution else target.layer_code(layer) for layer in head.layers]
         self._root: Tensor | None = None  # Int64[]
         self._outputs: Tensor | None = None  # [K, D]
+        self._carried: list[Tensor] = []  # [1, S] of the root and of the draft's rows
         self.confidence: Tensor | None = None
 
     @property
@@ -273,18 +253,31 @@ class DFlashState(BlockState):
         rows = self._cache.reserve(index, len(x), (shape.kv_heads, shape.head_dim), x)
         return code(x, given, angles, *rows, None)
 
-    def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         assert self._root is not None
         assert self._outputs is not None
-        block = self._head.block
-        if not (block.markov or block.confidence):
+        head = self._head
+        if head.correction is None and not head.block.confidence:
             return logits
         before = torch.tensor(list(tokens), device=logits.device) if tokens else self._root[None]
-        if block.confidence:
-            self.confidence = self._head.confidence(self._outputs[list(depths)], before).sigmoid()
-        return logits + self._head.bias(before)
+        outputs = self._outputs[list(depths)]
+        if head.block.confidence:
+            self.confidence = head.confidence(outputs, before).sigmoid()
+        if tokens:
+            carried = torch.cat([self._carried[row + 1] for row in above])
+        else:
+            self._carried, carried = [], head.nothing_carried(outputs)
+        places = torch.tensor(list(depths), device=logits.device)
+        rows = Rows(logits=logits, outputs=outputs, tokens=before, depths=places, carried=carried)
+        found, handed = head.corrected(rows, self._target)
+        self._carried += [handed[row : row + 1] for row in range(len(handed))]
+        return found
 
     def crop(self, length: int) -> None:
         self._cache.crop(length)
         self._root = None
         self.forget_block()
+
+
+def _layer(shape: LayerShape, block: BlockShape) -> DecoderLayer:
+    return DecoderLayer(shape) if block.convolution is None else ConvolvedLayer(shape, block.convolution)

@@ -10,7 +10,7 @@ from speculant.drafters.heads.dflash import DFlashState
 from speculant.drafters.heads.drafter import HeadChain, HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.text import HeadText
 from speculant.drafters.models.level_session import LevelSession
-from speculant.drafters.models.shapes import Candidate, Level
+from speculant.drafters.models.shapes import BestFirst, Candidate, Level, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
@@ -40,10 +40,43 @@ class DFlashDrafter(HeadDrafter):
 
     def open(self, start: Start) -> Session:
         chosen, text = self._chosen, self.open_text(start)
-        shape = self._shape()
+        shape: Shape = self._shape()
         if chosen.confidence and chosen.tree == "chain":
             shape = ConfidentChain(self._acceptance, chosen.depth, text, chosen.confidence, choosing=not self._sampled)
         return LevelSession(text, start, shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JetSpecSettings(DFlashSettings):
+    """Settings of `jetspec`; see `DFlashSettings`.
+
+    Attributes:
+        top_k: candidates below each node of a tree.
+        most_nodes: of a draft.
+    """
+
+    tree: str = "dynamic"
+    top_k: int = 7
+    most_nodes: int = 256
+
+
+class JetSpecDrafter(DFlashDrafter):
+    """Trees of the block's most probable paths: JetSpec (Hu et al. 2026, arXiv 2606.18394).
+
+    Where the logits of a slot depend on its depth alone, and of other blocks as well, a level costs no pass, so all
+    nodes are expanded that can be in the draft: it is the best tree of its size with `top_k` siblings.
+    """
+
+    def __init__(self, head: LoadedHead, *, settings: JetSpecSettings | None = None, sampled: bool = False) -> None:
+        """Take the head; see `HeadDrafter`."""
+        super().__init__(head, settings=settings or JetSpecSettings(), sampled=sampled)
+
+    def _shape(self) -> Shape:
+        s = self._chosen
+        if s.tree != "dynamic":
+            return super()._shape()
+        most = s.most_nodes
+        return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=most, expanded=most)
 
 
 class ConfidentChain(HeadChain):

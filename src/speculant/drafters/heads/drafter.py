@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speculant.core.drafter import Budget, Drafter, Session, Start
 from speculant.core.engine import Needs
@@ -16,7 +16,7 @@ from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
 from speculant.drafters.heads.united import UnitedSession
 from speculant.drafters.models.level_session import LevelSession
-from speculant.drafters.models.shapes import BestFirst, Chain, GrowthPlan, Shape
+from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, GrowthPlan, Shape, check_most
 from speculant.drafters.models.together import draft_together
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
@@ -31,12 +31,14 @@ class HeadSettings:
         depth: levels that a draft grows at most.
         top_k: of a dynamic tree, nodes that a level expands, and candidates of each.
         least: of a dynamic tree, the joint probability below which no node is expanded.
+        most_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     tree: str = "dynamic"
     depth: int = 7
     top_k: int = 8
     least: float = 0.0
+    most_nodes: int = MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ class HeadDrafter(Drafter):
     @property
     def needs(self) -> Needs:
         """The states that the head reads."""
-        return head_needs(self.head.head)
+        return replace(head_needs(self.head.head), most_nodes=check_most(self._settings.most_nodes))
 
     def open(self, start: Start) -> Session:
         return HeadSession(self.open_text(start), start, self._shape())
@@ -109,7 +111,7 @@ class HeadDrafter(Drafter):
         if s.tree == "chain":
             return HeadChain(self._acceptance, s.depth, choosing=not self._sampled)
         if s.tree == "dynamic":
-            return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least)
+            return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes)
         if s.tree != "static":
             raise UsageError(f"tree must be dynamic, static or chain, not {s.tree!r}.")
         if not self.head.head.paths:

@@ -63,6 +63,9 @@ class TargetParts(Protocol):
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings [..., D] of tokens Int64[...]."""
 
+    def embedding_rows(self, ids: Tensor) -> Tensor:
+        """Return the weights [..., D] of the embeddings of tokens Int64[...], which some models scale on reading."""
+
     def norm(self, hidden: Tensor) -> Tensor:
         """Return the output [..., D] of the last layer after the final norm."""
 

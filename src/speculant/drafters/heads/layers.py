@@ -28,7 +28,8 @@ class LayerShape:
         bias: whether queries, keys and values have biases.
         norms: whether queries and keys are normalised by head (Qwen3).
         theta: the base of its rotary embedding.
-        frequencies: Float32[head_dim / 2] of a rotary embedding that is scaled; None for those of the base.
+        frequencies: Float32[rotary_dim / 2] of a rotary embedding that is scaled, or rotates a part of a key; None for
+            those of the base.
         scale: what cos and sin are multiplied by.
         rope: the rotary embedding as configs describe it, transformers' `rope_parameters`.
         positions: that its rotary embedding is made for.
@@ -48,6 +49,11 @@ class LayerShape:
     scale: float = 1.0
     rope: dict[str, Any] = field(default_factory=dict, compare=False)
     positions: int = 2048
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many numbers of a key are rotated, the first ones; others are left as they are."""
+        return self.head_dim if self.frequencies is None else 2 * len(self.frequencies)
 
 
 class RMSNorm(nn.Module):
@@ -78,7 +84,7 @@ class Rotary(nn.Module):
         self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of the first positions
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [..., n, head_dim] of positions Int64[..., n], in the dtype of another tensor."""
+        """Return cos and sin [..., n, rotary_dim] of positions Int64[..., n], in the dtype of another tensor."""
         turned = positions[..., None].float() * self.frequencies.float()
         turned = torch.cat([turned, turned], dim=-1)
         return (turned.cos() * self.scale).to(like.dtype), (turned.sin() * self.scale).to(like.dtype)
@@ -89,7 +95,7 @@ class Rotary(nn.Module):
         return cos[positions], sin[positions]
 
     def table(self, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [m, head_dim] of the first positions, up to `most` or beyond."""
+        """Return cos and sin [m, rotary_dim] of the first positions, up to `most` or beyond."""
         table = self._table
         if table is None or len(table[0]) <= most or table[0].dtype is not like.dtype:
             length = 1 << max(_TABLE, most.bit_length())
@@ -106,8 +112,10 @@ class Rotary(nn.Module):
 
 
 def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Return keys or queries [..., H, n, d] rotated by cos and sin [..., n, d]."""
+    """Return keys or queries [..., H, n, d] rotated by cos and sin [..., n, r]; numbers behind the first r stay."""
     cos, sin = (each.unsqueeze(-3) for each in angles)
+    if (size := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat([rotated(x[..., :size], angles), x[..., size:]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
-from speculant.drafters.models.shapes import BestFirst, Chain, Sequences, Shape, Widths
+from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, Sequences, Shape, Widths
 from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, SiblingAcceptance
 
 
@@ -55,9 +55,11 @@ class WidthsSettings:
 
     Attributes:
         widths: siblings below each node, level by level, as in 4,2,2.
+        most_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     widths: str = "4,2,2,1"
+    most_nodes: int = MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,11 @@ class SequencesSettings:
 
     Attributes:
         sequences: how many are drawn.
+        most_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     sequences: int = 4
+    most_nodes: int = MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +83,13 @@ class BestFirstSettings:
         depth: passes of the draft model per round.
         top_k: nodes that a level expands, and candidates of each.
         least: joint probability below which no node is expanded.
+        most_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     depth: int = 5
     top_k: int = 8
     least: float = 0.0
+    most_nodes: int = MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +99,12 @@ class ConfidenceSettings:
     Attributes:
         least: joint probability of the most probable path below which drafting ends.
         top_k: nodes that a level expands, and candidates of each.
+        most_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     least: float = 0.05
     top_k: int = 4
+    most_nodes: int = MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +114,12 @@ class BestTreeSettings:
     Attributes:
         depth: passes of the draft model per round, at most.
         siblings: the most below one node.
+        most_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     depth: int = 8
     siblings: int = 8
+    most_nodes: int = MOST_NODES
 
 
 class DraftModelDrafter(Drafter):
@@ -126,13 +136,16 @@ class DraftModelDrafter(Drafter):
         chosen, acceptance = settings or ChainSettings(), LevelAcceptance()
         self._setup(open_cache, vocabulary, lambda: Chain(acceptance, chosen.stop, chosen.threshold, chosen.length))
 
-    def _setup(self, open_cache: OpenCache, vocabulary: int, shape: Callable[[], Shape]) -> None:
+    def _setup(
+        self, open_cache: OpenCache, vocabulary: int, shape: Callable[[], Shape], most_nodes: int = MOST_NODES
+    ) -> None:
         shape()  # settings are checked before the first request
         self._open_cache, self._vocabulary, self._shape = open_cache, vocabulary, shape
+        self._most_nodes = most_nodes
 
     @property
     def needs(self) -> Needs:
-        return NO_NEEDS
+        return Needs(most_nodes=self._most_nodes)
 
     def open_text(self, start: Start) -> DraftText:
         """Return the text of a request, its prompt read."""
@@ -165,10 +178,16 @@ class SpecInferDrafter(DraftModelDrafter):
         settings: WidthsSettings | None = None,
     ) -> None:
         """Take one or several draft models; see `DraftModelDrafter`."""
-        widths = _widths((settings or WidthsSettings()).widths)
+        s = settings or WidthsSettings()
+        widths, most = _widths(s.widths), s.most_nodes
         first, *self._others = [open_cache] if callable(open_cache) else open_cache
         acceptance, several = SiblingAcceptance(), bool(self._others)
-        self._setup(first, vocabulary, lambda: Widths(widths, acceptance, replacement=True, choosing=several))
+        self._setup(
+            first,
+            vocabulary,
+            lambda: Widths(widths, acceptance, replacement=True, choosing=several, most_nodes=most),
+            most,
+        )
 
     def open(self, start: Start) -> Session:
         texts = [self.open_text(start)]
@@ -181,18 +200,24 @@ class MCSDDrafter(DraftModelDrafter):
     """Trees of fixed widths, siblings drawn without replacement: `mcsd`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: WidthsSettings | None = None) -> None:
-        widths = _widths((settings or WidthsSettings()).widths)
-        acceptance = SiblingAcceptance()
-        self._setup(open_cache, vocabulary, lambda: Widths(widths, acceptance, replacement=False))
+        s, acceptance = settings or WidthsSettings(), SiblingAcceptance()
+        widths, most = _widths(s.widths), s.most_nodes
+        self._setup(
+            open_cache, vocabulary, lambda: Widths(widths, acceptance, replacement=False, most_nodes=most), most
+        )
 
 
 class SpecTrDrafter(DraftModelDrafter):
     """Several independent sequences: `spectr`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: SequencesSettings | None = None) -> None:
-        count = (settings or SequencesSettings()).sequences
-        acceptance = LevelAcceptance()
-        self._setup(open_cache, vocabulary, lambda: Sequences(count, acceptance))
+        s, acceptance = settings or SequencesSettings(), LevelAcceptance()
+        self._setup(
+            open_cache,
+            vocabulary,
+            lambda: Sequences(s.sequences, acceptance, most_nodes=s.most_nodes),
+            s.most_nodes,
+        )
 
 
 class OptTreeDrafter(DraftModelDrafter):
@@ -200,7 +225,12 @@ class OptTreeDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestFirstSettings | None = None) -> None:
         s, acceptance = settings or BestFirstSettings(), LevelAcceptance()
-        self._setup(open_cache, vocabulary, lambda: BestFirst(acceptance, depth=s.depth, top_k=s.top_k, least=s.least))
+        self._setup(
+            open_cache,
+            vocabulary,
+            lambda: BestFirst(acceptance, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
+            s.most_nodes,
+        )
 
 
 class LLMCadDrafter(DraftModelDrafter):
@@ -208,7 +238,12 @@ class LLMCadDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ConfidenceSettings | None = None) -> None:
         s, acceptance = settings or ConfidenceSettings(), LevelAcceptance()
-        self._setup(open_cache, vocabulary, lambda: BestFirst(acceptance, depth=DEPTHS, top_k=s.top_k, least=s.least))
+        self._setup(
+            open_cache,
+            vocabulary,
+            lambda: BestFirst(acceptance, depth=DEPTHS, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
+            s.most_nodes,
+        )
 
 
 class SequoiaDrafter(DraftModelDrafter):
@@ -221,8 +256,12 @@ class SequoiaDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestTreeSettings | None = None) -> None:
         self.settings, self.acceptance = settings or BestTreeSettings(), SiblingAcceptance()
-        s, acceptance = self.settings, self.acceptance
-        self._setup(open_cache, vocabulary, lambda: BestTree(acceptance, depth=s.depth, siblings=s.siblings))
+        s = self.settings
+        self._setup(open_cache, vocabulary, self._tree, s.most_nodes)
+
+    def _tree(self) -> BestTree:
+        s = self.settings
+        return BestTree(self.acceptance, depth=s.depth, siblings=s.siblings, most_nodes=s.most_nodes)
 
 
 class MergedSession(Session):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MOST_NODES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.shapes import MOST_NODES, Candidate, Level, Shape, check_most, drawn_below
 from speculant.drafters.models.tree_acceptance import DEPTHS, SIBLINGS, SiblingAcceptance
 
 _EVERY = 32  # rounds after which the trees are computed anew
@@ -86,24 +86,28 @@ class BestTree(Shape):
     drawn: Literal["iid", "distinct"] = "distinct"
     choosing = False
 
-    def __init__(self, acceptance: SiblingAcceptance, *, depth: int, siblings: int) -> None:
+    def __init__(
+        self, acceptance: SiblingAcceptance, *, depth: int, siblings: int, most_nodes: int = MOST_NODES
+    ) -> None:
         """Take the limits.
 
         Args:
             acceptance: shared by all requests.
             depth: passes of the draft model per round.
             siblings: the most below one node.
+            most_nodes: of a draft.
         """
         if not (1 <= depth <= DEPTHS and 1 <= siblings <= SIBLINGS):
             raise UsageError(f"depth is 1 to {DEPTHS}, siblings 1 to {SIBLINGS}; not {depth} and {siblings}.")
         self.passes, self._acceptance, self._siblings = depth, acceptance, siblings
+        self._most = check_most(most_nodes)
         self._trees = self._solved()
         self._rounds = 0
         self._below: list[int] = []  # nodes below each node of the level
 
     def _solved(self) -> BestTrees:
         acceptance = self._acceptance.probabilities()
-        return BestTrees(acceptance, nodes=MOST_NODES, levels=self.passes, siblings=self._siblings)
+        return BestTrees(acceptance, nodes=self._most, levels=self.passes, siblings=self._siblings)
 
     def forecast(self, nodes: int) -> Float64:
         return self._trees.gains[:, :nodes]
@@ -112,7 +116,7 @@ class BestTree(Shape):
         if not level.trees:
             self._below = [level.levels - 1]
             return drawn_below(level, 0, 1, distinct=True)
-        below = [min(level.room, MOST_NODES)] if level.depth == 1 else self._below
+        below = [min(level.room, self._most)] if level.depth == 1 else self._below
         self._below = []
         found = list[Candidate]()
         for place, nodes in enumerate(below):

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from speculant.core.drafter import Budget
+from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance, expected_gains
 
 MOST_PASSES = 64  # of the draft model in a round
-MOST_NODES = 64  # of a draft
+MOST_NODES = MAX_NODES  # of a draft, where the method's settings do not say
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +188,13 @@ class Widths(Shape):
     """
 
     def __init__(
-        self, widths: Sequence[int], acceptance: SiblingAcceptance, *, replacement: bool, choosing: bool = False
+        self,
+        widths: Sequence[int],
+        acceptance: SiblingAcceptance,
+        *,
+        replacement: bool,
+        choosing: bool = False,
+        most_nodes: int = MOST_NODES,
     ) -> None:
         """Take the widths.
 
@@ -196,13 +203,14 @@ class Widths(Shape):
             acceptance: shared by all requests.
             replacement: whether siblings are drawn with replacement.
             choosing: whether the most probable tokens are taken instead.
+            most_nodes: that they may make.
         """
         if not widths or min(widths) < 1:
             raise UsageError(f"widths are numbers of at least 1, one a level, not {list(widths)}.")
         nodes = sum(math.prod(widths[: i + 1]) for i in range(len(widths)))
-        if nodes > MOST_NODES:
+        if nodes > check_most(most_nodes):
             raise UsageError(
-                f"widths {','.join(map(str, widths))} make {nodes} nodes; at most {MOST_NODES} can be verified."
+                f"widths {','.join(map(str, widths))} make {nodes} nodes, more than most_nodes={most_nodes}."
             )
         self._widths, self._acceptance, self.choosing = tuple(widths), acceptance, choosing
         self._parents = _parents(widths)
@@ -236,10 +244,10 @@ class Sequences(Shape):
     choosing = False
     passes = MOST_PASSES
 
-    def __init__(self, count: int, acceptance: LevelAcceptance) -> None:
-        """Take the number of sequences; the acceptance is shared by all requests."""
-        if not 1 <= count <= MOST_NODES:
-            raise UsageError(f"sequences must be 1 to {MOST_NODES}, not {count}.")
+    def __init__(self, count: int, acceptance: LevelAcceptance, *, most_nodes: int = MOST_NODES) -> None:
+        """Take the number of sequences, of at most so many nodes; the acceptance is shared by all requests."""
+        if not 1 <= count <= check_most(most_nodes):
+            raise UsageError(f"sequences must be 1 to {most_nodes} (most_nodes), not {count}.")
         self._count, self._acceptance = count, acceptance
         self._shares: list[int] = [count]
         self._wide = count  # nodes of a level; one where the most probable token is taken
@@ -289,7 +297,16 @@ class BestFirst(Shape):
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = True
 
-    def __init__(self, acceptance: LevelAcceptance, *, depth: int, top_k: int, least: float) -> None:
+    def __init__(
+        self,
+        acceptance: LevelAcceptance,
+        *,
+        depth: int,
+        top_k: int,
+        least: float,
+        most_nodes: int = MOST_NODES,
+        expanded: int | None = None,
+    ) -> None:
         """Take the limits.
 
         Args:
@@ -297,10 +314,13 @@ class BestFirst(Shape):
             depth: passes of the draft model per round.
             top_k: nodes that a level expands, and candidates of each.
             least: joint probability below which no node is expanded.
+            most_nodes: of a draft.
+            expanded: nodes that a level expands, if not `top_k`.
         """
-        if not (1 <= depth <= MOST_PASSES and 1 <= top_k <= MOST_NODES and 0 <= least < 1):
-            raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {MOST_NODES}, least from 0 to below 1.")
+        if not (1 <= depth <= MOST_PASSES and 1 <= top_k <= check_most(most_nodes) and 0 <= least < 1):
+            raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {most_nodes}, least from 0 to below 1.")
         self.passes, self._top_k, self._least = depth, top_k, least
+        self._expanded = top_k if expanded is None else expanded
         self._acceptance, self._grown = acceptance, 0
         self._level: Level | None = None  # that was expanded last
         self._weights: list[float] = []  # of all nodes before it
@@ -322,7 +342,7 @@ class BestFirst(Shape):
         self._weights += weights
         room = sorted(self._weights, reverse=True)[level.room :]
         least = max(self._least, level.node_price, room[0] if room else 0.0)
-        best = sorted(range(len(weights)), key=lambda place: -weights[place])[: self._top_k]
+        best = sorted(range(len(weights)), key=lambda place: -weights[place])[: self._expanded]
         found = [place for place in best if weights[place] > least]
         gain = sum(weights[place] for place in found) * self._acceptance.next_level(level.depth)
         return found if gain > level.level_price else []
@@ -340,6 +360,17 @@ class BestFirst(Shape):
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         self._acceptance.observe(self._grown, len(path))
+
+
+def check_most(most_nodes: int) -> int:
+    """Return the most nodes of a draft, a setting of methods that draft with a model or a head.
+
+    Raises:
+        UsageError: it is below 1.
+    """
+    if most_nodes < 1:
+        raise UsageError(f"most_nodes must be 1 or more, not {most_nodes}.")
+    return most_nodes
 
 
 def _parents(widths: Sequence[int]) -> list[int]:

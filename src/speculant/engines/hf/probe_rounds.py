@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from speculant.core.drafter import MAX_NODES
-from speculant.core.engine import Pass
+from speculant.core.engine import MAX_NODES, Pass
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.engines.hf.batch_pass import BatchPass

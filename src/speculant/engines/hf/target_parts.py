@@ -60,6 +60,9 @@ class HFTargetParts:
         found: Tensor = self._embeddings(ids)
         return found
 
+    def embedding_rows(self, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, self._embeddings.weight)
+
     def norm(self, hidden: Tensor) -> Tensor:
         found: Tensor = self._norm(hidden)
         return found

@@ -118,6 +118,16 @@ HEADS = (
         requires=_HEAD,
     ),
     Method(
+        name="jetspec",
+        family="self-drafting, parallel head",
+        summary="a block whose slots see those before them drafts the best tree of its probabilities",
+        drafter="speculant.drafters.heads.dflash_drafter:JetSpecDrafter",
+        source="Hu et al. 2026, arXiv 2606.18394",
+        samples="either",
+        heads=("dflash",),
+        requires=_HEAD,
+    ),
+    Method(
         name="pard",
         family="independent drafting, parallel model",
         summary="a small model with a mask token drafts a block in one pass",

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from speculant.drafters.heads.dflash import BlockShape, DFlashHead
+from speculant.drafters.heads.block_shape import BlockShape
+from speculant.drafters.heads.dflash import DFlashHead
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import LayerShape
 from speculant.training.builders.shapes import SPREAD, spread_weights, target_shape

@@ -1,9 +1,9 @@
-"""How DFlash and DSpark heads are trained: blocks at random anchors of texts that the target wrote.
+"""How heads of DFlash's family are trained: blocks at random anchors of texts that the target wrote.
 
 A block sees the context rows up to its anchor and its own slots, so the blocks of a text do not see one another. All
 slots are trained at once; the trainer weights them, exp(-(k - 1) / gamma) in the authors' recipe with gamma 7 for
-blocks of 16 and 4 for smaller ones. DSpark's heads learn from the text: the Markov head reads the true token before,
-and the confidence head learns 1 - TV(p, q), the probability that the token is accepted.
+blocks of 16 and 4 for smaller ones. What corrects a slot's logits (DSpark, Domino, DFlash 2) learns from the text: it
+reads the true tokens before. The confidence head learns 1 - TV(p, q), the probability that the token is accepted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import UsageError
+from speculant.drafters.heads.block_corrections import Rows
 from speculant.drafters.heads.dflash import DFlashHead
 from speculant.drafters.heads.head import TargetParts
 from speculant.training.recipe import DepthOutput, Recipe, TrainBatch
@@ -38,9 +39,19 @@ class DFlashRecipe(Recipe):
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         assert isinstance(self.head, DFlashHead)
         head, outputs = self.head, self._outputs(batch, target)
+        carried = head.nothing_carried(outputs[:, 0])
         for depth in range(1, self.depth + 1):
             output, before = outputs[:, depth - 1], anchor_tokens(batch, depth)
-            logits, extra = head.logits(output, target) + head.bias(before), None
+            logits, extra = head.logits(output, target), None
+            rows = Rows(
+                logits=logits,
+                outputs=output,
+                tokens=before,
+                depths=torch.full_like(before, depth - 1),
+                carried=carried,
+                every=True,
+            )
+            logits, carried = head.corrected(rows, target)
             if head.block.confidence:
                 accepted = _acceptance(logits.detach(), anchor_target(batch, target, depth), head.ids)
                 guess = head.confidence(output, before).float()

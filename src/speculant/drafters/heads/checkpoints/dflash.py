@@ -1,16 +1,15 @@
-"""Checkpoints of DFlash and DSpark: z-lab's, transformers' own, DeepSpec's, and those that `speculators` writes.
+"""Checkpoints of DFlash and what was built upon it: DSpark, Domino, DFlash 2 and JetSpec.
 
 | layout | config | layers that it reads | embeddings, output | slots |
 |---|---|---|---|---|
-| z-lab (and SpecForge) | Qwen3's, and `dflash_config` | outputs, from 0: `target_layer_ids` | the target's | own |
+| z-lab, SpecForge, ModelOpt, JetSpec | Qwen3's, and `dflash_config` | outputs, from 0: `target_layer_ids` | \
+the target's | own, or after |
 | transformers (`encoder.fc`) | everything at the top | likewise | the target's | own |
 | DeepSpec | Qwen3's; everything at the top | likewise | in the file | after |
 | speculators | `transformer_layer_config` | boundaries: `aux_hidden_state_layer_ids` = outputs + 1 | in file | flag |
 
-Layers see their block as their types say. In any layout `dflash_config.causal`, as vLLM reads it and ModelOpt and
-JetSpec write it, says it for all layers, else `is_causal` does.
-
-Heads are written in z-lab's layout, or in DeepSpec's where they have what only that holds.
+`dflash_fields` reads what changes the formula. Heads are written in z-lab's layout, or in DeepSpec's where they are of
+DSpark's kind.
 """
 
 from __future__ import annotations
@@ -25,7 +24,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.block_shape import BlockShape
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
+from speculant.drafters.heads.checkpoints.dflash_fields import (
+    check_fields,
+    is_anchored,
+    read_corrections,
+    read_layers,
+)
+from speculant.drafters.heads.checkpoints.draft_vocabulary import write_ids
 from speculant.drafters.heads.checkpoints.fitting import (
     check_hidden_size,
     check_taps,
@@ -33,12 +40,26 @@ from speculant.drafters.heads.checkpoints.fitting import (
     layer_shape,
     shape_config,
 )
-from speculant.drafters.heads.dflash import BlockShape, DFlashHead
+from speculant.drafters.heads.dflash import DFlashHead
 from speculant.drafters.heads.head import TargetParts
 
-_NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+_NAMES = {  # of layouts, and what the head calls them
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    "prefix_gru.": "domino_head.prefix_gru.",
+    "embed_proj.": "domino_head.embed_proj.",
+    "markov_w1.": "markov_head.markov_w1.",  # ModelOpt's DSpark
+    "markov_w2.": "markov_head.markov_w2.",
+    "gate_proj.": "markov_head.gate_proj.",
+    "joint_proj.": "markov_head.joint_proj.",
+    "confidence_proj.": "confidence_head.proj.",
+    "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
+}
 _MAPS = ("d2t", "t2d")  # between the vocabularies of head and target
-_SPECULATORS = ("dflash", "dspark")
+_IGNORED = (*_MAPS, "verifier_norm.weight", "verifier_lm_head.weight")  # the last two: copies of the target's
+_SPECULATORS = ("dflash", "dflash2", "dspark")
+_DEFAULTS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}  # speculators
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -49,6 +70,16 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "hidden_norm.weight" in tensors and "layers.0.self_attn.q_norm.weight" in tensors
 
 
+def matches_jetspec(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is JetSpec's, whose slots see those before them only, and which is meant for trees."""
+    return matches(checkpoint) and bool((checkpoint.config.get("dflash_config") or {}).get("causal_head"))
+
+
+def matches_others(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is any other of these."""
+    return matches(checkpoint) and not matches_jetspec(checkpoint)
+
+
 def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
     """Return the head; raises as `load_head`."""
     tensors, given = _renamed(checkpoint.tensors), dict(checkpoint.config)
@@ -57,9 +88,11 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
     given |= {name: own[name] for name in own}
     if speculators:
         given = {**(given.get("transformer_layer_config") or {}), **given}
+        if given["speculators_model_type"] == "dflash2":
+            given = {"projector_type": "dflash2", **_DEFAULTS, **given}
     if "fc.weight" not in tensors:
         raise UnsupportedError(f"the head in {checkpoint.source} lacks fc.weight, so it is not what its format says.")
-    _check_variant(checkpoint, given, tensors)
+    check_fields(checkpoint, own, given, target.hidden_size)
     flat = Checkpoint(checkpoint.source, given, tensors)
     check_hidden_size(flat, target, tensors["fc.weight"].shape[0])
     taps = _taps(flat, target, speculators=speculators)
@@ -68,86 +101,112 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
         check_vocabulary(flat, target, tensors["lm_head.weight"].shape[0])
     if "embed_tokens.weight" in tensors:
         check_vocabulary(flat, target, tensors["embed_tokens.weight"].shape[0])
-    markov = tensors.get("markov_head.markov_w1.weight")
-    deepspec = not speculators and ("lm_head.weight" in tensors or markov is not None)
-    anchored = given.get("sample_from_anchor", deepspec or given.get("speculators_model_type") == "dspark")
+    deepspec = not speculators and ("lm_head.weight" in tensors or "markov_head.markov_w1.weight" in tensors)
     block = BlockShape(
         size=int(flat.value("block_size", 8 if speculators else 16)),
         mask=int(flat.value("mask_token_id")),
-        anchored=bool(anchored),
-        markov=0 if markov is None else markov.shape[1],
-        confidence="confidence_head.proj.weight" in tensors,
+        anchored=is_anchored(given, deepspec=deepspec),
         multiplier=float(given.get("output_multiplier") or 1.0),
         softcap=float(given.get("final_logit_softcapping") or 0.0),
         own_embeddings="embed_tokens.weight" in tensors,
         own_output="lm_head.weight" in tensors,
         vocabulary=vocabulary,
-        **_layers(flat, "encoder.fc.weight" in checkpoint.tensors, own.get("causal"), speculators=speculators),
+        **read_layers(flat, given, speculators=speculators, transformers="encoder.fc.weight" in checkpoint.tensors),
+        **read_corrections(flat, given),
     )
     if not 0 <= block.mask < vocabulary:
         raise UnsupportedError(
             f"the head in {checkpoint.source} marks unknown tokens by token {block.mask}, and the target has "
             f"{vocabulary} tokens: it was trained for another model. Name the target it was trained for."
         )
+    if ids is not None and block.selector is not None:
+        raise UnsupportedError(
+            f"the head in {checkpoint.source} is a DFlash 2 head of fewer tokens than the target's (draft_vocab_size), "
+            "which is not supported. Use another checkpoint."
+        )
     head = DFlashHead(layer_shape(flat, target, norms=True), block, taps, ids=ids)
-    load_weights(head, checkpoint, tensors, ignored=_MAPS)
+    names = {_renamed_one(name): name for name in checkpoint.tensors}
+    load_weights(head, checkpoint, tensors, ignored=_IGNORED, names=names)
     return head
 
 
 def save(head: DFlashHead, folder: Path, target: TargetParts) -> None:
     """Write a head's config and weights into a folder."""
     block, layers = head.block, target.layers
+    windows = block.windows or (None,) * block.layers
+    deepspec = block.anchored and block.domino is None
     config = shape_config(head.shape, target) | {
-        "architectures": ["Qwen3DSparkModel" if block.anchored else "DFlashDraftModel"],
+        "architectures": [_architecture(block)],
         "model_type": "qwen3",
         "attention_bias": head.shape.bias,
         "num_hidden_layers": block.layers,
         "num_target_layers": layers,
         "block_size": block.size,
-        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in _windows(block)],
-        "sliding_window": next((w for w in _windows(block) if w is not None), None),
+        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
+        "sliding_window": next((w for w in windows if w is not None), None),
         "sample_from_anchor": block.anchored,
     }
     causal = block.causal or (False,) * block.layers
-    if causal != tuple(window is not None for window in _windows(block)):  # else as the layers' types imply
+    if causal != tuple(window is not None for window in windows):  # else as the layers' types imply
         config["is_causal"] = any(causal)
-    inner: dict[str, Any] = {"causal": any(causal)} if "is_causal" in config and not block.anchored else {}
+    inner: dict[str, Any] = {"causal": any(causal)} if "is_causal" in config and not deepspec else {}
+    if all(causal) and not (block.windows or deepspec or head.correction):
+        inner["causal_head"] = True  # JetSpec
     inner |= {"mask_token_id": block.mask, "target_layer_ids": [tap % layers for tap in head.taps]}
     inner |= {"output_multiplier": block.multiplier} if block.multiplier != 1.0 else {}
     inner |= {"final_logit_softcapping": block.softcap} if block.softcap else {}
-    config |= inner if block.anchored else {"dflash_config": inner}
-    config |= {"markov_rank": block.markov, "markov_head_type": "vanilla"} if block.markov else {}
-    config |= (
-        {"enable_confidence_head": True, "confidence_head_with_markov": bool(block.markov)} if block.confidence else {}
-    )
-    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+    inner |= {} if block.scale is None else {"input_embedding_scale": block.scale}
+    inner |= _correction_fields(block)
+    config |= inner if deepspec else {"dflash_config": inner}
+    tensors = {_public(name): tensor.contiguous() for name, tensor in head.state_dict().items()}
     if head.ids is not None:
-        tensors["d2t"] = head.ids.cpu() - torch.arange(len(head.ids))
-        tensors["t2d"] = torch.zeros(target.vocabulary, dtype=torch.bool).index_fill(0, head.ids.cpu(), True)
+        tensors |= write_ids(head.ids, target.vocabulary)
         config["draft_vocab_size"] = len(head.ids)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     save_file(tensors, folder / "model.safetensors")
 
 
+def _architecture(block: BlockShape) -> str:
+    if block.domino is not None:
+        return "DominoDraftModel"
+    if block.selector is not None:
+        return "DFlash2DraftModel"
+    return "Qwen3DSparkModel" if block.anchored else "DFlashDraftModel"
+
+
+def _correction_fields(block: BlockShape) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if block.markov:
+        found |= {"markov_rank": block.markov, "markov_head_type": block.markov_kind}
+    if block.confidence:
+        reads = bool(block.markov) and block.confidence_markov
+        found |= {"enable_confidence_head": True, "confidence_head_with_markov": reads}
+    if (domino := block.domino) is not None:
+        found |= {"projector_type": "domino", "shift_label": block.anchored, "pure_draft_prefix_len": domino.plain}
+        found |= {"emb_dim": domino.inner, "gru_hidden_dim": domino.state}
+    if (selector := block.selector) is not None:
+        found |= {"projector_type": "dflash2", "selector_rank": selector.rank, "selector_top_k": selector.candidates}
+    if (convolution := block.convolution) is not None:
+        found |= {"conv_kernel_size": convolution.taps, "conv_group_size": convolution.group}
+    return found
+
+
+def _public(name: str) -> str:
+    """Return the name of a tensor in checkpoints."""
+    return name.removeprefix("domino_head.")
+
+
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_NAMES.get(name, name): tensor for name, tensor in tensors.items()}
+    return {_renamed_one(name): tensor for name, tensor in tensors.items() if not name.endswith("inv_freq")}
 
 
-def _check_variant(checkpoint: Checkpoint, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse variants whose formulas differ."""
-    kind = given.get("markov_head_type", "vanilla")
-    with_markov = given.get("confidence_head_with_markov", True) or "markov_head.markov_w1.weight" not in tensors
-    reason = ""
-    if any(name.startswith("candidate_selector.") for name in tensors):
-        reason = "is a DFlash 2 head, whose convolutions and candidate selector are not supported"
-    elif "markov_head.markov_w1.weight" in tensors and kind != "vanilla":
-        reason = f"has a Markov head of type {kind!r}; 'vanilla' is supported"
-    elif "confidence_head.proj.weight" in tensors and not with_markov:
-        reason = "has a confidence head that does not read the Markov head, which is not supported beside one"
-    elif float(given.get("input_embedding_scale") or 1.0) != 1.0:
-        reason = "scales the target's embeddings (input_embedding_scale), which is not supported"
-    if reason:
-        raise UnsupportedError(f"the head in {checkpoint.source} {reason}. Use another checkpoint.")
+def _renamed_one(name: str) -> str:
+    """Return what the head calls a tensor; SpecForge once put its heads below `logit_head`."""
+    plain = name.removeprefix("logit_head.")
+    for public, own in _NAMES.items():
+        if plain.startswith(public):
+            return own + plain.removeprefix(public)
+    return plain
 
 
 def _taps(checkpoint: Checkpoint, target: TargetParts, *, speculators: bool) -> tuple[int, ...]:
@@ -195,35 +254,3 @@ def _vocabulary(checkpoint: Checkpoint, target: TargetParts, tensors: Mapping[st
             f"{target.vocabulary}: it was trained for another model."
         )
     return ids
-
-
-def _layers(checkpoint: Checkpoint, transformers: bool, causal_block: Any, *, speculators: bool) -> dict[str, Any]:
-    """Return the layers, windows and causal flags of a BlockShape."""
-    config, names = checkpoint.config, checkpoint.tensors
-    count = len({name.split(".")[1] for name in names if name.startswith("layers.")})
-    types = config.get("layer_types") or ["full_attention"] * count
-    if len(types) != count:
-        raise UnsupportedError(
-            f"the head in {checkpoint.source} has the weights of {count} layers, and its config describes "
-            f"{len(types)}; "
-            "it may be truncated."
-        )
-    sliding = [each == "sliding_attention" for each in types]
-    if causal_block is not None:
-        causal = [bool(causal_block)] * count
-    elif speculators:
-        in_block = not config.get("sliding_window_non_causal", False)
-        causal = [each and in_block for each in sliding]
-    elif config.get("is_causal") is not None:
-        causal = [bool(config["is_causal"])] * count
-    else:
-        causal = [each and not transformers for each in sliding]
-    window = int(checkpoint.value("sliding_window")) if any(sliding) else None
-    if transformers and window is not None:
-        window += 1  # its masks see so many positions beside the token's own
-    windows = tuple(window if each else None for each in sliding)
-    return {"layers": count, "windows": windows if any(sliding) else (), "causal": tuple(causal) if any(causal) else ()}
-
-
-def _windows(block: BlockShape) -> tuple[int | None, ...]:
-    return block.windows or (None,) * block.layers

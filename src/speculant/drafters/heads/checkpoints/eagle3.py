@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.draft_vocabulary import write_ids
-from speculant.drafters.heads.checkpoints.eagle3_weights import VARIANTS, build_head, read_flags
+from speculant.drafters.heads.checkpoints.eagle3_weights import VARIANTS, build_head, check_eagle_config, read_flags
 from speculant.drafters.heads.checkpoints.fitting import shape_config
 from speculant.drafters.heads.checkpoints.tapped_layers import KEY, native_taps
 from speculant.drafters.heads.eagle3 import Eagle3Head
@@ -45,7 +45,9 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> Eagle3Head:
             f"config.json of the head in {checkpoint.source} sets 'norm_output' to false, by which SpecForge means "
             "logits without a norm and vLLM the usual formula. Remove it if the head was trained by the usual formula."
         )
-    flags = read_flags(checkpoint, config, checkpoint.config.get("eagle_config") or {})
+    inner = checkpoint.config.get("eagle_config") or {}
+    check_eagle_config(checkpoint, inner)
+    flags = read_flags(checkpoint, config, inner)
     tensors = {
         f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name: tensor
         for name, tensor in checkpoint.tensors.items()

@@ -10,7 +10,13 @@ from torch import Tensor
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
 from speculant.drafters.heads.checkpoints.draft_vocabulary import MAPS, read_ids
-from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, check_vocabulary, layer_shape
+from speculant.drafters.heads.checkpoints.fitting import (
+    check_hidden_size,
+    check_layer_fields,
+    check_vocabulary,
+    layer_shape,
+)
+from speculant.drafters.heads.checkpoints.tapped_layers import KEY
 from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.p_eagle import PEagleHead
@@ -21,12 +27,27 @@ _REQUIRED = {  # flags that have one supported value
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "is_causal": True,
 }
+_PLAIN = ("logit_scale", "final_logit_softcapping", "eagle_decoder_type")  # refused unless 1, none or "llama"
+_EAGLE_CONFIG = frozenset((KEY, "parallel_draft_step", "parallel_draft_heads_num_layers", *_PLAIN))
 _FORMULA = ("norm", "residual", "parallel")  # parts of names of flags that change the formula
 _HARMLESS = frozenset(  # of the target's config, or visible in the tensors
     ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_topk_prob", "use_qk_norm", "qk_norm", "layer_norm_epsilon")
 )
 _SHARED = ("embed_tokens.weight", "lm_head.weight")  # NaN where `speculators` shares the target's
+
+
+def check_eagle_config(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
+    """Refuse fields of `eagle_config` that are not known, by name.
+
+    Raises:
+        UnsupportedError: there is one that is set.
+    """
+    for name, value in given.items():
+        if name not in _EAGLE_CONFIG and name not in VARIANTS and name not in _REQUIRED and not _neutral(value):
+            raise _unsupported(checkpoint, name, value)
 
 
 def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str, bool]:
@@ -44,10 +65,12 @@ def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str,
             elif name in _REQUIRED:
                 if value is not None and bool(value) != _REQUIRED[name]:
                     raise _unsupported(checkpoint, name, value)
+            elif name in _PLAIN:
+                if not _neutral(value) and value != "llama":
+                    raise _unsupported(checkpoint, name, value)
             elif name not in _HARMLESS and any(part in name for part in _FORMULA) and not _neutral(value):
                 raise _unsupported(checkpoint, name, value)
-        if config.get("hidden_act", "silu") not in ("silu", "swish"):
-            raise _unsupported(checkpoint, "hidden_act", config["hidden_act"])
+        check_layer_fields(checkpoint, config)
         if "sliding_attention" in (config.get("layer_types") or ()):
             raise _unsupported(checkpoint, "layer_types", "sliding_attention")
     if found.get("norm_before_fc") and found.get("fc_norm"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import LayerShape
+
+_UNSUPPORTED = ("attention_k_eq_v", "attn_logit_softcapping", "query_pre_attn_scalar")  # of Gemma's layers
 
 
 def check_hidden_size(checkpoint: Checkpoint, target: TargetParts, hidden: int) -> None:
@@ -71,8 +74,13 @@ def layer_shape(
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     rope = {"rope_type": rope.get("rope_type", rope.get("type", "default")), **rope}
     rope.setdefault("rope_theta", float(given.get("rope_theta") or 10000.0))
+    check_layer_fields(checkpoint, given)
     head_dim, positions = int(given.get("head_dim") or hidden // heads), int(given.get("max_position_embeddings", 2048))
-    frequencies, scale = target.frequencies(rope, head_dim, positions)
+    part = float(rope.setdefault("partial_rotary_factor", given.get("partial_rotary_factor") or 1.0))
+    whole = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
+    if part == 1.0:
+        rope = whole
+    frequencies, scale = target.frequencies(whole, 2 * int(head_dim * part / 2), positions)
     fields: dict[str, Any] = {
         "hidden": hidden,
         "inner": int(given.get("intermediate_size", 4 * hidden)),
@@ -88,6 +96,21 @@ def layer_shape(
         "positions": positions,
     }
     return LayerShape(**fields | changes)
+
+
+def check_layer_fields(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
+    """Refuse fields of decoder layers that change their formula in a way that is not supported, by name.
+
+    Raises:
+        UnsupportedError: there is one.
+    """
+    for name, value in given.items():
+        activation = name in ("hidden_act", "hidden_activation") and value not in (None, "silu", "swish")
+        if activation or (name in _UNSUPPORTED and value not in (None, False)):
+            raise UnsupportedError(
+                f"config.json of the head in {checkpoint.source} sets {name!r} to {value!r}, which changes the formula "
+                "of its layers in a way that is not supported. Use another checkpoint."
+            )
 
 
 def shape_config(shape: LayerShape, target: TargetParts) -> dict[str, Any]:

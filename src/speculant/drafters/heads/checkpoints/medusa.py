@@ -3,7 +3,8 @@
 - The authors' Medusa-1 (FasterDecoding/Medusa): `{head}.{block}.linear.weight`, `{head}.{blocks}.weight`. Blocks of a
   head are one module that is used several times, so they are all equal.
 - The same without projections, `"version": "2"`: the target's is used (text-generation-inference reads these, too).
-- Medusa-2, a whole fine-tuned model with `medusa_head.` before these names. The heads alone are loaded.
+- Medusa-2, a whole fine-tuned model with `medusa_head.` before these names. The heads alone are loaded. ModelOpt writes
+  `medusa_heads.`, beside the model as well.
 - vLLM's: `blocks.{head}.layers.{block}.weight`, `lm_heads.{head}.weight` or one `lm_head.weight`, `token_map`.
 
 Heads and blocks are counted from the names; configs are known to be wrong (the authors' 13B says 2 heads, and has 5).
@@ -28,13 +29,14 @@ from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
 
 _LOG = logging.getLogger(__name__)
+_HEADS = "medusa_heads."
 _OWN, _VLLM = re.compile(r"(\d+)\.(\d+)\.linear\.weight"), re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
 
 
 def matches(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is one of these."""
     return any(
-        name.startswith("medusa_head.") or _OWN.fullmatch(name) or _VLLM.fullmatch(name.removeprefix("medusa_heads."))
+        name.startswith("medusa_head.") or any(each.fullmatch(name.removeprefix(_HEADS)) for each in (_OWN, _VLLM))
         for name in checkpoint.tensors
     )
 
@@ -42,9 +44,11 @@ def matches(checkpoint: Checkpoint) -> bool:
 def load(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
     """Return the heads; raises as `load_head`."""
     if any(name.startswith("medusa_head.") for name in checkpoint.tensors):
-        checkpoint = _heads_of_model(checkpoint)
+        checkpoint = _heads_of_model(checkpoint, "medusa_head.")
+    elif any(name.startswith(_HEADS) and _OWN.fullmatch(name.removeprefix(_HEADS)) for name in checkpoint.tensors):
+        checkpoint = _heads_of_model(checkpoint, _HEADS)
     elif not any(_OWN.fullmatch(name) for name in checkpoint.tensors):
-        return _load_vllm(checkpoint.without("medusa_heads."), target)
+        return _load_vllm(checkpoint.without(_HEADS), target)
     tensors = checkpoint.tensors
     heads, blocks = _count(checkpoint, _OWN)
     hidden = tensors["0.0.linear.weight"].shape[0] if "0.0.linear.weight" in tensors else target.hidden_size
@@ -93,11 +97,10 @@ def save(head: MedusaHead, folder: Path, target: TargetParts) -> None:
     save_weights(head, folder / "medusa_lm_head.safetensors")
 
 
-def _heads_of_model(checkpoint: Checkpoint) -> Checkpoint:
+def _heads_of_model(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
     """Return the heads alone of a whole model's checkpoint."""
-    prefix = "medusa_head."
     tensors = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
-    if len(tensors) < len(checkpoint.tensors):
+    if len(tensors) < len(checkpoint.tensors) and prefix != _HEADS:
         _LOG.warning(
             "%s is a whole model that was trained together with its Medusa heads (Medusa-2). Only the heads are taken "
             "from it: they fit that model best, so load it as the target, too.",

@@ -1,6 +1,8 @@
-"""MTP modules from the checkpoints of their own models, and this project's own layout for those that it trains.
+"""MTP modules from the checkpoints of their own models, those of `speculators`, and this project's own layout.
 
-The own layout is a config of `model_type` "mtp" and the names of `MtpHead` itself.
+The own layout is a config of `model_type` "mtp" and the names of `MtpHead` itself. `speculators` (FastMTP, Cai et al.
+2025, arXiv 2509.18362) fine-tunes a model's one module, which drafts all depths; embeddings and projection are the
+target's. As in vLLM, it is given the target's states after the final norm.
 """
 
 from __future__ import annotations
@@ -17,23 +19,27 @@ from torch import Tensor, nn
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
 from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, check_vocabulary
-from speculant.drafters.heads.checkpoints.mtp_layouts import Layout, find_layout
+from speculant.drafters.heads.checkpoints.mtp_layouts import SPECULATORS, Layout, find_layout
+from speculant.drafters.heads.checkpoints.speculators import layer_config
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.drafters.heads.mtp_module import MtpModule
 from speculant.drafters.heads.target_layer import TargetLayer
 
 _FORMAT = "mtp"
+_SHARED = ("embed_tokens.weight", "lm_head.weight", "verifier_norm.weight", "verifier_lm_head.weight")  # the target's
 _COMPUTED = ("rotary_emb.inv_freq",)  # some checkpoints hold what configs give
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is of the own layout."""
-    return checkpoint.config.get("model_type") == _FORMAT
+    """Whether a checkpoint is of the own layout, or of that of `speculators`."""
+    return _FORMAT in (checkpoint.config.get("model_type"), checkpoint.config.get("speculators_model_type"))
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
-    """Return the head of the own layout; raises as `load_head`."""
+    """Return the head of the own layout, or of that of `speculators`; raises as `load_head`."""
+    if "speculators_model_type" in checkpoint.config:
+        return _load_speculators(checkpoint, target)
     check_hidden_size(checkpoint, target, int(checkpoint.value("hidden_size")))
     check_vocabulary(checkpoint, target, int(checkpoint.value("vocab_size")))
     model_type = str(getattr(target.config, "model_type", ""))
@@ -74,17 +80,42 @@ def save(head: MtpHead, folder: Path, target: TargetParts) -> None:
     save_file({name: each.contiguous() for name, each in head.state_dict().items()}, folder / "model.safetensors")
 
 
-def load_native(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
+def _load_speculators(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
+    """Return a head of `speculators`; raises as `load_head`."""
+    layers = layer_config(checkpoint)
+    model_type = str(getattr(target.config, "model_type", ""))
+    if (trained := str(layers.get("model_type"))) != model_type:
+        raise UnsupportedError(
+            f"the head in {checkpoint.source} has layers of {trained}, and the target is a {model_type}: it was "
+            "trained for another model. Name the target it was trained for."
+        )
+    check_hidden_size(checkpoint, target, int(layers["hidden_size"]))
+    check_vocabulary(checkpoint, target, int(layers["vocab_size"]))
+    if (count := int(checkpoint.config.get("num_nextn_predict_layers", 1))) != 1:
+        raise UnsupportedError(
+            f"config.json of the head in {checkpoint.source} sets 'num_nextn_predict_layers' to {count}; one module is "
+            "what this format has."
+        )
+    tensors = {name: each for name, each in checkpoint.tensors.items() if name not in _SHARED}
+    try:
+        return load_native(Checkpoint(checkpoint.source, {}, tensors), target, SPECULATORS)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"the head in {checkpoint.source} does not fit its target: {error}") from error
+
+
+def load_native(checkpoint: Checkpoint, target: TargetParts, layout: Layout | None = None) -> MtpHead:
     """Return the head that a model's own checkpoint has.
 
     Args:
         checkpoint: of the model, with its MTP tensors alone, by plain names and in floating point.
         target: the model.
+        layout: of the names; None for that of the target's family.
 
     Raises:
         UnsupportedError: their layout is unknown, or a tensor is missing, left over or has another shape.
     """
-    layout = find_layout(str(getattr(target.config, "model_type", "")), checkpoint.tensors, target.layers)
+    if layout is None:
+        layout = find_layout(str(getattr(target.config, "model_type", "")), checkpoint.tensors, target.layers)
     tensors = {name: each for name, each in checkpoint.tensors.items() if not name.endswith(_COMPUTED)}
     modules, used = list[MtpModule](), set[str]()
     kinds = dict(enumerate(getattr(target.config, "mtp_layer_types", None) or ()))

@@ -126,6 +126,14 @@ LAYOUTS = (
         norm="mtp.layers.1.final_layernorm",
     ),
 )
+SPECULATORS = Layout(  # whatever the model
+    models=(),
+    enorm="mtp_layers.{n}.token_layernorm",
+    hnorm="mtp_layers.{n}.hidden_layernorm",
+    projection="mtp_layers.{n}.input_proj",
+    layers=(("mtp_layers.{n}.", FULL),),
+    norm="mtp_layers.{n}.final_layernorm",
+)
 REFUSED: Mapping[str, str] = MappingProxyType(
     {  # by model_type, why its modules cannot be run
         "deepseek_v4": "its modules carry four streams of states, which the target does not hand out",

@@ -24,6 +24,9 @@ def computable(layer: Any) -> bool:
     linears = [getattr(layer.self_attn if name in LINEARS[:4] else layer.mlp, name, None) for name in LINEARS]
     if not all(is_torch_linear(linear) for linear in linears if linear is not None) or None in linears:
         return False
+    shape = getattr(layer.self_attn, "shape", None)
+    if shape is not None and shape.rotary_dim < shape.head_dim:
+        return False
     weights = list(layer.parameters())
     dtype = weights[0].dtype
     return dtype in DTYPES and all(weight.dtype is dtype and readable(weight) for weight in weights)
