@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.block_heads import overfit, random_weights, target_of, train_batch
@@ -37,15 +39,25 @@ def test_training_is_drafting(name: str) -> None:
     torch.testing.assert_close(outputs[1].target, want.detach(), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("markov", [0, 4])
-def test_overfits(markov: int) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"markov": 4, "confidence": True}, {"domino": 6}, {"selector": 6}, {"causal": True}],
+    ids=str,
+)
+def test_overfits(options: dict[str, Any]) -> None:
     """Guards gradients of every weight: the loss on a few texts falls far."""
     model, parts = target_of()
-    head = new_dflash(parts, shape=SHAPE, mask=3, size=4, markov=markov, confidence=bool(markov))
+    head = new_dflash(parts, shape=SHAPE, mask=3, size=4, **options)
     recipe = DFlashRecipe(head, depth=3)
     losses = overfit(recipe, train_batch(model, parts, head.taps, 3), parts)
     assert losses[-1] < 0.5 * losses[0]
-    assert all(weight.grad is not None for weight in head.parameters())
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in head.parameters())
+
+
+def test_one_correction_at_most() -> None:
+    """Guards against a head that would use one of two corrections only."""
+    with pytest.raises(UsageError, match="set one of them"):
+        new_dflash(target_of()[1], markov=4, selector=4)
 
 
 def test_draft_vocabulary() -> None:
