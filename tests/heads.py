@@ -17,7 +17,7 @@ from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.assistant import AssistantHead
 from speculant.drafters.heads.assistant_layers import AssistantShape, ReadLayer
-from speculant.drafters.heads.block_shape import BlockShape
+from speculant.drafters.heads.block_shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.blockwise import BlockwiseHead
 from speculant.drafters.heads.dflash import DFlashHead
 from speculant.drafters.heads.drafter import LoadedHead
@@ -139,12 +139,16 @@ BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
     "blockwise": lambda target: BlockwiseHead(target.hidden_size, 16, DEPTH),
     "dflash": dflash,
     "dspark": lambda target: dflash(target, anchored=True, markov=6, confidence=True),
+    "domino": lambda target: dflash(target, anchored=True, domino=Domino(state=8, inner=7)),
+    "dflash2": lambda target: dflash(
+        target, selector=Selector(rank=6, candidates=9), convolution=Convolution(taps=2, group=8)
+    ),
     "pard": pard,
     "glide": lambda target: GlideHead(layer_of(target), target_cross_shape(target), vocabulary=target.vocabulary),
     "pass": lambda target: LookaheadHead(DEPTH - 1, target.hidden_size, vocabulary=target.vocabulary),
     "specdec": specdec,
 }
-VARIANTS: Mapping[str, str] = {"dspark": "dflash"}  # the kinds of those that loaders count as another kind
+VARIANTS: Mapping[str, str] = dict.fromkeys(("dspark", "domino", "dflash2"), "dflash")  # the kinds, as loaders count
 NAMES = tuple(BUILDERS)
 HEADED = [name for name, method in METHODS.items() if method.heads]
 UNITED = {

@@ -105,16 +105,30 @@ def test_a_head_is_trained_on_a_folder_of_states(tmp_path: Path) -> None:
     assert record["steps"] == 6
 
 
+def write_dataset(folder: Path, rows: dict[str, Any]) -> None:
+    """Write columns as the package `datasets` saves them."""
+    import pyarrow
+
+    table = pyarrow.table(rows)
+    with pyarrow.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_fingerprint": "0", "_format_columns": None}
+    state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({}))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages that the dataset is written with
 def test_the_dataset_of_speculators_says_what_prompts_are(tmp_path: Path) -> None:
     """Guards anchors: no token in front of the first that has a loss is trained; other texts are refused."""
-    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("datasets")
     model, texts = tiny_model("llama"), tiny_texts(3)
     rows = {
         "input_ids": [texts[i].tolist() for i in range(3)],
         "loss_mask": [[0] * (3 + i) + [1] * (len(texts[i]) - 3 - i) for i in range(3)],
         "seq_len": [len(texts[i]) for i in range(3)],
     }
-    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path))
+    write_dataset(tmp_path, rows)
     stored(tmp_path, model, texts, [1, 3], numbered=True)
     assert read_hidden_folder(tmp_path, 61).prompts.tolist() == [3, 4, 5]
     assert read_hidden_folder(tmp_path / "hidden_states", 61).prompts.tolist() == [3, 4, 5]

@@ -104,7 +104,15 @@ KINDS = (
     Kind(
         name="dflash",
         build=_BUILDERS + "dflash:new_dflash",
-        options={"layers": 1, "size": 5, "markov": 0, "confidence": False},
+        options={
+            "layers": 1,
+            "size": 5,
+            "markov": 0,
+            "confidence": False,
+            "domino": 0,
+            "selector": 0,
+            "causal": False,
+        },
         recipe=_RECIPES + "dflash:DFlashRecipe",
         save=_CHECKPOINTS + "dflash:save",
         depth=4,

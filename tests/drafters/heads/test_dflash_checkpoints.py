@@ -256,6 +256,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = 
     "unknown field of dflash_config": ("z-lab", inner(zigzag=3), {}, "'zigzag'"),
     "unknown factor": ("z-lab", {"residual_multiplier": 0.5}, {}, "residual_multiplier"),
     "rotation in pairs": ("z-lab", {"is_neox_style": False}, {}, "is_neox_style"),
+    "layers of Gemma 4": ("deepspec", {"hidden_activation": "gelu_pytorch_tanh"}, {}, "hidden_activation"),
     "contradiction": ("JetSpec", {"is_causal": False}, {}, "'is_causal' False, 'causal_head' True"),
     "kind of layer": ("z-lab", {"layer_types": ["full_attention", "linear_attention"]}, {}, "linear_attention"),
     "truncated": ("z-lab sliding", {"layer_types": ["full_attention"] * 3}, {}, "truncated"),

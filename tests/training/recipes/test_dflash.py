@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from tests.block_heads import overfit, random_weights, target_of, train_batch
 from tests.drafters.heads.test_dflash import BLOCKS, SHAPE, made
 
+from models import tiny_model
+from speculant import Speculator
 from speculant.core.errors import UsageError
+from speculant.drafters.heads.checkpoints.formats import load_head
+from speculant.engines.hf.target_parts import HFTargetParts
 from speculant.training.builders.dflash import new_dflash
 from speculant.training.recipes.dflash import DFlashRecipe
+from trainings import tiny_training
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -37,15 +46,46 @@ def test_training_is_drafting(name: str) -> None:
     torch.testing.assert_close(outputs[1].target, want.detach(), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("markov", [0, 4])
-def test_overfits(markov: int) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"markov": 4, "confidence": True}, {"domino": 6}, {"selector": 6}, {"causal": True}],
+    ids=str,
+)
+def test_overfits(options: dict[str, Any]) -> None:
     """Guards gradients of every weight: the loss on a few texts falls far."""
     model, parts = target_of()
-    head = new_dflash(parts, shape=SHAPE, mask=3, size=4, markov=markov, confidence=bool(markov))
+    head = new_dflash(parts, shape=SHAPE, mask=3, size=4, **options)
     recipe = DFlashRecipe(head, depth=3)
     losses = overfit(recipe, train_batch(model, parts, head.taps, 3), parts)
     assert losses[-1] < 0.5 * losses[0]
-    assert all(weight.grad is not None for weight in head.parameters())
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in head.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "architecture", "method"),
+    [
+        ({"markov": 4}, "Qwen3DSparkModel", "dflash"),
+        ({"domino": 6}, "DominoDraftModel", "dflash"),
+        ({"selector": 6}, "DFlash2DraftModel", "dflash"),
+        ({"causal": True}, "DFlashDraftModel", "jetspec"),
+    ],
+    ids=str,
+)
+def test_what_is_trained_is_read_again(tmp_path: Path, options: dict[str, Any], architecture: str, method: str) -> None:
+    """Guards `train dflash --set`: the folder is in the public layout, and drafts by the head's method."""
+    model = tiny_model("llama")
+    assert tiny_training(tmp_path, kind="dflash", model=model, files={"options": options}, feature_weight=1.0)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
+    loaded = load_head(tmp_path, HFTargetParts(model))
+    assert loaded.method == method
+    speculator = Speculator.from_transformers(model, head=loaded, nodes=5, fast=False)
+    assert speculator.generate([5, 7, 9], max_new_tokens=10, temperature=0).stats.drafted > 0
+
+
+def test_one_correction_at_most() -> None:
+    """Guards against a head that would use one of two corrections only."""
+    with pytest.raises(UsageError, match="set one of them"):
+        new_dflash(target_of()[1], markov=4, selector=4)
 
 
 def test_draft_vocabulary() -> None:

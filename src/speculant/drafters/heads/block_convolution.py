@@ -24,8 +24,13 @@ class GroupedConvolution(nn.Module):
         self._taps, self._groups = shape.taps, hidden // shape.group
         self.base_kernel = nn.Parameter(torch.zeros(2, shape.taps, hidden))
         self.kernel_projection = nn.Linear(hidden, 2 * shape.taps * self._groups, bias=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Let it change nothing, which training begins with."""
         with torch.no_grad():
-            self.base_kernel[:, 0] = 1.0  # nothing is changed at first
+            self.base_kernel.zero_()
+            self.base_kernel[:, 0] = 1.0
             self.kernel_projection.weight.zero_()
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,6 +52,8 @@ class DFlashRecipe(Recipe):
                 every=True,
             )
             logits, carried = head.corrected(rows, target)
+            if head.block.domino is not None or head.block.selector is not None:
+                extra = base_loss(rows.logits, anchor_tokens(batch, depth + 1), head.ids)
             if head.block.confidence:
                 accepted = _acceptance(logits.detach(), anchor_target(batch, target, depth), head.ids)
                 guess = head.confidence(output, before).float()
@@ -73,6 +75,20 @@ class DFlashRecipe(Recipe):
         positions = rows[:, None] + 1 + torch.arange(head.block.size, device=rows.device)
         seen = (places <= rows[:, None])[:, None]
         return head.denoise(anchor_tokens(batch, 1), positions, places, join, target, seen)
+
+
+def base_loss(logits: Tensor, tokens: Tensor, ids: Tensor | None) -> Tensor:
+    """Return the cross-entropy of logits [A, V'] before their correction, which is to add to good ones.
+
+    Domino's curriculum and the unary loss of DFlash 2 serve the same end.
+    """
+    if ids is not None:
+        places = torch.full((int(max(ids.max(), tokens.max())) + 1,), -1, device=tokens.device)
+        places[ids] = torch.arange(len(ids), device=tokens.device)
+        tokens = places[tokens]
+    if not bool((tokens >= 0).any()):
+        return logits.sum() * 0.0
+    return nn.functional.cross_entropy(logits.float(), tokens, ignore_index=-1)
 
 
 def _acceptance(logits: Tensor, wanted: Tensor, ids: Tensor | None) -> Tensor:
