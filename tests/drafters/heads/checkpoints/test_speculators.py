@@ -196,6 +196,8 @@ def test_p_eagle(target: HFTargetParts, tmp_path: Path, monkeypatch: pytest.Monk
         ("dflash", {"draft_vocab_size": VOCABULARY}),
         ("dspark", {"markov_rank": 6, "enable_confidence_head": False}),
         ("dspark", {"markov_rank": 6, "enable_confidence_head": True}),
+        ("dspark", {"markov_rank": 6, "markov_head_type": "gated", "confidence_head_with_markov": False}),
+        ("dspark", {"markov_rank": 6, "markov_head_type": "rnn"}),
     ],
     ids=str,
 )
@@ -231,3 +233,48 @@ def test_blocks(
         found = [state.start()]
         found += [state.grow([int(tokens[anchor + 1 + row])], [row - 1]) for row in range(len(expected) - 1)]
     assert torch.allclose(torch.cat(found), expected, **CLOSE)
+
+
+def test_dflash2(target: HFTargetParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards DFlash 2: convolved slots, and the candidates of each with their scores behind the token before."""
+    models = pytest.importorskip("speculators.models.dflash2")
+    config = models.DFlash2SpeculatorConfig(
+        transformer_layer_config=layers_config("qwen3", num_hidden_layers=2),
+        aux_hidden_state_layer_ids=[2, 4, 5],
+        speculators_config=method("dflash2", 3),
+        block_size=4,
+        mask_token_id=3,
+        draft_vocab_size=VOCABULARY,
+        conv_group_size=8,
+        selector_rank=6,
+        selector_top_k=9,
+    )
+    torch.manual_seed(0)
+    model = prepared(models.DFlash2DraftModel(config), target, reduced=False)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "_conv." in name or "codebook" in name:
+                weight.add_(torch.randn_like(weight) * 0.3)
+    model.save_pretrained(tmp_path)
+    head = load_head(tmp_path, target).head
+
+    def capture(**given: Any) -> None:
+        raise Captured(given["unary_logits"], given)
+
+    monkeypatch.setattr("speculators.models.dflash2.core.compute_metrics", capture)
+    outputs = list[Tensor]()
+    model.norm.register_forward_hook(lambda _, __, output: outputs.append(output[0]))
+    hidden, tokens = states(12)
+    anchor, mask = 6, torch.zeros(1, 12)
+    mask[0, anchor] = 1
+    with torch.inference_mode(), pytest.raises(Captured) as stopped:
+        model(**training_rows(hidden, tokens), loss_mask=mask, max_anchors=1)
+    found = stopped.value
+    state = replayed(head, target, hidden[:anchor], tokens[1 : anchor + 1])
+    with torch.inference_mode():
+        before = torch.cat([tokens[anchor : anchor + 1], tokens[anchor : anchor + 3]])
+        ids, scores = model.candidate_selector.select(found.logits, outputs[0], before)
+        got = [state.start()[0]] + [state.grow([int(tokens[anchor + 1 + row])], [row - 1])[0] for row in range(2)]
+    for slot, logits in enumerate(got, start=1):
+        assert sorted(logits.isfinite().nonzero().flatten().tolist()) == sorted(ids[slot].tolist())
+        assert torch.allclose(logits[ids[slot]], scores[slot], **CLOSE)
