@@ -14,7 +14,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import Needs
-from speculant.core.errors import UnsupportedError
+from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Queries
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.recorded import RecordedEngine
@@ -162,7 +162,7 @@ def test_queries_that_a_pass_cannot_take_are_refused() -> None:
     cache.check(DraftTree.empty(queries=Queries(line[1:6], line[:5])))
     with pytest.raises(ValueError, match="deeper than 5"):
         cache.check(DraftTree.empty(queries=Queries(line[1:7], line[:6])))
-    with pytest.raises(ValueError, match="token 61"):
+    with pytest.raises(UsageError, match="token 61"):
         cache.check(DraftTree.empty(queries=Queries(np.array([61], np.int32), line[:1])))
 
 

@@ -56,7 +56,7 @@ def test_further_embeddings(name: str) -> None:
         for row in (0, 1):
             want = model(inputs_embeds=torch.cat([text, further[row : row + 1]])[None]).logits[0, -1]
             torch.testing.assert_close(got[row + 1], want, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match=f"token {VOCABULARY}"):
+    with pytest.raises(UsageError, match=f"token {VOCABULARY}"):
         cache.forward(tokens, parents)
     cache.forward(tokens[:1], parents[:1])
     cache.keep([0])

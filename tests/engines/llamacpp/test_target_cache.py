@@ -284,7 +284,7 @@ def test_what_llama_cpp_does_not_do_is_refused(engine: Any) -> None:
         with pytest.raises(UnsupportedError):
             call()
     engine.open(torch.tensor([PROMPT]), padding=torch.ones(1, 6), positions=torch.arange(6)[None])
-    with pytest.raises(ValueError, match=f"token {VOCABULARY}; the model has {VOCABULARY}"):
+    with pytest.raises(UsageError, match=f"token {VOCABULARY}; the model has {VOCABULARY}"):
         cache.check(DraftTree.from_paths([[VOCABULARY]]))
 
 
