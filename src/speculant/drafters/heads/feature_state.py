@@ -16,7 +16,7 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
 from speculant.drafters.heads.feature_rows import NewRows, joined, run_rows
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.step import GrownDraft, TextRows
+from speculant.drafters.heads.step import DraftRoot, GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
 
 _ROOM = 64  # rows of a draft that need no larger buffer
@@ -85,19 +85,18 @@ class FeatureState(HeadState):
         return run_rows(self.head, self.target, self._code, embeddings, rows)
 
     def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
-        """See `step.WholeDrafts`."""
         if self._code is None or self._root is None or self._passed is None:
             return None
-        cache, shape = self.cache, self.head.layer(0).self_attn.shape
-        rows, each = plan.levels * plan.top_k, (shape.kv_heads, shape.head_dim)
-        held = tuple(cache.spare(index, rows, each, self._passed) for index in range(len(self.head.layers)))
-        nothing = self._passed[:0]
-        text = TextRows(
-            features=self._passed, places=None, positions=nothing, last=cache.length, seen=None, held=held,
-            length=cache.committed, passed=nothing,
-        )  # fmt: skip
-        vocabulary = self.target.vocabulary
-        found = self._code.draft(text, self._root, plan, vocabulary=vocabulary, temperature=temperature)
+        cache, shape, rows = self.cache, self.head.layer(0).self_attn.shape, plan.levels * plan.top_k
+        each = (shape.kv_heads, shape.head_dim)
+        root = DraftRoot(
+            passed=self._passed,
+            logits=self._root,
+            held=tuple(cache.spare(index, rows, each, self._passed) for index in range(len(self.head.layers))),
+            length=cache.committed,
+            position=cache.length,
+        )
+        found = self._code.draft(root, plan, vocabulary=self.target.vocabulary, temperature=temperature)
         return None if found is None else GrownDraft(*found)
 
     def take_root(self, logits: Tensor) -> None:

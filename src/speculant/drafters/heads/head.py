@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from speculant.core.engine import Needs, TargetCache
-from speculant.drafters.heads.step import StepCode, StepParts
+from speculant.drafters.heads.step import GrownDraft, StepCode, StepParts
+from speculant.drafters.models.shapes import GrowthPlan
 
 
 class LayerCode(Protocol):
@@ -178,6 +179,15 @@ class HeadState(Protocol):
             above: the row of the draft that each follows, counted from its first and appended by earlier calls; -1 for
                 the root.
         """
+
+    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
+        """Return a whole draft of chosen tokens, grown by faster code; None where there is none. Its rows are not kept.
+
+        Args:
+            plan: of the draft.
+            temperature: of its probabilities.
+        """
+        return None
 
     def drop(self) -> None:
         """Drop the rows of the draft."""

@@ -16,9 +16,10 @@ _CHEAP = 3  # rows that a level of automatic size has at most: more take longer 
 class HeadSession(LevelSession):
     """See `LevelSession`."""
 
+    text: HeadText
+
     def __init__(self, text: HeadText, start: Start, shape: Shape) -> None:
         super().__init__(text, start, shape)
-        self._head_text = text
         own = start.sampling
         # A temperature alone changes no order of tokens; what cuts the distribution is left to PyTorch.
         self._temperature = own.temperature or 1.0
@@ -26,7 +27,7 @@ class HeadSession(LevelSession):
 
     def propose(self, budget: Budget) -> DraftTree:
         plan = self._plan(budget)
-        grown = None if plan is None else self._head_text.grow_whole(plan, self._temperature)
+        grown = None if plan is None else self.text.grow_whole(plan, self._temperature)
         if plan is None or grown is None:
             return super().propose(budget)
         self._shape.take_levels(grown.levels)

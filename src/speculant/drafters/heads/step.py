@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -64,6 +64,25 @@ class TextRows:
     passed: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DraftRoot:
+    """What a whole draft grows below.
+
+    Attributes:
+        passed: [..., D], contiguous; the first row is what the root's row passes on.
+        logits: [1, V'], after the root.
+        held: keys and values [H_kv, room, d] of every layer, contiguous, with room for `levels * top_k` rows more.
+        length: committed rows of these.
+        position: of the first drafted token.
+    """
+
+    passed: Tensor
+    logits: Tensor
+    held: tuple[tuple[Tensor, Tensor], ...]
+    length: int
+    position: int
+
+
 class StepCode(Protocol):
     """Faster code for the steps of a head, for a few rows and without gradients.
 
@@ -88,14 +107,12 @@ class StepCode(Protocol):
         """
 
     def draft(
-        self, text: TextRows, root: Tensor, plan: GrowthPlan, *, vocabulary: int, temperature: float
+        self, root: DraftRoot, plan: GrowthPlan, *, vocabulary: int, temperature: float
     ) -> tuple[list[int], list[int], list[float], int] | None:
         """Grow a whole draft of chosen tokens; return what a `GrownDraft` holds.
 
         Args:
-            text: without new rows; its first feature is what the root's row passes on, `last` the root's position, and
-                the layers have room for `levels * top_k` rows.
-            root: [1, V'], the logits after the root.
+            root: what the draft grows below.
             plan: of the draft.
             vocabulary: V of the target.
             temperature: of the probabilities.
@@ -113,11 +130,3 @@ class GrownDraft:
     parents: list[int]
     weights: list[float]
     levels: int
-
-
-@runtime_checkable
-class WholeDrafts(Protocol):
-    """A state of a head that can grow a whole draft in one call."""
-
-    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
-        """Return a draft below the root, None where there is no code; no rows of a draft are kept."""

@@ -11,7 +11,7 @@ from speculant.core.drafter import Start, Verified
 from speculant.core.tree import ROOT
 from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
-from speculant.drafters.heads.step import GrownDraft, WholeDrafts
+from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.level_session import LevelText
 from speculant.drafters.models.shapes import GrowthPlan
 from speculant.drafters.models.together import Answer, Reading
@@ -87,10 +87,8 @@ class HeadText(LevelText):
             plan: of the draft.
             temperature: of its probabilities.
         """
-        if not isinstance(self.known_state, WholeDrafts):
-            return None
         with torch.inference_mode():
-            self._catch_up(self.known_state)
+            _catch_up([self])
             return self.known_state.grow_whole(plan, temperature)
 
     def plan(self, tokens: Sequence[int], above: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -122,7 +120,8 @@ class HeadText(LevelText):
         self._unread += following
         self._rows = []
         if len(self._unread) > most:
-            self._catch_up(self.state)
+            with torch.inference_mode():
+                _catch_up([self])
         self.tokens += verified.tokens.tolist()
 
     def take_unread(self) -> tuple[Tensor, Tensor] | None:
@@ -136,16 +135,11 @@ class HeadText(LevelText):
         hidden = held[0] if len(held) == 1 else torch.cat(held)
         return hidden, torch.tensor(following, device=hidden.device)
 
-    def _catch_up(self, state: HeadState) -> None:
-        """Drop the rows of a draft; append those of committed tokens that have none."""
-        if (unread := self.take_unread()) is not None:
-            with torch.inference_mode():
-                state.extend(*unread)
-
     def release(self) -> None:
         """Keep the state for a text that goes on from this one."""
         if (state := self.state) is not None:
-            self._catch_up(state)
+            with torch.inference_mode():
+                _catch_up([self])
             self.state = None
             self._states.keep(self.tokens, state)
 
@@ -161,7 +155,7 @@ class HeadText(LevelText):
 def read_together(texts: Sequence[HeadText], wanted: Sequence[Reading]) -> list[Answer]:
     """Return what drafts on several texts of one head wait for; their rows run together."""
     with torch.inference_mode():
-        _begin_together([text for text, reading in zip(texts, wanted, strict=True) if not reading.tokens])
+        _catch_up([text for text, reading in zip(texts, wanted, strict=True) if not reading.tokens])
         plans = [text.plan(reading.tokens, reading.above) for text, reading in zip(texts, wanted, strict=True)]
         found: list[list[Tensor]] = [[] for _ in texts]
         for level in range(max(map(len, plans))):
@@ -183,7 +177,7 @@ def read_together(texts: Sequence[HeadText], wanted: Sequence[Reading]) -> list[
         return answers
 
 
-def _begin_together(texts: Sequence[HeadText]) -> None:
+def _catch_up(texts: Sequence[HeadText]) -> None:
     """Drop the rows of drafts, and append those of committed tokens."""
     unread = [(text.known_state, *own) for text in texts if (own := text.take_unread()) is not None]
     if unread:

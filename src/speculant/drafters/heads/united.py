@@ -143,10 +143,7 @@ class UnitedSession(Session):
     def observe(self, verified: Verified) -> None:
         """Let the head, the memory and the mixture learn what the target chose."""
         tokens = verified.tokens.tolist()
-        for depth, token in enumerate(tokens):
-            if (seen := self._seen.get(tuple(tokens[:depth]))) is not None:
-                candidates, features = seen
-                self._mixture.learn(features, np.array([float(each == token) for each in candidates]))
+        self._mixture.learn_path(self._seen, tokens)
         self.own.text.observe(verified)
         if len(self._drafted):
             self.own.learn(self._drafted, _followed(self._drafted, tokens))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -32,6 +32,18 @@ class Mixture:
         with self._lock:
             p = 1 / (1 + np.exp(-(features @ self._weights)))
             self._weights = self._weights + _RATE * (right - p) @ features
+
+    def learn_path(self, seen: Mapping[tuple[int, ...], tuple[list[int], Float64]], tokens: list[int]) -> None:
+        """Learn what the target chose along a path.
+
+        Args:
+            seen: the candidates and features Float64[C, F] below nodes of the draft, by the tokens from the root.
+            tokens: that were committed.
+        """
+        for depth, token in enumerate(tokens):
+            if (found := seen.get(tuple(tokens[:depth]))) is not None:
+                candidates, features = found
+                self.learn(features, np.array([float(each == token) for each in candidates]))
 
 
 def logit(p: float) -> float:

@@ -1,4 +1,4 @@
-"""A memory proposes, a model or a head judges and extends: one tree, weighted by how reliable each has been so far.
+"""A memory proposes, a model judges and extends: one tree, weighted by how reliable each has been so far.
 
 A memory such as `mix` knows what this text and earlier ones repeat, a model knows the language. The model reads the
 whole tree that the memory proposes; then the most probable nodes are extended by the model's own tokens, level by
@@ -15,7 +15,6 @@ seed the text is plain decoding's.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +26,6 @@ from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.level_session import RowText, heaviest
 from speculant.drafters.models.mixture import LEAST, Mixture, logit
 from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES
-from speculant.drafters.models.together import Answer, Drafting, Reading, draft_alone
 
 FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
 
@@ -101,51 +99,42 @@ class Candidates:
 
 
 class UnionSession(Session):
-    """One request: its text on the model or head, the memory's session, and the candidates of the last draft.
-
-    Attributes:
-        text: what judges and extends.
-    """
+    """One request: its text on the model, the memory's session, and the candidates of the last draft."""
 
     def __init__(self, text: RowText, memory: Session, mixture: Mixture, settings: UnionSettings) -> None:
-        self.text, self._memory, self._mixture, self._settings = text, memory, mixture, settings
+        self._text, self._memory, self._mixture, self._settings = text, memory, mixture, settings
         self._seen: dict[tuple[int, ...], tuple[list[int], Float64]] = {}  # by the tokens from the root
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return the most probable paths of both."""
-        return draft_alone(self, budget)
-
-    def drafting(self, budget: Budget) -> Drafting:
-        """Return a draft in progress."""
         self._seen = {}
-        read = min(budget.depth, self.text.depth)  # levels that the model has an opinion of
+        read = min(budget.depth, self._text.depth)  # levels that the model has an opinion of
         if min(budget.nodes, read) < 1:  # it may have no positions left
             return self._memory.propose(budget)
-        trees = budget.trees and self.text.trees
+        trees = budget.trees and self._text.trees
         proposed = self._memory.propose(Budget(nodes=self._settings.proposed, depth=budget.depth, trees=trees))
-        found = yield from self._judge(proposed, read)
+        found = self._judge(proposed, read)
         for _ in range(self._settings.depth):
-            extended = yield from self._extend(found, budget.nodes, read, trees)
-            if not extended:
+            if not self._extend(found, budget.nodes, read, trees):
                 break
         draft = heaviest(found.tokens, found.parents, found.weights, budget.nodes)
         self._seen = {found.path(node): each for node, each in found.features.items()}
         return draft.within(depth=budget.depth, trees=budget.trees)
 
-    def _judge(self, proposed: DraftTree, read: int) -> Generator[Reading, Answer, Candidates]:
+    def _judge(self, proposed: DraftTree, read: int) -> Candidates:
         """Return the proposed tree and the model's own candidates beside and below its nodes.
 
         Nodes deeper than `read` levels have the memory's probabilities.
         """
         found = Candidates()
-        _, [q] = yield Reading()
+        [q] = self._text.begin()
         laws, rows = {ROOT: q}, dict[int, int]()
         if inner := [node for node, depth in enumerate(proposed.depths().tolist()) if depth < read]:
             tokens, parents = proposed.tokens.tolist(), proposed.parents.tolist()
             place = {ROOT: ROOT} | {node: i for i, node in enumerate(inner)}
-            first = self.text.rows
+            first = self._text.rows
             above = [ROOT if parents[node] == ROOT else first + place[parents[node]] for node in inner]
-            numbers, after = yield Reading([tokens[node] for node in inner], above)
+            numbers, after = self._text.read([tokens[node] for node in inner], above)
             laws |= zip(inner, after, strict=True)
             rows = dict(zip(inner, numbers, strict=True))
         nodes = {ROOT: ROOT}
@@ -176,7 +165,7 @@ class UnionSession(Session):
         found.features[parent] = list(given), features
         return found.add(parent, list(given), self._mixture.probabilities(features).tolist())
 
-    def _extend(self, found: Candidates, most: int, read: int, trees: bool) -> Generator[Reading, Answer, bool]:
+    def _extend(self, found: Candidates, most: int, read: int, trees: bool) -> bool:
         """Extend the most probable nodes that the model has not read; return whether there were any."""
         settings = self._settings
         least = max(settings.least, sorted(found.weights)[-most] if len(found.weights) > most else 0)
@@ -186,12 +175,12 @@ class UnionSession(Session):
             if node not in found.features and weight > least and found.depths[node] < read
         ]
         if not trees:
-            open_ = [node for node in open_ if found.rows[found.parents[node]] == self.text.rows - 1]
+            open_ = [node for node in open_ if found.rows[found.parents[node]] == self._text.rows - 1]
         open_ = sorted(open_, key=lambda node: -found.weights[node])[: settings.top_k if trees else 1]
         if not open_:
             return False
         above = [found.rows[found.parents[node]] for node in open_]
-        rows, laws = yield Reading([found.tokens[node] for node in open_], above)
+        rows, laws = self._text.read([found.tokens[node] for node in open_], above)
         for node, row, q in zip(open_, rows, laws, strict=True):
             found.rows[node] = row
             self._add(found, node, q, {})
@@ -203,15 +192,11 @@ class UnionSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Let the model's text, the memory and the mixture learn what the target chose."""
-        tokens = verified.tokens.tolist()
-        for depth, token in enumerate(tokens):
-            if (seen := self._seen.get(tuple(tokens[:depth]))) is not None:
-                candidates, features = seen
-                self._mixture.learn(features, np.array([float(each == token) for each in candidates]))
+        self._mixture.learn_path(self._seen, verified.tokens.tolist())
         self._seen = {}
-        self.text.observe(verified)
+        self._text.observe(verified)
         self._memory.observe(verified)
 
     def close(self) -> None:
         self._memory.close()
-        self.text.release()
+        self._text.release()

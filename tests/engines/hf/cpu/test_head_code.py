@@ -19,6 +19,7 @@ from speculant.drafters.heads.head import Head
 from speculant.engines.hf.cpu import head_code
 from speculant.engines.hf.cpu.head_code import HeadCode
 from speculant.engines.hf.cpu.head_step import HeadStep
+from speculant.engines.hf.cpu.narrow_weights import NarrowWeights
 from speculant.engines.hf.target_parts import HFTargetParts
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -195,6 +196,24 @@ def test_whole_drafts_need_plain_sampling(model: Any, monkeypatch: pytest.Monkey
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(4, 1)[0]))
     session.propose(Budget(nodes=3, depth=3))
     assert calls[-1] is None
+
+
+def test_texts_share_the_copies(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards memory and first drafts: a head's matrices are copied once, not for every request."""
+    copies, narrow = list[int](), NarrowWeights.__call__
+
+    def counted(self: NarrowWeights, weight: Tensor) -> Tensor:
+        found = narrow(self, weight)
+        copies.append(found.data_ptr())
+        return found
+
+    monkeypatch.setattr(NarrowWeights, "__call__", counted)
+    head, target = eagle_head(**LARGE), HFTargetParts(model, fast=True)
+    hidden, following = states(3, 1)
+    with torch.inference_mode():
+        for _ in range(3):
+            head.open(0, target).extend(hidden, following)
+    assert len(copies) == 3 * len(set(copies)) > 3
 
 
 def test_new_weights_count_at_once(model: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from speculant.engines.hf.cpu.head_layer import HeadLayer, computable
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.cpu.kernel_table import KernelTable
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, is_torch_linear, readable
+from speculant.engines.hf.cpu.narrow_weights import NarrowWeights
 from speculant.engines.hf.cpu.packing import memory_allows
 from speculant.engines.hf.cpu.products import Products
 
@@ -25,6 +27,8 @@ class HeadCode:
         self._products: Products | None = None
         self._available = True
         self._linears: dict[nn.Linear, AcceleratedLinear] = {}
+        # By the first layer of a head, for all its texts; None where memory does not allow copies.
+        self._copies: WeakKeyDictionary[nn.Module, NarrowWeights | None] = WeakKeyDictionary()
 
     def layer(self, layer: nn.Module) -> HeadLayer | None:
         """Return the code of a head's decoder layer; None if it is too small, or the code cannot compute it."""
@@ -48,8 +52,12 @@ class HeadCode:
         if not all(weight.dtype is weights[0].dtype and readable(weight) for weight in weights):
             return None
         products = self._load()
-        narrow, _ = memory_allows(weights)
-        return None if products is None else HeadStep(parts, embeddings, output, products, narrow=narrow)
+        if products is None:
+            return None
+        first = parts.layers[0]
+        if first not in self._copies:
+            self._copies[first] = NarrowWeights() if memory_allows(weights)[0] else None
+        return HeadStep(parts, embeddings, output, products, narrow=self._copies[first])
 
     def linear(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return module(x)."""

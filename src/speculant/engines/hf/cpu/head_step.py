@@ -71,7 +71,7 @@ class HeadStep:
     """See `drafters.heads.step.StepCode`."""
 
     def __init__(
-        self, parts: Any, embeddings: nn.Module, output: nn.Linear, products: Products, *, narrow: bool
+        self, parts: Any, embeddings: nn.Module, output: nn.Linear, products: Products, *, narrow: NarrowWeights | None
     ) -> None:
         """Take the parts of a head.
 
@@ -80,13 +80,13 @@ class HeadStep:
             embeddings: of the tokens; drafts are grown whole where they are PyTorch's.
             output: the projection of the logits; all weights are of one dtype.
             products: that the code has.
-            narrow: whether float matrices may be copied to bfloat16, for steps of few rows.
+            narrow: copies of float matrices that steps of few rows read; None for none.
         """
         self._native, self._rotary, self._ids = products.native, parts.rotary, parts.ids
         self._embeddings = embeddings if type(embeddings) is nn.Embedding else None
         self._whole = StepWeights(parts, output, products)
-        copied = narrow and self._whole.dtype is torch.float32
-        self._few = StepWeights(parts, output, products, NarrowWeights()) if copied else self._whole
+        copied = narrow is not None and self._whole.dtype is torch.float32
+        self._few = StepWeights(parts, output, products, narrow) if copied else self._whole
         self.most, self.most_together = self._whole.most, products.most_rows(self._whole.dtype)
 
     def __call__(self, embeddings: Tensor, texts: Any) -> Tensor | None:
@@ -124,38 +124,38 @@ class HeadStep:
         return logits
 
     def draft(
-        self, text: Any, root: Tensor, plan: Any, *, vocabulary: int, temperature: float
+        self, root: Any, plan: Any, *, vocabulary: int, temperature: float
     ) -> tuple[list[int], list[int], list[float], int] | None:
         """See `drafters.heads.step.StepCode`."""
         table = None if self._embeddings is None else self._embeddings.weight
-        keys, (cos, sin) = text.held[0][0], self._rotary.table(text.last + plan.levels, text.features)
+        keys, (cos, sin) = root.held[0][0], self._rotary.table(root.position + plan.levels, root.passed)
         if (
             table is None
             or plan.top_k > self.most
             or torch.is_grad_enabled()
             or not all(
                 each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu
-                for each in (table, text.features, root, keys, cos, sin)
+                for each in (table, root.passed, root.logits, keys, cos, sin)
             )
         ):
             return None
         weights = self._few if plan.top_k <= ROWS else self._whole
         step = weights.look_up()
         step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
-        layers = (HeldArguments * len(text.held))(
-            *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in text.held)
+        layers = (HeldArguments * len(root.held))(
+            *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in root.held)
         )
-        own = TextArguments(features=text.features.data_ptr(), held=ctypes.addressof(layers), length=text.length)
+        own = TextArguments(features=root.passed.data_ptr(), held=ctypes.addressof(layers), length=root.length)
         most = plan.top_k + (plan.levels - 1) * plan.top_k**2
         tokens, parents, joint = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32)
         next_level, levels = np.array(plan.next_level, np.float32), ctypes.c_int64()
         asked = PlanArguments(
             table.data_ptr(), _address(self._ids), next_level.ctypes.data,
             min(vocabulary, step.vocabulary) if self._ids is None else step.vocabulary,
-            text.last, plan.levels, plan.top_k, plan.nodes, plan.least, plan.level_price, 1 / temperature,
+            root.position, plan.levels, plan.top_k, plan.nodes, plan.least, plan.level_price, 1 / temperature,
         )  # fmt: skip
         count = self._native.head_draft(
-            ctypes.byref(step), ctypes.byref(own), ctypes.byref(asked), root.data_ptr(), tokens.ctypes.data,
+            ctypes.byref(step), ctypes.byref(own), ctypes.byref(asked), root.logits.data_ptr(), tokens.ctypes.data,
             parents.ctypes.data, joint.ctypes.data, ctypes.byref(levels), torch.get_num_threads(),
         )  # fmt: skip
         if count < 0:
