@@ -13,7 +13,10 @@ from speculant.drafters.heads.eagle import EagleHead
 from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import LayerShape
+from speculant.drafters.heads.mtp import MtpHead
+from speculant.drafters.heads.mtp_module import MtpModule
 from speculant.drafters.heads.p_eagle import PEagleHead
+from speculant.drafters.heads.target_layer import FULL
 from speculant.engines.hf.target_parts import HFTargetParts
 
 HIDDEN, LAYERS, IDS = 32, 8, torch.arange(1, VOCABULARY, 2)
@@ -43,6 +46,18 @@ def p_eagle_head(seed: int = 0, *, depth: int = 4, **changes: Any) -> PEagleHead
     shape = eagle3_shape({}, {"layers": 2} | changes)
     torch.manual_seed(seed)
     return spread(PEagleHead(shape, mask_token=3, depth=depth, ids=IDS if shape.draft_vocabulary else None))
+
+
+def mtp_head(
+    seed: int = 0, *, kind: str = "llama", inner: int = 48, config: Mapping[str, Any] | None = None, **options: Any
+) -> MtpHead:
+    """Return a random MTP head of one module, whose layer is of a target's class.
+
+    `config` changes that target's; `options` are of `MtpModule`.
+    """
+    parts = HFTargetParts(tiny_model(kind, num_hidden_layers=1, intermediate_size=inner, **config or {}))
+    torch.manual_seed(seed)
+    return spread(MtpHead([MtpModule(parts, [parts.new_layer(None, FULL)], **options)]))
 
 
 def eagle3_shape(layer: Mapping[str, Any], changes: Mapping[str, Any]) -> Eagle3Shape:

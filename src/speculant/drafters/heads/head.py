@@ -108,6 +108,18 @@ class TargetParts(Protocol):
             UnsupportedError: the class has no such layer, or one with other weights; the message names them.
         """
 
+    def plain_shape(self, layer: nn.Module, norms: Sequence[nn.Module]) -> Mapping[str, Any] | None:
+        """Return the sizes of a layer that computes what `layers.DecoderLayer` does, with tensors of the same names.
+
+        Args:
+            layer: what `new_layer` returned.
+            norms: of the target's class, around it.
+
+        Returns:
+            The arguments of `layers.LayerShape`; None where the layer or a norm computes something else.
+        """
+        return None
+
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         """Return the rotary frequencies Float32[head_dim / 2] that a config describes, and the scale of cos and sin.
 

@@ -13,7 +13,8 @@ Rows are counted by the token that they read. Module k has a row of token t, R_k
 state R_(k-1) of the token before it, where R_(-1) is the target's own state: of committed tokens every module has rows
 (the first k tokens after the beginning have none in module k), of a drafted token only those modules for which the
 chain of states above it is known, which are those from its depth on. Beyond the last module, that one reads its own
-rows. All attend to the rows of their own module. With one module this is EAGLE's scheme.
+rows. All attend to the rows of their own module. With one module this is EAGLE's scheme, and where its layer is a
+plain one it runs as such (`plain_mtp`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from speculant.drafters.heads.feature_state import FeatureState, extend_states, grow_states
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.mtp_module import ROOT, ModuleRows, MtpModule
+from speculant.drafters.heads.plain_mtp import PlainMtp, view_plain
 
 LAST = -1
 
@@ -45,6 +48,7 @@ class MtpHead(nn.Module, Head):
         super().__init__()
         self.mtp = nn.ModuleList(modules)
         self.depth = depth
+        self._views = list[PlainMtp | None]()  # of the one module, once a text has asked; in a list, to be no submodule
 
     def __len__(self) -> int:
         return len(self.mtp)
@@ -56,7 +60,35 @@ class MtpHead(nn.Module, Head):
         return found
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        return MtpState(self, target, first)
+        plain = self._view(target)
+        return MtpState(self, target, first) if plain is None else FeatureState(plain, target, first)
+
+    def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+        if (found := _features(states)) is None:
+            super().extend_all(states, hidden, following)
+        else:
+            extend_states(found, hidden, following)
+
+    def grow_all(
+        self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        found = _features(states)
+        return super().grow_all(states, tokens, above) if found is None else grow_states(found, tokens, above)
+
+    def _view(self, target: TargetParts) -> PlainMtp | None:
+        """Return the head as one of EAGLE's family; None if it has several modules, or no plain layer."""
+        if len(self) != 1:
+            return None
+        view = self._views[0] if self._views else None
+        if not self._views or (view is not None and not view.shares(self.module(0))):
+            self._views = [view := view_plain(self.module(0), target)]
+        return view
+
+
+def _features(states: Sequence[HeadState]) -> list[FeatureState] | None:
+    """Return states that run together; None where they are of modules that run one by one."""
+    found = [each for each in states if isinstance(each, FeatureState)]
+    return found if len(found) == len(states) and len({id(each.head) for each in found}) == 1 else None
 
 
 class MtpState(HeadState):

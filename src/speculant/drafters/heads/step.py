@@ -18,6 +18,8 @@ class StepParts:
 
     Attributes:
         fuse: of the embedding beside the feature, [D, 2D], in front of the layers; None for the feature alone.
+        fuse_norms: of the embedding and of the feature, in front of that projection; None for none.
+        feature_first: whether that projection reads the feature before the embedding.
         layers: layers that have a `hidden_norm` read the normed embedding beside their normed input.
         normed_residual: whether the output of the first layer is added to its normed input.
         norm: behind the layers; None for none.
@@ -29,6 +31,8 @@ class StepParts:
     """
 
     fuse: nn.Linear | None
+    fuse_norms: tuple[RMSNorm, RMSNorm] | None = None
+    feature_first: bool = False
     layers: tuple[DecoderLayer, ...]
     normed_residual: bool
     norm: RMSNorm | None

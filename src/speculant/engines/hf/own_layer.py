@@ -54,7 +54,12 @@ class CachedRows:
 
 
 class OwnLayer(nn.Module):
-    """See `drafters.heads.target_layer.TargetLayer`."""
+    """See `drafters.heads.target_layer.TargetLayer`.
+
+    Attributes:
+        layer: of a class of transformers.
+        window: positions that its attention sees; None for all.
+    """
 
     def __init__(
         self, layer: nn.Module, rotary: nn.Module | None, *, kind: str, window: int | None, exact: frozenset[str]
@@ -72,7 +77,12 @@ class OwnLayer(nn.Module):
         self.layer = layer
         self._rotary: Callable[..., Any] | None = None if rotary is None else rotary.forward
         self._typed = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
-        self.kind, self._window, self._exact = kind, window if kind == SLIDING else None, exact
+        self.kind, self.window, self._exact = kind, window if kind == SLIDING else None, exact
+
+    @property
+    def rotary(self) -> Any:
+        """The target's rotary embedding; None where layers have none."""
+        return getattr(self._rotary, "__self__", None)
 
     def open(self) -> CachedRows:
         """Return the rows of a new text: none."""
@@ -94,8 +104,8 @@ class OwnLayer(nn.Module):
         count = rows.get_seq_length() + x.shape[1]
         if seen is None:
             seen = torch.ones(*x.shape[:2], count, dtype=torch.bool, device=x.device)
-        if self._window is not None:
-            seen = seen & (positions[..., None] - rows.place(positions)[:, None, :] < self._window)
+        if self.window is not None:
+            seen = seen & (positions[..., None] - rows.place(positions)[:, None, :] < self.window)
         return torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)[:, None]
 
     def _apply(self, fn: Any, recurse: bool = True) -> OwnLayer:

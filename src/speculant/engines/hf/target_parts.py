@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.model_view import find_layers
 from speculant.engines.hf.own_layer import OwnLayer
 from speculant.engines.hf.own_layer_building import build_layer, copy_layer
+from speculant.engines.hf.plain_layer import find_plain_shape
 
 
 class HFTargetParts:
@@ -97,6 +98,9 @@ class HFTargetParts:
 
     def new_layer(self, weights: Mapping[str, Tensor] | None, kind: str) -> OwnLayer:
         return copy_layer(self._model, kind) if weights is None else build_layer(self._model, weights, kind)
+
+    def plain_shape(self, layer: nn.Module, norms: Sequence[nn.Module]) -> dict[str, Any] | None:
+        return find_plain_shape(layer, norms) if isinstance(layer, OwnLayer) else None
 
     def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         cache = DynamicCache()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eagles import eagle3_head, eagle_head, states, target_model
+from eagles import eagle3_head, eagle_head, mtp_head, states, target_model
 from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
@@ -61,6 +61,12 @@ HEADS: dict[str, Any] = {
     "all heads have keys": lambda: (eagle_head(kv_heads=4, **LARGE), 1),
     "eagle3": lambda: (eagle3_head(layer=LARGE), 3),
     "eagle3, two layers": lambda: (eagle3_head(layer=LARGE, layers=2), 3),
+    "mtp": lambda: (mtp_head(**LARGE), 1),
+    "mtp, norms of heads": lambda: (mtp_head(kind="qwen3", **LARGE), 1),
+    "mtp, state first, biases, own output": lambda: (
+        mtp_head(kind="qwen2", hidden_first=True, bias=True, embeddings=True, output=True, **LARGE),
+        1,
+    ),
 }
 
 

@@ -47,7 +47,8 @@ class HeadCode:
         """
         if not is_torch_linear(output) or not all(self._worth_a_call(layer) for layer in parts.layers):
             return None
-        others = [output, *(part for part in (parts.fuse, parts.norm) if part is not None)]
+        optional = (parts.fuse, parts.norm, *(parts.fuse_norms or ()))
+        others = [output, *(part for part in optional if part is not None)]
         weights = [weight for part in (*parts.layers, *others) for weight in part.parameters()]
         if not all(weight.dtype is weights[0].dtype and readable(weight) for weight in weights):
             return None

@@ -41,7 +41,14 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
     }
   // 2. The projection in front of the layers.
   if (s->fuse.weight) {
-    join(embeddings, x);
+    const float *left = embeddings, *right = x;
+    if (s->embedding_norm) {
+      rms_norm<T>(embeddings, s->embedding_norm, s->embedding_eps, copy, n, d);
+      rms_norm<T>(x, s->feature_norm, s->feature_eps, features, n, d);
+      left = copy, right = features;
+    }
+    if (s->feature_first) std::swap(left, right);
+    join(left, right);
     project<T>(any, s->fuse, pairs, x, n, d, 2 * d, threads);
   }
   for (int64_t index = 0; index < s->count; index++) {

@@ -19,7 +19,10 @@ struct Step {
   Linear fuse, output;    // of the embedding beside the feature; of the logits; a weight may be null for none
   const void *norm;       // RMSNorm before the output projection; null for none
   const void *cos, *sin;  // tables [positions, head]
-  float norm_eps;
+  // RMSNorms of the embedding and of the feature in front of the projection of both; null for none.
+  const void *embedding_norm, *feature_norm;
+  float norm_eps, embedding_eps, feature_eps;
+  int feature_first;          // whether that projection reads the feature before the embedding
   int carries_norm, is_bf16;  // whether rows pass on what is normed
 };
 

@@ -36,9 +36,9 @@ class StepArguments(ctypes.Structure):
         ("layers", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("count", "hidden", "heads", "kv_heads", "head", "vocabulary")),
         *((name, LinearArguments) for name in ("fuse", "output")),
-        *((name, ctypes.c_void_p) for name in ("norm", "cos", "sin")),
-        ("norm_eps", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("carries_norm", "is_bf16")),
+        *((name, ctypes.c_void_p) for name in ("norm", "cos", "sin", "embedding_norm", "feature_norm")),
+        *((name, ctypes.c_float) for name in ("norm_eps", "embedding_eps", "feature_eps")),
+        *((name, ctypes.c_int) for name in ("feature_first", "carries_norm", "is_bf16")),
     )
 
 
@@ -174,7 +174,9 @@ class StepWeights:
 
     def __init__(self, parts: Any, output: nn.Linear, products: Products, narrow: NarrowWeights | None = None) -> None:
         """Take what `HeadStep` takes, and where copies of matrices are, None to read the matrices themselves."""
-        self._narrow, self._norm = narrow, parts.norm
+        self._narrow = narrow
+        self._around = [("norm", parts.norm)] if parts.norm is not None else []  # norms outside the layers
+        self._around += zip(("embedding_norm", "feature_norm"), parts.fuse_norms or (), strict=False)
         self._weights = [LayerWeights(layer, products, narrow) for layer in parts.layers]
         self._linears = [(name, module) for name, module in (("fuse", parts.fuse), ("output", output)) if module]
         self._norms: list[tuple[int, str, Any]] = []  # place of the layer, which one, module
@@ -189,7 +191,7 @@ class StepWeights:
         self._step = StepArguments(
             layers=ctypes.addressof(self.layers), count=len(parts.layers), hidden=first.arguments.hidden,
             heads=first.heads, kv_heads=first.kv_heads, head=first.head, vocabulary=output.out_features,
-            carries_norm=parts.carries_norm, is_bf16=first.dtype is torch.bfloat16,
+            feature_first=parts.feature_first, carries_norm=parts.carries_norm, is_bf16=first.dtype is torch.bfloat16,
         )  # fmt: skip
         self._current: list[Any] = []
         self.dtype, self.most = first.dtype, min(each.most for each in self._weights)
@@ -199,8 +201,8 @@ class StepWeights:
         changed = [each.look_up() for each in self._weights]
         norms = [norm.weight.data_ptr() for *_, norm in self._norms]
         linears = [find_linear(module.weight, module.bias, self._narrow) for _, module in self._linears]
-        last = None if self._norm is None else self._norm.weight.data_ptr()
-        current = [norms, linears, last]
+        around = [norm.weight.data_ptr() for _, norm in self._around]
+        current = [norms, linears, around]
         if current == self._current and not any(changed):
             return self._step
         for own, each in zip(self.layers, self._weights, strict=True):
@@ -212,8 +214,9 @@ class StepWeights:
             setattr(holder, f"{name}_eps", norm.eps)
         for (name, _), found in zip(self._linears, linears, strict=True):
             setattr(self._step, name, LinearArguments(*found))
-        if self._norm is not None:
-            self._step.norm, self._step.norm_eps = last, self._norm.eps
+        for (name, norm), address in zip(self._around, around, strict=True):
+            setattr(self._step, name, address)
+            setattr(self._step, "norm_eps" if name == "norm" else name.replace("_norm", "_eps"), norm.eps)
         self._current = current
         return self._step
 
