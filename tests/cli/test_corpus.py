@@ -242,3 +242,18 @@ def test_weights_are_refused_elsewhere(tmp_path: Path, capsys: CaptureFixture) -
     (tmp_path / "t.txt").write_text("Once upon a time")
     assert main(["corpus", "build", *BUNDLED, "-o", str(tmp_path / "memory"), f"{tmp_path / 't.txt'}@2"]) == 2
     assert "has a weight, which only bases" in capsys.readouterr().err
+
+
+def test_a_vocabulary_is_token_ids_by_frequency(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """--kind vocabulary writes a ranked list, the end of a text first, that a head's setting reads."""
+    (tmp_path / "t.jsonl").write_text('{"ids": [9, 9, 4, 9, 4, 7]}\n', encoding="utf-8")
+    out = tmp_path / "frequent.json"
+    argv = ["corpus", "build", *BUNDLED, "--kind", "vocabulary", "-o", str(out), str(tmp_path / "t.jsonl")]
+    assert main(argv) == 0
+    assert "4 of 4096" in capsys.readouterr().out
+    assert json.loads(out.read_text("utf-8"))[1:] == [9, 4, 7]
+    settings = ["--set", f"vocabulary={out}", "--set", "vocabulary_size=3"]
+    argv = ["generate", "The dog", "--method", "eagle2", *settings, "--json", "-", "--max-new-tokens", "8"]
+    assert main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
+    assert list(tmp_path.glob("*.tmp")) == []

@@ -25,12 +25,12 @@ HELP = """\
 Build a memory file from texts, for --memory and --corpus, or a frozen base, for --base.
 
 Texts are learned as prompts (for the method mix), their tri-grams counted (for aded), their suffixes sorted (for rest),
-or the contexts of mix counted and pruned to a read-only base. Text files may hold several documents, divided by lines
-that hold only <|endoftext|>, in .txt files by each. Rows of .jsonl files and of lists in .json files are {"text":
-...}, {"messages": [{"role", "content"}]}, {"prompt", "output"}, or token ids: {"ids": [...]} or {"prompt_ids": [...],
-"output_ids": [...]}. All of these may be compressed (.gz). Folders stand for the text files in them, hidden ones left
-out; hf:ORG/NAME[:SPLIT] for a dataset of the Hugging Face hub, which is streamed. Binary and empty files are left out
-with a warning.
+the contexts of mix counted and pruned to a read-only base, or token ids ranked by frequency (for --set vocabulary=FILE
+of heads). Text files may hold several documents, divided by lines that hold only <|endoftext|>, in .txt files by each.
+Rows of .jsonl files and of lists in .json files are {"text": ...}, {"messages": [{"role", "content"}]}, {"prompt",
+"output"}, or token ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids": [...]}. All of these may be compressed
+(.gz). Folders stand for the text files in them, hidden ones left out; hf:ORG/NAME[:SPLIT] for a dataset of the Hugging
+Face hub, which is streamed. Binary and empty files are left out with a warning.
 
 For bases, SOURCE@2 counts every text of a source twice, conversations are learned in the tokenizer's chat template, and
 an interrupted build continues where it was when the same command is given again."""
@@ -41,6 +41,8 @@ speculant corpus build --model your/model --kind suffix -o log.mem *.jsonl
 speculant corpus build --model your/model --kind mix-base -o our.base \\
     chats.jsonl.gz@2 docs/ --exclude test.jsonl --budget 64MB
 speculant generate "def main" --model your/model --memory code.speculant
+speculant corpus build --model your/model --kind vocabulary -o frequent.json *.jsonl
+speculant generate "Why?" --model your/model --method mtp --set vocabulary=frequent.json --set vocabulary_size=32768
 """
 
 BUDGET = 64_000_000
@@ -59,6 +61,7 @@ class Kind(str, Enum):
     TRIGRAM = "trigram"
     SUFFIX = "suffix"
     MIX_BASE = "mix-base"
+    VOCABULARY = "vocabulary"
 
 
 def register(app: typer.Typer) -> None:
@@ -79,8 +82,9 @@ def build(
         Kind,
         typer.Option(
             "--kind",
-            metavar="mix|trigram|suffix|mix-base",
-            help="for the methods mix (default), aded and rest; mix-base: a frozen base under mix",
+            metavar="mix|trigram|suffix|mix-base|vocabulary",
+            help="for the methods mix (default), aded and rest; mix-base: a frozen base under mix; vocabulary: "
+            "ranked token ids, for heads that draft frequent tokens alone",
         ),
     ] = Kind.MIX,
     model: ModelOption = None,
@@ -183,7 +187,7 @@ def build_memory(
         UsageError: the sources hold no text.
         FileError: a source cannot be read, or the memory cannot be written.
     """
-    from speculant.cli.corpus_builders import build_contexts, build_suffixes, build_table, feed
+    from speculant.cli.corpus_builders import build_contexts, build_ranking, build_suffixes, build_table, feed
     from speculant.cli.sources import read_source
 
     sizes = [source.size for source in sources]
@@ -196,6 +200,7 @@ def build_memory(
                 feed(builder, (document for _, row in rows for document in row.documents), tokenizer)
 
         builders = {Kind.TRIGRAM: build_table, Kind.MIX: build_contexts, Kind.SUFFIX: build_suffixes}
+        builders[Kind.VOCABULARY] = build_ranking
         return builders[kind](read, path, tokenizer, vocabulary)
 
 

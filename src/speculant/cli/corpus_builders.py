@@ -1,7 +1,8 @@
-"""What `speculant corpus build` makes of texts for each method: tri-gram tables, learned contexts, suffix arrays."""
+"""What `speculant corpus build` makes of texts: tri-gram tables, learned contexts, suffix arrays, ranked token ids."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,8 @@ from speculant.core.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from speculant.core.drafter import Drafter
+
+RANKS = (1024, 4096, 8192, 16384, 32768, 65536)  # of a ranking, how many tokens of the texts these ids are is printed
 
 
 class Builder(Protocol):
@@ -112,6 +115,58 @@ def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
         f"tokens      {builder.tokens}",
         f"blocks      {len(blocks)}",
         f"bytes       {written}: {written / builder.tokens:.2f} per token",
+    ]
+
+
+class TokenCounter:
+    """Counts the tokens of documents.
+
+    Attributes:
+        counts: Int64[V], by token id.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        import numpy as np
+
+        self.tokens, self.counts = 0, np.zeros(vocabulary, np.int64)
+
+    def add(self, ids: Any) -> None:
+        """Count a document of ids, Int[T]."""
+        import numpy as np
+
+        self.tokens += len(ids)
+        self.counts += np.bincount(np.asarray(ids, np.int64), minlength=len(self.counts))
+
+
+def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Write the token ids of texts as a JSON list, the most frequent first, and return what to print of it.
+
+    The end of a text comes first: no document has it, and every answer ends with it.
+
+    Raises:
+        UsageError: the texts are empty.
+        FileError: the list cannot be written.
+    """
+    counter = TokenCounter(vocabulary)
+    read(counter)
+    if not counter.tokens:
+        raise UsageError("the texts are empty. Name files with more text in them.")
+    end = getattr(tokenizer, "eos_token_id", None)
+    ranked = [int(token) for token in (-counter.counts).argsort(kind="stable") if counter.counts[token]]
+    ids = ranked if end is None else [int(end), *(token for token in ranked if token != end)]
+    aside = path.with_name(f"{path.name}.tmp")
+    try:
+        aside.write_text(json.dumps(ids), "utf-8")
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error.strerror}.") from error
+    covered = counter.counts[ids].cumsum() / counter.tokens
+    shares = [f"{covered[size - 1]:.2%} by {size}" for size in RANKS if size < len(ids)]
+    return [
+        f"tokens      {counter.tokens}",
+        f"ids         {len(ids)} of {vocabulary}",
+        *([f"covered     {', '.join(shares)}"] if shares else []),
     ]
 
 

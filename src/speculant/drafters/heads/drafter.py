@@ -11,6 +11,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.head import Head, TargetParts, head_needs
 from speculant.drafters.heads.kept import KeptStates
+from speculant.drafters.heads.ranked_vocabulary import reduce_vocabulary
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
@@ -32,6 +33,8 @@ class HeadSettings:
         top_k: of a dynamic tree, nodes that a level expands, and candidates of each.
         least: of a dynamic tree, the joint probability below which no node is expanded.
         most_nodes: of a draft; larger ones than the engine has room for are cut.
+        vocabulary: a file of token ids, the most frequent first; other tokens are not drafted. "" for all tokens.
+        vocabulary_size: how many of them are drafted; 0 for all in the file.
     """
 
     tree: str = "dynamic"
@@ -39,6 +42,8 @@ class HeadSettings:
     top_k: int = 8
     least: float = 0.0
     most_nodes: int = MOST_NODES
+    vocabulary: str = ""
+    vocabulary_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,11 @@ class LoadedHead:
     method: str
     notes: tuple[str, ...] = ()
 
+    def with_vocabulary(self, path: str, size: int) -> LoadedHead:
+        """Return the head with the tokens of a file alone; see `reduce_vocabulary`."""
+        head, target = reduce_vocabulary(self.head, self.target, path, size, kind=self.kind)
+        return self if head is self.head else replace(self, head=head, target=target)
+
 
 class HeadDrafter(Drafter):
     """Drafts with one head for all requests.
@@ -85,9 +95,10 @@ class HeadDrafter(Drafter):
                 else their tokens are chosen. Trees are always chosen.
 
         Raises:
-            UsageError: a setting is out of range.
+            FileError, UsageError, UnsupportedError: a setting is out of range, or the head cannot honour it.
         """
-        self.head, self._settings, self._sampled = head, settings or HeadSettings(), sampled
+        self._settings, self._sampled = settings or HeadSettings(), sampled
+        self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._acceptance, self.states = LevelAcceptance(), KeptStates(head.head, head.target)
         self._shape()  # settings are checked before the first request
 

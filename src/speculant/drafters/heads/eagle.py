@@ -10,6 +10,8 @@ f_(i+1): the target's own output projection gives the logits, without another no
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,6 @@ class EagleHead(nn.Module, JointHead):
 
     taps = (LAST,)
     depth = None
-    ids = None
     paths = EAGLE_PATHS
 
     def __init__(self, shape: LayerShape, *, bias: bool = True) -> None:
@@ -42,6 +43,7 @@ class EagleHead(nn.Module, JointHead):
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=bias)
         self.layers = nn.ModuleList([DecoderLayer(shape, first_norm=False)])
         self.rotary = Rotary(shape)
+        self.ids: Tensor | None = None
 
     def embed(self, ids: Tensor, target: TargetParts) -> Tensor:
         return target.embed(ids)
@@ -63,8 +65,15 @@ class EagleHead(nn.Module, JointHead):
             output=None,
             rotary=self.rotary,
             embeddings=None,
-            ids=None,
+            ids=self.ids,
         )
+
+    def with_vocabulary(self, ids: Tensor) -> EagleHead | None:
+        if self.ids is not None:
+            return None
+        found = copy.copy(self)
+        found.ids = ids
+        return found
 
     def carried(self, x: Tensor) -> Tensor:
         return x

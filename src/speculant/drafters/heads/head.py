@@ -120,6 +120,10 @@ class TargetParts(Protocol):
         """
         return None
 
+    def with_output_rows(self, ids: Tensor) -> TargetParts | None:
+        """Return the same parts with logits of some tokens Int64[V'] alone; None where the projection is no matrix."""
+        return None
+
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         """Return the rotary frequencies Float32[head_dim / 2] that a config describes, and the scale of cos and sin.
 
@@ -226,6 +230,14 @@ class Head(Protocol):
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         """Return the state of a text whose tokens before the position `first` have no rows."""
+
+    def with_vocabulary(self, ids: Tensor) -> Head | None:
+        """Return a head of the same weights for a target that projects to some tokens Int64[V'] alone.
+
+        Returns:
+            None where the head has a projection or a reduced vocabulary of its own, or drafts in another way.
+        """
+        return None
 
     def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
         """Append rows of committed tokens to several texts; heads that can, run them together."""

@@ -40,14 +40,19 @@ class MtpHead(nn.Module, Head):
     """
 
     taps = (LAST,)
-    ids = None
     paths = ()
 
-    def __init__(self, modules: Sequence[MtpModule], *, depth: int | None = None) -> None:
-        """Take the modules, and the deepest token that they can draft, None for any."""
+    def __init__(self, modules: Sequence[MtpModule], *, depth: int | None = None, ids: Tensor | None = None) -> None:
+        """Take the modules.
+
+        Args:
+            modules: one or more.
+            depth: the deepest token that they can draft; None for any.
+            ids: Int64[V'], the target's token of each logit; None if the logits are those of all tokens.
+        """
         super().__init__()
         self.mtp = nn.ModuleList(modules)
-        self.depth = depth
+        self.depth, self.ids = depth, ids
         self._views = list[PlainMtp | None]()  # of the one module, once a text has asked; in a list, to be no submodule
 
     def __len__(self) -> int:
@@ -62,6 +67,12 @@ class MtpHead(nn.Module, Head):
     def open(self, first: int, target: TargetParts) -> HeadState:
         plain = self._view(target)
         return MtpState(self, target, first) if plain is None else FeatureState(plain, target, first)
+
+    def with_vocabulary(self, ids: Tensor) -> MtpHead | None:
+        modules = [self.module(index) for index in range(len(self))]
+        if self.ids is not None or any(module.lm_head is not None for module in modules):
+            return None
+        return MtpHead(modules, depth=self.depth, ids=ids)
 
     def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
         if (found := _features(states)) is None:
@@ -81,7 +92,7 @@ class MtpHead(nn.Module, Head):
             return None
         view = self._views[0] if self._views else None
         if not self._views or (view is not None and not view.shares(self.module(0))):
-            self._views = [view := view_plain(self.module(0), target)]
+            self._views = [view := view_plain(self.module(0), target, self.ids)]
         return view
 
 

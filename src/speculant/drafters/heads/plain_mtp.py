@@ -27,18 +27,21 @@ class PlainMtp(nn.Module, JointHead):
 
     taps = (LAST,)
     depth = None
-    ids = None
     paths = ()
 
-    def __init__(self, module: MtpModule, own: Mapping[str, nn.Parameter], shape: LayerShape) -> None:
+    def __init__(
+        self, module: MtpModule, own: Mapping[str, nn.Parameter], shape: LayerShape, ids: Tensor | None
+    ) -> None:
         """Take a module of one layer.
 
         Args:
             module: the module.
             own: the parameters of its layer, by the names of `layers.DecoderLayer`.
             shape: of the layer.
+            ids: Int64[V'], the target's token of each logit; None if they are the target's own.
         """
         super().__init__()
+        self.ids = ids
         with torch.device("meta"):
             layer = DecoderLayer(shape)
         _share(layer, own)
@@ -70,7 +73,7 @@ class PlainMtp(nn.Module, JointHead):
             output=module.lm_head,
             rotary=self.rotary,
             embeddings=module.embed_tokens,
-            ids=None,
+            ids=self.ids,
         )
 
     def carried(self, x: Tensor) -> Tensor:
@@ -85,8 +88,8 @@ class PlainMtp(nn.Module, JointHead):
         return all(id(each) in held for each in self.parameters())
 
 
-def view_plain(module: MtpModule, target: TargetParts) -> PlainMtp | None:
-    """Return a view of a module; None if it has several layers, or one that is no plain decoder layer."""
+def view_plain(module: MtpModule, target: TargetParts, ids: Tensor | None) -> PlainMtp | None:
+    """Return a view of a module with the tokens of its logits; None if it has other than one plain decoder layer."""
     if len(module.layers) != 1:
         return None
     norms = [each for each in (module.enorm, module.hnorm, module.norm) if not isinstance(each, nn.Identity)]
@@ -97,7 +100,7 @@ def view_plain(module: MtpModule, target: TargetParts) -> PlainMtp | None:
     own = {name.partition(".")[2]: each for name, each in module.layers[0].named_parameters()}
     with torch.device("meta"):
         wanted = {name for name, _ in DecoderLayer(shape).named_parameters()}
-    return PlainMtp(module, own, shape) if own.keys() == wanted else None
+    return PlainMtp(module, own, shape, ids) if own.keys() == wanted else None
 
 
 def _share(layer: DecoderLayer, own: Mapping[str, nn.Parameter]) -> None:

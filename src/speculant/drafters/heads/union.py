@@ -34,10 +34,14 @@ class UnionHeadSettings(UnionSettings):
         depth: steps of the head.
         top_k: nodes that each of them extends, and candidates of each.
         least: joint probability below which no node is extended.
+        vocabulary: a file of token ids, the most frequent first; the head drafts no others. "" for all tokens.
+        vocabulary_size: how many of them it drafts; 0 for all in the file.
     """
 
     depth: int = 7
     least: float = 0.0
+    vocabulary: str = ""
+    vocabulary_size: int = 0
 
 
 class MemoryDrafter(Drafter, Persistent, Protocol):
@@ -58,8 +62,9 @@ class UnionHeadDrafter(Drafter, Persistent):
     """
 
     def __init__(self, head: LoadedHead, memory: MemoryDrafter, settings: UnionHeadSettings | None) -> None:
-        """Take both; `settings` are None for the defaults."""
-        self.head, self.memory, self._settings = head, memory, settings or UnionHeadSettings()
+        """Take both; `settings` are None for the defaults. Raises as `HeadDrafter`."""
+        self.memory, self._settings = memory, settings or UnionHeadSettings()
+        self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._mixture, self._acceptance = Mixture(FIRST_WEIGHTS), LevelAcceptance()
         self.states = KeptStates(head.head, head.target)
 

@@ -93,6 +93,20 @@ class HFTargetParts:
         embeddings = self._embeddings if parts.embeddings is None else parts.embeddings
         return self._code.step(parts, embeddings, self._output if parts.output is None else parts.output)
 
+    def with_output_rows(self, ids: Tensor) -> HFTargetParts | None:
+        output = self._output
+        if type(output) is not nn.Linear:
+            return None
+        found = copy.copy(self)
+        rows = ids.to(output.weight.device)
+        with torch.device("meta"):
+            chosen = nn.Linear(output.in_features, len(ids), bias=output.bias is not None)
+        chosen.weight = nn.Parameter(output.weight.detach()[rows], requires_grad=False)
+        if output.bias is not None:
+            chosen.bias = nn.Parameter(output.bias.detach()[rows], requires_grad=False)
+        found._output = chosen
+        return found
+
     def new_norm(self) -> nn.Module:
         return copy.deepcopy(self._norm)
 
