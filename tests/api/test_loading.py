@@ -127,7 +127,7 @@ def test_bundled_is_a_name_everywhere(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_base("bundled") == bundled_base()
     assert bundled_head_folder().name == "eagle"
     assert bundled_head_folder(find_method("medusa")).name == "medusa"
-    with pytest.raises(UsageError, match="there are eagle, eagle3, dflash, medusa"):
+    with pytest.raises(UsageError, match="there are eagle, mtp, eagle3, dflash, medusa"):
         bundled_head_folder(find_method("hydra"))
     assert is_bundled("bundled")
     (tmp_path / "bundled").mkdir()

@@ -18,7 +18,7 @@ BUNDLED = "stories"
 _OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
-BUNDLED_HEADS = ("eagle", "eagle3", "dflash", "medusa")
+BUNDLED_HEADS = ("eagle", "mtp", "eagle3", "dflash", "medusa")
 
 
 def bundled_model() -> Path:
