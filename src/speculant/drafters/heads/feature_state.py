@@ -14,8 +14,9 @@ from torch import Tensor
 
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
-from speculant.drafters.heads.feature_rows import NewRows, joined, run_rows
+from speculant.drafters.heads.feature_rows import NewRows, run_rows
 from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.layers import joined
 from speculant.drafters.heads.step import DraftRoot, GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
 

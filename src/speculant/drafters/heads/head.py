@@ -220,6 +220,10 @@ class Head(Protocol):
         for state, own, tokens in zip(states, hidden, following, strict=True):
             state.extend(own, tokens)
 
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        """Return the logits after the roots of several texts; heads that can, compute them together."""
+        return [state.start() for state in states]
+
     def grow_all(
         self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
     ) -> list[Tensor]:

@@ -165,11 +165,14 @@ def read_together(texts: Sequence[HeadText], wanted: Sequence[Reading]) -> list[
             logits = texts[0].head.grow_all([texts[place].known_state for place in growing], tokens, above)
             for place, own in zip(growing, logits, strict=True):
                 found[place].append(texts[place].distributions(own))
+        beginning = [place for place, plan in enumerate(plans) if not plan]
+        if beginning:
+            roots = texts[0].head.start_all([texts[place].known_state for place in beginning])
+            for place, own in zip(beginning, roots, strict=True):
+                found[place].append(texts[place].distributions(own))
         answers = list[Answer]()
         for text, plan, laws in zip(texts, plans, found, strict=True):
             order = [node for level, _ in plan for node in level]
-            if not order:
-                laws.append(text.distributions(text.known_state.start()))
             q = laws[0] if len(laws) == 1 else torch.cat(laws)
             if len(plan) > 1:  # in the order of the nodes
                 q = q[sorted(range(len(order)), key=order.__getitem__)]
