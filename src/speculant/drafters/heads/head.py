@@ -180,15 +180,6 @@ class HeadState(Protocol):
                 the root.
         """
 
-    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
-        """Return a whole draft of chosen tokens, grown by faster code; None where there is none. Its rows are not kept.
-
-        Args:
-            plan: of the draft.
-            temperature: of its probabilities.
-        """
-        return None
-
     def drop(self) -> None:
         """Drop the rows of the draft."""
 
@@ -229,6 +220,18 @@ class Head(Protocol):
     ) -> list[Tensor]:
         """Append rows of drafts to several texts, return the logits after them; heads that can, run them together."""
         return [state.grow(own, rows) for state, own, rows in zip(states, tokens, above, strict=True)]
+
+    def grow_whole_all(
+        self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
+    ) -> list[GrownDraft | None]:
+        """Return whole drafts of chosen tokens, grown by faster code; None where there is none. Rows are not kept.
+
+        Args:
+            states: of the texts.
+            plans: of their drafts.
+            temperatures: of their probabilities.
+        """
+        return [None] * len(states)
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.feature_rows import NewRows
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
 
 
@@ -49,6 +50,11 @@ class PEagleHead(Eagle3Head):
         own = _own(states)
         return logits_at(own, [state.add_nodes(rows) for state, rows in zip(own, above, strict=True)])
 
+    def grow_whole_all(
+        self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
+    ) -> list[GrownDraft | None]:
+        return [None] * len(states)  # nothing grows by steps
+
 
 class PEagleState(FeatureState):
     """One text.
@@ -70,9 +76,6 @@ class PEagleState(FeatureState):
     def start(self) -> Tensor:
         [logits] = logits_at([self], [[0]])
         return logits
-
-    def grow_whole(self, plan: GrowthPlan, temperature: float) -> None:
-        """Nothing grows level by level."""
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         [logits] = logits_at([self], [self.add_nodes(above)])
