@@ -8,6 +8,9 @@ ones, with their usual methods and automatic sizes. The result is written size b
     python benchmarks/heads_batch.py -o benchmarks/results/heads-batch.json
     python benchmarks/heads_batch.py --markdown benchmarks/results/heads-batch.json
 
+Beside it stand the milliseconds of drafting alone, of chains of at most four tokens for so many texts: asked of each
+text by itself, and of all together, in turns.
+
 `--version` adds the figures of another version of the library, which PYTHONPATH names, to the same file.
 """
 
@@ -16,7 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,12 @@ from speculant.api.speculator import Speculator
 from speculant.bench.suite.rows import PLAIN
 from speculant.cli.env import environment
 from speculant.cli.threads import set_threads
+from speculant.core.drafter import Budget
 from speculant.core.tree import Int32
 from targets import load_pair, story_prompts
 
 MIX = "mix"
+DRAFT, DRAFTS = Budget(nodes=4, depth=4, trees=False), 15
 SETTINGS = ("target", "threads", "requests", "repetitions", "prompt_tokens", "tokens")
 
 
@@ -61,6 +67,9 @@ def main() -> None:
         systems = {name: build(pair.model, name) for name in (PLAIN, *names)}
         waves = [stories[first : first + args.requests] for first in range(0, len(stories), args.requests)]
         own["sizes"].setdefault(str(size), {}).update(measure(systems, waves, size, args.tokens))
+        heads = {name: system for name, system in systems.items() if name not in (PLAIN, MIX)}
+        drafting = {name: measure_drafting(system, stories[:size]) for name, system in heads.items()}
+        own.setdefault("drafting_ms", {}).setdefault(str(size), {}).update(drafting)
         if args.out is not None:
             args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     print(table(results))
@@ -108,6 +117,30 @@ def decode(speculator: Speculator, prompts: Sequence[Int32], size: int, tokens: 
         "drafted_per_round": stats.drafted / stats.sequences,
         "draft_share": stats.draft_seconds / (stats.seconds - stats.prefill_seconds),
     }
+
+
+def measure_drafting(speculator: Speculator, prompts: Sequence[Int32]) -> dict[str, float]:
+    """Return the milliseconds of drafts for some texts, asked of each by itself, and of all together."""
+    with speculator.batch(len(prompts)) as batch:
+        generations = [batch.add(prompt, max_new_tokens=16, temperature=0) for prompt in prompts]
+        while not all(generation.sequence.sources for generation in generations):
+            batch.step()
+        drafter = speculator.parts(len(prompts)).drafter
+        sessions = [
+            generation.sequence.session for generation in generations if generation.sequence.session is not None
+        ]
+        budgets = [DRAFT] * len(sessions)
+        ways: dict[str, Callable[[], object]] = {
+            "apart": lambda: [drafter.propose([session], [DRAFT]) for session in sessions],
+            "together": lambda: drafter.propose(sessions, budgets),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(DRAFTS):
+            for name, draft in ways.items():
+                began = time.perf_counter()
+                draft()
+                seconds[name].append(time.perf_counter() - began)
+    return {name: 1e3 * statistics.median(each[1:]) for name, each in seconds.items()}
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
