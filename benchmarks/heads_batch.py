@@ -8,8 +8,8 @@ ones, with their usual methods and automatic sizes. The result is written size b
     python benchmarks/heads_batch.py -o benchmarks/results/heads-batch.json
     python benchmarks/heads_batch.py --markdown benchmarks/results/heads-batch.json
 
-Beside it stand the milliseconds of drafting alone, of chains of at most four tokens for so many texts: asked of each
-text by itself, and of all together, in turns.
+Beside it stand the milliseconds of drafting alone with heads of EAGLE's family, of chains of four tokens for so many
+texts: asked of each text by itself, and of all together, in turns. Other heads keep what they have computed of a draft.
 
 `--version` adds the figures of another version of the library, which PYTHONPATH names, to the same file.
 """
@@ -35,6 +35,7 @@ from speculant.core.tree import Int32
 from targets import load_pair, story_prompts
 
 MIX = "mix"
+STEPPING = ("eagle", "eagle3")  # heads that run for every level of a draft that is asked for again
 DRAFT, DRAFTS = Budget(nodes=4, depth=4, trees=False), 15
 SETTINGS = ("target", "threads", "requests", "repetitions", "prompt_tokens", "tokens")
 
@@ -67,7 +68,7 @@ def main() -> None:
         systems = {name: build(pair.model, name) for name in (PLAIN, *names)}
         waves = [stories[first : first + args.requests] for first in range(0, len(stories), args.requests)]
         own["sizes"].setdefault(str(size), {}).update(measure(systems, waves, size, args.tokens))
-        heads = {name: system for name, system in systems.items() if name not in (PLAIN, MIX)}
+        heads = {name: system for name, system in systems.items() if name in STEPPING}
         drafting = {name: measure_drafting(system, stories[:size]) for name, system in heads.items()}
         own.setdefault("drafting_ms", {}).setdefault(str(size), {}).update(drafting)
         if args.out is not None:

@@ -12,7 +12,7 @@ from speculant.drafters.heads.text import HeadText, grow_whole
 from speculant.drafters.models.level_session import LevelSession, heaviest
 from speculant.drafters.models.shapes import GrowthPlan, Shape
 
-_CHEAP = 3  # rows that a level of automatic size has at most: more take longer than they gain, measured on CPUs
+_CHEAP = 3  # rows of a level of automatic size, one a text at least: more take longer than they gain on CPUs
 
 
 class HeadSession(LevelSession):
