@@ -15,6 +15,7 @@ with the best centroids get logits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from speculant.drafters.heads.assistant_layers import (
     WideNorm,
 )
 from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
-from speculant.drafters.heads.layers import LayerShape, Rotary
+from speculant.drafters.heads.layers import LayerShape, Rotary, joined
 
 _LAST = -1
 
@@ -71,6 +72,14 @@ class AssistantHead(nn.Module, Head, TextHead):
             raise UnsupportedError("Gemma 4 assistants read the target's keys and values, whose cache was not lent.")
         return AssistantState(self, target, cache, len(tokens) - 1)
 
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        return start_texts(_own(states))
+
+    def grow_all(
+        self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        return grow_texts(_own(states), tokens, above)
+
     def seen(self, cache: TargetCache, position: int) -> dict[str, SeenRows]:
         """Return by kind of layer what queries at a position see: rows of the tokens before it."""
         like, place = self.pre_projection.weight, torch.tensor([position], device=self.pre_projection.weight.device)
@@ -82,13 +91,15 @@ class AssistantHead(nn.Module, Head, TextHead):
             found[kind] = SeenRows(keys, values, rotary.angles(place, like))
         return found
 
-    def run(self, embeddings: Tensor, hidden: Tensor, seen: Mapping[str, SeenRows], target: TargetParts) -> Tensor:
-        """Return the outputs [n, D'] of rows at one position, after the norm.
+    def run(
+        self, embeddings: Tensor, hidden: Tensor, seen: Mapping[str, Sequence[SeenRows]], target: TargetParts
+    ) -> Tensor:
+        """Return the outputs [n, D'] of rows, after the norm; those of one text are at one position.
 
         Args:
-            embeddings: [n, D], the target's, of their tokens.
+            embeddings: [n, D], the target's, of their tokens, text by text.
             hidden: [n, D], the states of the tokens before.
-            seen: what `seen` returned.
+            seen: by kind of layer, what `seen` returned of each text.
             target: of the head.
         """
         like = self.pre_projection.weight
@@ -131,14 +142,28 @@ class AssistantState(HeadState):
         self._newest = self._target.norm(hidden[-1:, -1]), following[-1:]
 
     def start(self) -> Tensor:
-        assert self._newest is not None
-        hidden, root = self._newest
-        self._passed = []
-        return self._run(root, hidden)
+        [logits] = start_texts([self])
+        return logits
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        hidden = torch.stack([self._passed[row + 1] for row in above])
-        return self._run(torch.tensor(tokens, device=hidden.device), hidden)
+        [logits] = grow_texts([self], [tokens], [above])
+        return logits
+
+    def begin(self) -> tuple[Tensor, Tensor]:
+        """Begin a draft; return the root Int64[1], and the state [1, D] of the token before it."""
+        assert self._newest is not None
+        self._passed = []
+        return self._newest[1], self._newest[0]
+
+    def passed(self, above: Sequence[int]) -> Tensor:
+        """Return what rows pass to those below them, [n, D], -1 for the root's."""
+        return torch.stack([self._passed[row + 1] for row in above])
+
+    def seen(self) -> dict[str, SeenRows]:
+        """Return by kind of layer what queries see."""
+        if self._seen is None:
+            self._seen = self._head.seen(self._cache, self._length)
+        return self._seen
 
     def drop(self) -> None:
         self._passed, self._seen = [], None
@@ -147,12 +172,38 @@ class AssistantState(HeadState):
         self.drop()
         self._length, self._newest = min(self._length, length), None
 
-    def _run(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        if self._seen is None:
-            self._seen = self._head.seen(self._cache, self._length)
-        outputs = self._head.run(self._target.embed(ids), hidden, self._seen, self._target)
-        self._passed += self._target.linear(self._head.post_projection, outputs).unbind()
-        return self._head.logits(outputs, self._target)
+
+def start_texts(states: Sequence[AssistantState]) -> list[Tensor]:
+    """Begin drafts; return the logits [1, V] after the roots of texts of one head."""
+    roots, hidden = zip(*(state.begin() for state in states), strict=True)
+    return _run(states, joined(roots), joined(hidden), [1] * len(states))
+
+
+def grow_texts(
+    states: Sequence[AssistantState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    hidden = joined([state.passed(own) for state, own in zip(states, above, strict=True)])
+    ids = torch.tensor([token for own in tokens for token in own], device=hidden.device)
+    return _run(states, ids, hidden, [len(own) for own in tokens])
+
+
+def _run(states: Sequence[AssistantState], ids: Tensor, hidden: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """Run rows of texts, so many of each; return the logits [n, V] after them, by text."""
+    head, target = states[0]._head, states[0]._target
+    seen = [state.seen() for state in states]
+    by_kind = {
+        kind: [replace(own[kind], count=count) for own, count in zip(seen, counts, strict=True)] for kind in seen[0]
+    }
+    outputs = head.run(target.embed(ids), hidden, by_kind, target)
+    passed = torch.split(target.linear(head.post_projection, outputs), [*counts])
+    for state, own in zip(states, passed, strict=True):
+        state._passed += own.unbind()
+    return [*torch.split(head.logits(outputs, target), [*counts])]
+
+
+def _own(states: Sequence[HeadState]) -> list[AssistantState]:
+    return [state for state in states if isinstance(state, AssistantState)]
 
 
 def _rotated(shape: AssistantShape, read: ReadLayer) -> LayerShape:

@@ -1,18 +1,19 @@
 """The parts of Gemma 4 assistants, named as in their checkpoints.
 
 Their attention has queries alone: keys and values are those that the target has cached. All rows of a draft stand at
-one position and see the same keys, so that rows are independent of each other and need no mask.
+one position and see the same keys, so that rows are independent of each other and need no mask. Rows of several texts
+share the products, and attend apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.layers import RMSNorm, rotated
+from speculant.drafters.heads.layers import RMSNorm, joined, rotated
 
 Linear = Callable[[nn.Module, Tensor], Tensor]  # `TargetParts.linear`
 
@@ -24,11 +25,13 @@ class SeenRows:
     Attributes:
         keys, values: [H_kv, m, d].
         angles: cos and sin [1, d] of the position.
+        count: how many queries, the rows of one text, are there.
     """
 
     keys: Tensor
     values: Tensor
     angles: tuple[Tensor, Tensor]
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +106,18 @@ class QueryAttention(nn.Module):
         self.q_norm = WideNorm(self._dim, shape.eps)
         self.o_proj = nn.Linear(self._heads * self._dim, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, rows: SeenRows, linear: Linear) -> Tensor:
-        """Return [n, D'] of x [n, D'] over what its queries see; scores are not scaled."""
+    def forward(self, x: Tensor, texts: Sequence[SeenRows], linear: Linear) -> Tensor:
+        """Return [n, D'] of x [n, D'], text by text, over what its queries see; scores are not scaled."""
         queries = self.q_norm(linear(self.q_proj, x).reshape(len(x), self._heads, self._dim))
-        keys, values = rows.keys[None], rows.values[None]
+        apart = torch.split(queries, [rows.count for rows in texts])
+        return linear(self.o_proj, joined([self._attend(own, rows) for own, rows in zip(apart, texts, strict=True)]))
+
+    def _attend(self, queries: Tensor, rows: SeenRows) -> Tensor:
+        """Return [n, H * d] of the queries [n, H, d] of one text."""
         grouped = rotated(queries.transpose(0, 1), rows.angles).reshape(len(rows.keys), -1, self._dim)  # by their keys
+        keys, values = rows.keys[None], rows.values[None]
         found = nn.functional.scaled_dot_product_attention(grouped[None], keys, values, scale=1.0)[0]
-        return linear(self.o_proj, found.reshape(self._heads, len(x), self._dim).transpose(0, 1).flatten(1))
+        return found.reshape(self._heads, len(queries), self._dim).transpose(0, 1).flatten(1)
 
 
 class GeluMLP(nn.Module):
@@ -140,9 +148,9 @@ class AssistantLayer(nn.Module):
         self.layer_scalar: Tensor
         self.register_buffer("layer_scalar", torch.ones(1))
 
-    def forward(self, x: Tensor, rows: SeenRows, linear: Linear) -> Tensor:
+    def forward(self, x: Tensor, texts: Sequence[SeenRows], linear: Linear) -> Tensor:
         """Return its output [n, D'] of x [n, D']; the arguments are those of its attention."""
-        attended = self.self_attn(self.input_layernorm(x), rows, linear)
+        attended = self.self_attn(self.input_layernorm(x), texts, linear)
         x = x + self.post_attention_layernorm(attended)
         x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x), linear))
         return torch.mul(x, self.layer_scalar)

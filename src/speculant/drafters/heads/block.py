@@ -8,52 +8,108 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
-from speculant.drafters.heads.head import HeadState
+from speculant.drafters.heads.head import Head, HeadState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotRows:
+    """Nodes of one text, and the slots of its block that predict what follows them.
+
+    Attributes:
+        logits: [n, V'] of the slots.
+        depths: of the nodes, 0 for the root.
+        tokens: of the nodes; [] for the root.
+        above: the rows of the draft above the nodes, -1 for the root; [] for the root itself.
+    """
+
+    logits: Tensor
+    depths: Sequence[int]
+    tokens: Sequence[int]
+    above: Sequence[int]
 
 
 class BlockState(HeadState):
     """One text; the block is computed once for each root, when it is first asked for."""
 
     def __init__(self) -> None:
-        self._logits: Tensor | None = None  # [K, V'] after the root
+        self.block: Tensor | None = None  # logits [K, V'] after the root
         self._depths: list[int] = []  # of the draft's rows, 1 for those below the root
 
     @abstractmethod
     def run_block(self) -> Tensor:
         """Return the logits [K, V'] of the K tokens after the root."""
 
-    def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        """Return the logits [n, V'] after n nodes; by default their tokens have no effect.
+    def run_blocks(self, states: Sequence[BlockState]) -> list[Tensor]:
+        """Return the same of several texts of the head; heads that can, run them together."""
+        return [state.run_block() for state in states]
 
-        Args:
-            logits: [n, V'] of the block.
-            depths: of the nodes.
-            tokens: of the nodes; [] for the root.
-            above: the rows of the draft above the nodes, -1 for the root; [] for the root itself.
-        """
-        return logits
+    def condition(self, states: Sequence[BlockState], rows: Sequence[SlotRows]) -> list[Tensor]:
+        """Return the logits [n, V'] after nodes of several texts; by default their tokens have no effect."""
+        return [own.logits for own in rows]
 
     def start(self) -> Tensor:
-        self._depths = []
-        if self._logits is None:
-            self._logits = self.run_block()
-        return self.conditioned(self._logits[:1], [0], [], [])
+        [logits] = start_blocks([self])
+        return logits
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        assert self._logits is not None
+        [logits] = grow_blocks([self], [tokens], [above])
+        return logits
+
+    def branch(self, above: Sequence[int]) -> list[int]:
+        """Append rows of a draft below others, -1 for the root; return their depths."""
         depths = [1 if row < 0 else self._depths[row] + 1 for row in above]
         self._depths += depths
-        return self.conditioned(self._logits[depths], depths, tokens, above)
+        return depths
 
     def drop(self) -> None:
         self._depths = []
 
     def forget_block(self) -> None:
         """Drop the block, since the root has changed."""
-        self._logits, self._depths = None, []
+        self.block, self._depths = None, []
+
+
+class BlockHead(Head, Protocol):
+    """A head whose states are `BlockState`s that run together."""
+
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        return start_blocks([each for each in states if isinstance(each, BlockState)])
+
+    def grow_all(
+        self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        return grow_blocks([each for each in states if isinstance(each, BlockState)], tokens, above)
+
+
+def start_blocks(states: Sequence[BlockState]) -> list[Tensor]:
+    """Begin drafts; return the logits [1, V'] after the roots of texts of one head."""
+    lacking = [state for state in states if state.block is None]
+    if lacking:
+        for state, block in zip(lacking, states[0].run_blocks(lacking), strict=True):
+            state.block = block
+    rows = list[SlotRows]()
+    for state in states:
+        assert state.block is not None
+        state.drop()
+        rows.append(SlotRows(state.block[:1], [0], [], []))
+    return states[0].condition(states, rows)
+
+
+def grow_blocks(
+    states: Sequence[BlockState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    rows = list[SlotRows]()
+    for state, own, parents in zip(states, tokens, above, strict=True):
+        assert state.block is not None
+        depths = state.branch(parents)
+        rows.append(SlotRows(state.block[depths], depths, own, parents))
+    return states[0].condition(states, rows)
 
 
 class TextBlockState(BlockState):

@@ -9,16 +9,18 @@ verifies one block also yields the states that the next is drafted from, their m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.levels import ParallelState
+from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
 
 LAST = -1
 
 
-class BlockwiseHead(nn.Module, Head):
+class BlockwiseHead(nn.Module, ParallelHead):
     """The feed-forward layer of all k heads."""
 
     taps = (LAST,)
@@ -57,8 +59,10 @@ class BlockwiseState(ParallelState):
         super().__init__(first)
         self._head, self._target = head, target
 
-    def read_context(self, hidden: Tensor, following: Tensor) -> Tensor:
-        return self._head.states(self._target.norm(hidden[-1, -1]))
+    def read_contexts(
+        self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
+    ) -> Tensor:
+        return self._head.states(self._target.norm(newest_states(hidden)))
 
     def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
         return self._target.project(contexts[..., depth, :])

@@ -1,283 +1,183 @@
-"""DFlash: a block of masks, denoised in one pass over the target's hidden states; and what was built upon it.
+"""Texts on DFlash's head and those that were built upon it, see `block_network`.
 
-Chen, Liu et al.: "DFlash: Block Diffusion for Flash Speculative Decoding", ICML 2026 (z-lab/dflash). The tapped states
-of every committed token before the root are projected to a context row, whose keys and values enter every layer beside
-those of the block: the root and masks behind it, which see one another in both directions. Context rows pass no layer,
-so a committed token costs a projection a layer.
-
-DSpark (deepseek-ai/DeepSpec), Domino (arXiv 2605.29707) and DFlash 2 correct the logits of a slot by the tokens before
-it (`block_corrections`), and DFlash 2 convolves the slots (`block_convolution`). In JetSpec (Hu et al. 2026, arXiv
-2606.18394) a slot sees those before it only.
-
-Two conventions for the slots of a block of b: in z-lab's a slot predicts the token at its own position, so slot 0, the
-root's, is not used and b - 1 tokens are drafted; in DeepSpec's (`sample_from_anchor`) a slot predicts the token after
-it, and b are drafted.
+Blocks of several texts are denoised in one pass: their slots share the products, and attend to their own texts. Context
+rows of committed tokens are projected together, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from speculant.drafters.heads.block import BlockState
-from speculant.drafters.heads.block_convolution import ConvolvedLayer
-from speculant.drafters.heads.block_corrections import (
-    CandidateSelector,
-    ConfidenceHead,
-    Correction,
-    DominoHead,
-    MarkovHead,
-    Rows,
-)
-from speculant.drafters.heads.block_shape import BlockShape
+from speculant.drafters.heads.block import BlockHead, BlockState, SlotRows
+from speculant.drafters.heads.block_corrections import Rows
+from speculant.drafters.heads.block_network import Angles, BlockNetwork
 from speculant.drafters.heads.cache import HeadCache
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
-
-RunCode = Callable[[int, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor | None]
-JoinKeys = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.layers import Attention, joined
 
 
-class DFlashHead(nn.Module, Head):
-    """The weights, named as in the authors' checkpoints."""
-
-    def __init__(self, shape: LayerShape, block: BlockShape, taps: Sequence[int], *, ids: Tensor | None = None) -> None:
-        """Build a head with random weights.
-
-        Args:
-            shape: of its decoder layers; D is the target's.
-            block: the rest of its shape.
-            taps: the target's layers that it reads, as `Head.taps`.
-            ids: Int64[V'], the target's token of each of its logits, where it has an output projection of its own.
-        """
-        super().__init__()
-        self.shape, self.block = shape, block
-        self.taps, self.depth, self.ids = tuple(taps), block.drafted, ids
-        size, outputs = shape.hidden, block.vocabulary if ids is None else len(ids)
-        self.fc = nn.Linear(len(self.taps) * size, size, bias=False)
-        self.hidden_norm, self.norm = RMSNorm(size, shape.eps), RMSNorm(size, shape.eps)
-        self.layers = nn.ModuleList([_layer(shape, block) for _ in range(block.layers)])
-        self.rotary = Rotary(shape)
-        if block.own_embeddings:
-            self.embed_tokens = nn.Embedding(block.vocabulary, size)
-        if block.own_output:
-            self.lm_head = nn.Linear(size, outputs, bias=False)
-        if block.markov:
-            self.markov_head = MarkovHead(block.vocabulary, block.markov, outputs, hidden=size, kind=block.markov_kind)
-        if block.domino is not None:
-            self.domino_head = DominoHead(size, outputs, block.domino)
-        if block.selector is not None:
-            self.candidate_selector = CandidateSelector(block.vocabulary, size, block.selector)
-        if block.confidence:
-            self.confidence_head = ConfidenceHead(size + (block.markov if block.confidence_markov else 0))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DFlashHead:
-        """Move the map of tokens with the weights."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.ids = None if self.ids is None else self.ids.to(self.fc.weight.device)
-        return self
+class DFlashHead(BlockNetwork, BlockHead):
+    """The network as a head."""
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         return DFlashState(self, target, first)
 
-    def context(self, hidden: Tensor) -> Tensor:
-        """Return the context rows [..., n, D] of tapped states [..., n, L', D]."""
-        found: Tensor = self.hidden_norm(self.fc(hidden.flatten(-2).to(self.fc.weight.dtype)))
-        return found
-
-    def context_keys(self, context: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the keys and values [..., H_kv, n, d] of context rows [..., n, D], layer by layer."""
-        angles = self.rotary.angles(positions, context)
-        return [self._layer(index).self_attn.keys_values(context, angles) for index in range(self.block.layers)]
-
-    def denoise(
-        self,
-        roots: Tensor,
-        positions: Tensor,
-        context: Tensor,
-        join: JoinKeys,
-        target: TargetParts,
-        seen: Tensor,
-        code: RunCode | None = None,
-    ) -> Tensor:
-        """Return the outputs [..., b, D] of the slots, after the final norm.
-
-        Args:
-            roots: Int64[...].
-            positions: Int64[..., b] of the slots.
-            context: Int64[..., m], positions of the context rows.
-            join: puts a layer's keys and values of the slots behind those of the context.
-            target: of the head.
-            seen: Bool[..., 1, m], which context rows the block may see.
-            code: runs a layer in which the slots see everything, given its number, input and angles, by faster code;
-                returns None where it does not.
-        """
-        ids = roots[..., None].repeat_interleave(self.block.size, -1)
-        ids[..., 1:] = self.block.mask
-        x = self.embed(ids, target)
-        angles = self.rotary.angles(positions, x)
-        for index in range(self.block.layers):
-            layer = self._layer(index)
-            given, kernels = layer.enter(x) if isinstance(layer, ConvolvedLayer) else (layer.attention_input(x), x)
-            attention = layer.self_attn
-            found = code(index, x, given, angles) if code is not None and self._sees_all(index) else None
-            if found is not None:
-                x = found
-                continue
-            keys, values = join(index, *attention.keys_values(given, angles))
-            mask = self._seen(index, positions, context, seen)
-            attended = attention.attend(attention.queries(given, angles), keys, values, mask)
-            x = layer.leave(x, attended, kernels) if isinstance(layer, ConvolvedLayer) else layer.finish(x, attended)
-        output: Tensor = self.norm(x)
-        return output if self.block.anchored else output[..., 1:, :]
-
-    def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
-        """Return the logits [..., V'] of outputs, before any correction."""
-        found = target.linear(self.lm_head, outputs) if self.block.own_output else target.project(outputs)
-        found = found * self.block.multiplier if self.block.multiplier != 1.0 else found
-        return torch.tanh(found / self.block.softcap) * self.block.softcap if self.block.softcap else found
-
-    def embed(self, ids: Tensor, target: TargetParts) -> Tensor:
-        """Return the embeddings [..., D] that the block reads of tokens Int64[...]."""
-        block = self.block
-        if block.own_embeddings:
-            found: Tensor = self.embed_tokens(ids)
-        else:
-            found = target.embed(ids) if block.scale is None else target.embedding_rows(ids)
-        return (found if block.scale in (None, 1.0) else found * block.scale).to(self.fc.weight.dtype)
-
-    @property
-    def correction(self) -> Correction | None:
-        """What the tokens before a slot add to its logits."""
-        block = self.block
-        if block.domino is not None:
-            return self.domino_head
-        if block.selector is not None:
-            return self.candidate_selector
-        return self.markov_head if block.markov else None
-
-    def corrected(self, rows: Rows, target: TargetParts) -> tuple[Tensor, Tensor]:
-        """Return the logits [n, V'] of rows given the tokens before them, and what they hand to the rows below."""
-        correction = self.correction
-        if correction is None:
-            return rows.logits, rows.carried
-        found: tuple[Tensor, Tensor] = correction(rows, lambda ids: self.embed(ids, target))
-        return found
-
-    def nothing_carried(self, like: Tensor) -> Tensor:
-        """Return what stands above the root: zeros [n, S], for as many rows as outputs [n, D]."""
-        correction = self.correction
-        return like.new_zeros(len(like), 0 if correction is None else correction.carried)
-
-    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logit [...] of the acceptance of tokens that are drawn from outputs [..., D], after these."""
-        if self.block.markov and self.block.confidence_markov:
-            outputs = torch.cat([outputs, self.markov_head.markov_w1(tokens)], dim=-1)
-        found: Tensor = self.confidence_head(outputs)
-        return found
-
-    def _layer(self, index: int) -> DecoderLayer:
-        layer = self.layers[index]
-        assert isinstance(layer, DecoderLayer)
-        return layer
-
-    def _sees_all(self, index: int) -> bool:
-        """Return whether a layer's slots see all of the context and one another."""
-        block = self.block
-        return not (block.causal and block.causal[index]) and not (block.windows and block.windows[index])
-
-    def _seen(self, index: int, positions: Tensor, context: Tensor, seen: Tensor) -> Tensor:
-        """Return Bool[..., b, m + b], what the slots see in a layer."""
-        block, slots = self.block, positions.shape[-1]
-        causal = bool(block.causal) and block.causal[index]
-        window = block.windows[index] if block.windows else None
-        own = torch.ones(*positions.shape, slots, dtype=torch.bool, device=positions.device)
-        own = own.tril() if causal else own
-        mask = torch.cat([seen.expand(*positions.shape, context.shape[-1]), own], dim=-1)
-        if window is not None:
-            keys = torch.cat([context.expand(*positions.shape[:-1], -1), positions], dim=-1)
-            mask = mask & ((positions[..., None] - keys[..., None, :]).abs() < window)
-        return mask
+    def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+        extend_contexts([each for each in states if isinstance(each, DFlashState)], hidden, following)
 
 
 class DFlashState(BlockState):
     """One text.
 
     Attributes:
+        cache: keys and values of its context rows.
         confidence: the predicted probability that the token after each row of the last call is accepted; None where
             the head does not predict it.
     """
 
     def __init__(self, head: DFlashHead, target: TargetParts, first: int) -> None:
+        """Begin a text whose tokens before the position `first` have no rows."""
         super().__init__()
         self._head, self._target = head, target
-        self._cache = HeadCache(head.block.layers, first=first)
+        self.cache = HeadCache(head.block.layers, first=first)
         self._codes = [None if head.block.convolution else target.layer_code(layer) for layer in head.layers]
         self._root: Tensor | None = None  # Int64[]
         self._outputs: Tensor | None = None  # [K, D]
-        self._carried: list[Tensor] = []  # [1, S] of the root and of the draft's rows
+        self._carried: list[Tensor] = []  # [S] of the root and of the draft's rows
         self.confidence: Tensor | None = None
 
     @property
+    def head(self) -> DFlashHead:
+        """The head."""
+        return self._head
+
+    @property
     def length(self) -> int:
-        return self._cache.length
+        return self.cache.length
+
+    @property
+    def root(self) -> Tensor:
+        """The root, Int64[]."""
+        assert self._root is not None
+        return self._root
 
     def extend(self, hidden: Tensor, following: Tensor) -> None:
-        context = self._head.context(hidden)
-        positions, _ = self._cache.commit(len(context), context.device)
-        for index, (keys, values) in enumerate(self._head.context_keys(context, positions)):
-            self._cache.append(index, keys, values)
-        self._root = following[-1]
+        extend_contexts([self], [hidden], [following])
+
+    def take_root(self, root: Tensor) -> None:
+        """Take the token Int64[] after the last context row."""
+        self._root = root
         self.forget_block()
 
     def run_block(self) -> Tensor:
-        assert self._root is not None
-        cache, head, slots = self._cache, self._head, self._head.block.size
-        positions, _ = cache.branch(range(-1, slots - 1), self._root.device)
-        context = torch.arange(cache.first, cache.length, device=positions.device)
-        every = torch.ones(1, len(context), dtype=torch.bool, device=positions.device)
+        [logits] = self.run_blocks([self])
+        return logits
+
+    def run_blocks(self, states: Sequence[BlockState]) -> list[Tensor]:
+        texts, head = _texts(states), self._head
+        slots, device = head.block.size, texts[0].root.device
+        positions = torch.stack([text.cache.branch(range(-1, slots - 1), device)[0] for text in texts])
+        code = self._run_code if len(texts) == 1 else None  # several texts fill the products of PyTorch
         try:
-            self._outputs = head.denoise(
-                self._root, positions, context, cache.append, self._target, every, self._run_code
+            outputs = head.denoise(
+                torch.stack([text.root for text in texts]), positions, self._target, _Attending(texts, positions), code
             )
         finally:
-            cache.drop()
-        return head.logits(self._outputs, self._target)
+            for text in texts:
+                text.cache.drop()
+        logits = torch.split(head.logits(outputs.flatten(0, 1), self._target), head.block.drafted)
+        for text, own in zip(texts, outputs, strict=True):
+            text._outputs = own
+        return [*logits]
 
-    def _run_code(self, index: int, x: Tensor, given: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor | None:
+    def _run_code(self, index: int, x: Tensor, given: Tensor, angles: Angles) -> Tensor | None:
         code, shape = self._codes[index], self._head.shape
-        if code is None or len(x) > code.most:
+        if code is None or x.shape[1] > code.most:
             return None
-        rows = self._cache.reserve(index, len(x), (shape.kv_heads, shape.head_dim), x)
-        return code(x, given, angles, *rows, None)
+        rows = self.cache.reserve(index, x.shape[1], (shape.kv_heads, shape.head_dim), x)
+        found = code(x[0], given[0], (angles[0][0], angles[1][0]), *rows, None)
+        return None if found is None else found[None]
 
-    def conditioned(self, logits: Tensor, depths: Sequence[int], tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        assert self._root is not None
-        assert self._outputs is not None
-        head = self._head
+    def condition(self, states: Sequence[BlockState], rows: Sequence[SlotRows]) -> list[Tensor]:
+        head, texts = self._head, _texts(states)
         if head.correction is None and not head.block.confidence:
-            return logits
-        before = torch.tensor(list(tokens), device=logits.device) if tokens else self._root[None]
-        outputs = self._outputs[list(depths)]
+            return [own.logits for own in rows]
+        device, sizes = rows[0].logits.device, [len(own.depths) for own in rows]
+        both = list(zip(texts, rows, strict=True))
+        before = joined(
+            [torch.tensor([*own.tokens], device=device) if own.tokens else text.root[None] for text, own in both]
+        )
+        outputs = joined([text.outputs(own.depths) for text, own in both])
         if head.block.confidence:
-            self.confidence = head.confidence(outputs, before).sigmoid()
-        if tokens:
-            carried = torch.cat([self._carried[row + 1] for row in above])
-        else:
-            self._carried, carried = [], head.nothing_carried(outputs)
-        places = torch.tensor(list(depths), device=logits.device)
-        rows = Rows(logits=logits, outputs=outputs, tokens=before, depths=places, carried=carried)
-        found, handed = head.corrected(rows, self._target)
-        self._carried += [handed[row : row + 1] for row in range(len(handed))]
-        return found
+            confidence = torch.split(head.confidence(outputs, before).sigmoid(), sizes)
+            for text, each in zip(texts, confidence, strict=True):
+                text.confidence = each
+        found, handed = head.corrected(
+            Rows(
+                logits=joined([own.logits for own in rows]),
+                outputs=outputs,
+                tokens=before,
+                depths=torch.tensor([depth for own in rows for depth in own.depths], device=device),
+                carried=joined([text.carried(own.above) for text, own in both]),
+            ),
+            self._target,
+        )
+        for text, own, each in zip(texts, rows, torch.split(handed, sizes), strict=True):
+            text._carried = [*(text._carried if own.tokens else ()), *each.unbind()]
+        return [*torch.split(found, sizes)]
+
+    def outputs(self, depths: Sequence[int]) -> Tensor:
+        """Return the outputs [n, D] of the slots that predict what follows nodes of these depths."""
+        assert self._outputs is not None
+        return self._outputs[list(depths)]
+
+    def carried(self, above: Sequence[int]) -> Tensor:
+        """Return what rows hand down, [n, S], -1 for the root's; zeros [1, S] for no rows."""
+        if above:
+            return torch.stack([self._carried[row + 1] for row in above])
+        assert self._outputs is not None
+        return self._head.nothing_carried(self._outputs[:1])
 
     def crop(self, length: int) -> None:
-        self._cache.crop(length)
+        self.cache.crop(length)
         self._root = None
         self.forget_block()
 
 
-def _layer(shape: LayerShape, block: BlockShape) -> DecoderLayer:
-    return DecoderLayer(shape) if block.convolution is None else ConvolvedLayer(shape, block.convolution)
+class _Attending:
+    """The attention of several texts' slots, each to its own context and block; see `block_network.Attend`."""
+
+    def __init__(self, texts: Sequence[DFlashState], positions: Tensor) -> None:
+        self._texts, self._positions = texts, positions
+
+    def __call__(self, index: int, attention: Attention, given: Tensor, angles: Angles) -> Tensor:
+        keys, values = attention.keys_values(given, angles)
+        queries, found = attention.queries(given, angles), list[Tensor]()
+        for place, text in enumerate(self._texts):
+            cache, positions = text.cache, self._positions[place]
+            rows = cache.append(index, keys[place], values[place])
+            context = torch.arange(cache.first, cache.length, device=positions.device)
+            every = torch.ones(1, len(context), dtype=torch.bool, device=positions.device)
+            seen = text.head.seen(index, positions, context, every)
+            found.append(attention.weigh(queries[place], *rows, seen))
+        return torch.stack(found)
+
+
+def extend_contexts(states: Sequence[DFlashState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+    """Append context rows of committed tokens to texts of one head; the arguments are those of `extend`, by text."""
+    head, sizes = states[0].head, [len(own) for own in hidden]
+    context = head.context(joined(hidden))
+    positions = joined([state.cache.commit(size, context.device)[0] for state, size in zip(states, sizes, strict=True)])
+    for index, added in enumerate(head.context_keys(context, positions)):
+        keys, values = (torch.split(each, sizes, dim=-2) for each in added)
+        for place, state in enumerate(states):
+            state.cache.append(index, keys[place], values[place])
+    for state, tokens in zip(states, following, strict=True):
+        state.take_root(tokens[-1])
+
+
+def _texts(states: Sequence[BlockState]) -> list[DFlashState]:
+    return [state for state in states if isinstance(state, DFlashState)]

@@ -12,7 +12,7 @@ from speculant.core.tree import DraftTree
 from speculant.drafters.heads.head import Head, TargetParts, head_needs
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.ranked_vocabulary import reduce_vocabulary
-from speculant.drafters.heads.session import HeadSession
+from speculant.drafters.heads.session import HeadSession, grow_whole_together
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
 from speculant.drafters.heads.united import UnitedSession
@@ -138,11 +138,19 @@ def propose_together(sessions: Sequence[Session], budgets: Sequence[Budget]) -> 
     if len(sessions) == 1 or len(levels) < len(sessions):
         return [session.propose(budget) for session, budget in zip(sessions, budgets, strict=True)]
     asked = [budget if own is None else own.asked(budget) for own, budget in zip(united, budgets, strict=True)]
-    drafts = draft_together(levels, asked, read_together)
+    drafts = _grow_together(levels, asked)
     return [
         draft if own is None else own.unite(draft, budget)
         for own, draft, budget in zip(united, drafts, budgets, strict=True)
     ]
+
+
+def _grow_together(sessions: Sequence[LevelSession], budgets: Sequence[Budget]) -> list[DraftTree]:
+    """Return the drafts of sessions: those that code grows whole, by one call, and level by level the others."""
+    whole = grow_whole_together(sessions, budgets)
+    rest = [place for place, draft in enumerate(whole) if draft is None]
+    grown = iter(draft_together([sessions[place] for place in rest], [budgets[place] for place in rest], read_together))
+    return [next(grown) if draft is None else draft for draft in whole]
 
 
 class ChainHeadDrafter(HeadDrafter):
@@ -162,4 +170,4 @@ class HeadChain(Chain):
         self.passes, self.choosing = depth, choosing
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
-        return GrowthPlan(levels, 1, levels, 0.0, 0.0, [1.0] * levels) if self.choosing else None
+        return GrowthPlan(levels, 1, 1, levels, 0.0, 0.0, [1.0] * levels) if self.choosing else None

@@ -11,6 +11,7 @@ from torch import Tensor
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
 from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.layers import joined
 from speculant.drafters.heads.step import StepCode, TextRows
 
 _FEW = 16  # committed rows that code runs whole, though only the last one's output is wanted
@@ -107,9 +108,8 @@ def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewRows]) 
             angles = _last_rows(angles[0], rows), _last_rows(angles[1], rows)
             seen = [None if own.seen is None else own.seen[-len(own.passed) :] for own in rows]
             sizes = [len(own.passed) for own in rows]
-        queries = torch.split(layer.self_attn.queries(given, angles), sizes, dim=-2)
-        weighed = [layer.self_attn.weigh(own, *keys, mask) for own, keys, mask in zip(queries, held, seen, strict=True)]
-        x = layer.finish(residual, layer.self_attn.o_proj(joined(weighed)))
+        weighed = layer.self_attn.weigh_apart(layer.self_attn.queries(given, angles), held, seen, sizes)
+        x = layer.finish(residual, layer.self_attn.o_proj(weighed))
     return head.carried(x)
 
 
@@ -117,8 +117,3 @@ def _last_rows(x: Tensor, rows: Sequence[NewRows]) -> Tensor:
     """Return of x [n, ...] the rows that pass on."""
     parts = torch.split(x, [len(own) for own in rows])
     return joined([part[-len(own.passed) :] for part, own in zip(parts, rows, strict=True)])
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return tensors one after the other; one alone is itself."""
-    return parts[0] if len(parts) == 1 else torch.cat([*parts])

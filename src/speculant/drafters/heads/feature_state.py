@@ -14,9 +14,10 @@ from torch import Tensor
 
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
-from speculant.drafters.heads.feature_rows import NewRows, joined, run_rows
+from speculant.drafters.heads.feature_rows import NewRows, run_rows
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.step import DraftRoot, GrownDraft
+from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.step import DraftRoot, GrownDraft, StepCode
 from speculant.drafters.models.shapes import GrowthPlan
 
 _ROOM = 64  # rows of a draft that need no larger buffer
@@ -84,20 +85,25 @@ class FeatureState(HeadState):
         """Run rows of this text or of several of the head; see `run_rows`."""
         return run_rows(self.head, self.target, self._code, embeddings, rows)
 
-    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
-        if self._code is None or self._root is None or self._passed is None:
+    def draft_root(self, plan: GrowthPlan) -> DraftRoot | None:
+        """Return what a whole draft grows below; None where nothing was committed."""
+        if self._root is None or self._passed is None:
             return None
-        cache, shape, rows = self.cache, self.head.layer(0).self_attn.shape, plan.levels * plan.top_k
+        cache, shape, like = self.cache, self.head.layer(0).self_attn.shape, self._passed
+        rows = plan.levels * plan.expanded
         each = (shape.kv_heads, shape.head_dim)
-        root = DraftRoot(
-            passed=self._passed,
+        return DraftRoot(
+            passed=like,
             logits=self._root,
-            held=tuple(cache.spare(index, rows, each, self._passed) for index in range(len(self.head.layers))),
+            held=tuple(cache.spare(index, rows, each, like) for index in range(len(self.head.layers))),
             length=cache.committed,
             position=cache.length,
         )
-        found = self._code.draft(root, plan, vocabulary=self.target.vocabulary, temperature=temperature)
-        return None if found is None else GrownDraft(*found)
+
+    @property
+    def code(self) -> StepCode | None:
+        """The target's code for the head's steps."""
+        return self._code
 
     def take_root(self, logits: Tensor) -> None:
         """Take the logits [1, V'] after the last committed row."""
@@ -127,6 +133,17 @@ class JointHead(FeatureHead, Protocol):
         self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
     ) -> list[Tensor]:
         return grow_states([each for each in states if isinstance(each, FeatureState)], tokens, above)
+
+    def grow_whole_all(
+        self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
+    ) -> list[GrownDraft | None]:
+        own = [each for each in states if isinstance(each, FeatureState)]
+        roots = [state.draft_root(plan) for state, plan in zip(own, plans, strict=True)]
+        code, known = own[0].code, [root for root in roots if root is not None]
+        found = None
+        if code is not None and len(known) == len(roots):
+            found = code.draft(known, plans, vocabulary=own[0].target.vocabulary, temperatures=temperatures)
+        return [None if each is None else GrownDraft(*each) for each in found or [None] * len(roots)]
 
 
 def extend_states(states: Sequence[FeatureState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:

@@ -8,7 +8,7 @@ tokens alone, so those of drafted tokens stay right when they are accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
-from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, rotated
+from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, joined, rotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,19 @@ class CrossAttention(nn.Module):
             )
         )
 
-    def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-        """Return [..., n, D] of x [..., n, D] over keys and values [..., H_kv, m, d]; `seen` Bool[..., n, m]."""
-        queries = self.q_proj(x).reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)
-        queries = rotated(queries, self._rotary.angles(positions, x))
-        keys, values, flat = keys.to(x.dtype), values.to(x.dtype), queries.ndim == 3
+    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return rotated queries [..., H, n, d] of x [..., n, D]."""
+        found = self.q_proj(x).reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)
+        return rotated(found, self._rotary.angles(positions, x))
+
+    def weigh(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+        """Return [..., n, H * d], before the output projection, over keys [..., H_kv, m, d]; `seen` Bool[..., n, m]."""
+        keys, values, flat = keys.to(queries.dtype), values.to(queries.dtype), queries.ndim == 3
         if flat:
             queries, keys, values = queries[None], keys[None], values[None]
         mask, shared = None if seen is None else seen.unsqueeze(-3), self.shape.kv_heads != self.shape.heads
         found = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=shared)
-        output: Tensor = self.o_proj((found[0] if flat else found).transpose(-3, -2).flatten(-2))
-        return output
+        return (found[0] if flat else found).transpose(-3, -2).flatten(-2)
 
 
 class GlideLayer(DecoderLayer):
@@ -113,6 +115,17 @@ class GlideHead(nn.Module, Head, TextHead):
             raise UnsupportedError("GLIDE reads the target's keys and values, whose cache was not lent.")
         return GlideState(self, tokens, cache)
 
+    def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+        extend_texts(_own(states), following)
+
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        return start_texts(_own(states))
+
+    def grow_all(
+        self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        return grow_texts(_own(states), tokens, above)
+
     @property
     def layer(self) -> GlideLayer:
         """The only layer."""
@@ -129,63 +142,140 @@ class GlideHead(nn.Module, Head, TextHead):
         self,
         ids: Tensor,
         positions: Tensor,
-        own: tuple[Tensor, Tensor, Tensor | None],
-        target: tuple[Tensor, Tensor, Tensor | None],
+        attend: Callable[[Tensor], Tensor],
+        cross: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """Return the logits [..., n, V] after tokens Int64[..., n].
 
         Args:
             ids: the tokens.
             positions: of the tokens.
-            own: keys, values and what each token sees of them, Bool[..., n, m] or None for all.
-            target: the same of the target's.
+            attend: its own attention's [..., n, H * d], before the output projection, of queries [..., H, n, d].
+            cross: the same of the attention to the target's keys.
         """
         layer, x = self.layer, self.embed_tokens(ids)
         queries = layer.self_attn.queries(layer.attention_input(x), self.rotary.angles(positions, x))
-        x = x + layer.self_attn.attend(queries, *own)
-        found: Tensor = self.lm_head(self.norm(layer.finish(x, layer.cross_attn(x, positions, *target))))
+        x = x + layer.self_attn.o_proj(attend(queries))
+        crossed = layer.cross_attn.o_proj(cross(layer.cross_attn.queries(x, positions)))
+        found: Tensor = self.lm_head(self.norm(layer.finish(x, crossed)))
         return found
 
 
 class GlideState(HeadState):
-    """One text: the rows of its tokens, the root's included, and the target's cache."""
+    """One text.
+
+    Attributes:
+        head: of the text.
+        target: the target's cache.
+        cache: the rows of its tokens, the root's included.
+    """
 
     def __init__(self, head: GlideHead, tokens: Sequence[int], cache: TargetCache) -> None:
-        self._head, self._target = head, cache
-        self._text, self._cache = list(tokens[:1]), HeadCache(1)
+        self.head, self.target = head, cache
+        self._text, self.cache = list(tokens[:1]), HeadCache(1)
 
     @property
     def length(self) -> int:
         return len(self._text) - 1
 
     def extend(self, hidden: Tensor, following: Tensor) -> None:
-        self._text += following.tolist()
-        new = self._ids(self._text[self._cache.length :])
-        positions, _ = self._cache.commit(len(new), new.device)
-        self._cache.append(0, *self._head.keys_values(new, positions))
+        extend_texts([self], [following])
 
     def start(self) -> Tensor:
-        root = self._cache.length - 1
-        ids = self._ids(self._text[-1:])
-        own = self._cache.rows(0)
-        positions = torch.tensor([root], device=ids.device)
-        return self._head.logits(ids, positions, (*own, None), (*self._target.layer_rows(-1), None))
+        [logits] = start_texts([self])
+        return logits
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        ids = self._ids(tokens)
-        positions, seen = self._cache.branch(above, ids.device)
-        own = self._cache.append(0, *self._head.keys_values(ids, positions))
-        return self._head.logits(ids, positions, (*own, seen), (*self._target.layer_rows(-1), None))
+        [logits] = grow_texts([self], [tokens], [above])
+        return logits
+
+    def take(self, following: Tensor) -> list[int]:
+        """Take committed tokens Int64[n]; return those of the text that have no rows."""
+        self._text += following.tolist()
+        return self._text[self.cache.length :]
+
+    @property
+    def root(self) -> int:
+        """The newest token."""
+        return self._text[-1]
 
     def drop(self) -> None:
-        self._cache.drop()
+        self.cache.drop()
 
     def crop(self, length: int) -> None:
         del self._text[length + 1 :]
-        self._cache.crop(length + 1)
+        self.cache.crop(length + 1)
 
-    def _ids(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor(list(tokens), device=self._head.lm_head.weight.device)
+
+def extend_texts(states: Sequence[GlideState], following: Sequence[Tensor]) -> None:
+    """Append rows of committed tokens to texts of one head."""
+    head, new = states[0].head, [state.take(own) for state, own in zip(states, following, strict=True)]
+    ids = _ids(head, new)
+    positions = [state.cache.commit(len(own), ids.device)[0] for state, own in zip(states, new, strict=True)]
+    _append(states, head.keys_values(ids, joined(positions)), [len(own) for own in new])
+
+
+def start_texts(states: Sequence[GlideState]) -> list[Tensor]:
+    """Return the logits [1, V] after the roots of texts of one head."""
+    ids = _ids(states[0].head, [[state.root] for state in states])
+    positions = torch.tensor([state.cache.length - 1 for state in states], device=ids.device)
+    return _logits(states, ids, positions, [state.cache.rows(0) for state in states], [None] * len(states))
+
+
+def grow_texts(
+    states: Sequence[GlideState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    head, ids = states[0].head, _ids(states[0].head, tokens)
+    branched = [state.cache.branch(own, ids.device) for state, own in zip(states, above, strict=True)]
+    positions, seen = zip(*branched, strict=True)
+    held = _append(states, head.keys_values(ids, joined(positions)), [len(own) for own in tokens])
+    return _logits(states, ids, joined(positions), held, seen)
+
+
+def _append(
+    states: Sequence[GlideState], added: tuple[Tensor, Tensor], sizes: list[int]
+) -> list[tuple[Tensor, Tensor]]:
+    """Append keys and values [H, n, d] of rows, so many of each text; return those of all rows, by text."""
+    keys, values = (torch.split(each, sizes, dim=-2) for each in added)
+    return [state.cache.append(0, *own) for state, *own in zip(states, keys, values, strict=True)]
+
+
+def _logits(
+    states: Sequence[GlideState],
+    ids: Tensor,
+    positions: Tensor,
+    held: Sequence[tuple[Tensor, Tensor]],
+    seen: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Return the logits [n, V] after tokens Int64[n] of texts, by text.
+
+    Args:
+        states: of the texts.
+        ids: the tokens, text by text.
+        positions: of the tokens.
+        held: keys and values of each text.
+        seen: which of them each token of a text sees, None for one token that sees all.
+    """
+    sizes = [1 if own is None else len(own) for own in seen]
+    targets = [state.target.layer_rows(-1) for state in states]
+
+    def attend(queries: Tensor) -> Tensor:
+        return states[0].head.layer.self_attn.weigh_apart(queries, held, seen, sizes)
+
+    def cross(queries: Tensor) -> Tensor:
+        own = zip(torch.split(queries, sizes, dim=-2), targets, strict=True)
+        return joined([states[0].head.layer.cross_attn.weigh(each, *rows, None) for each, rows in own])
+
+    return [*torch.split(states[0].head.logits(ids, positions, attend, cross), sizes)]
+
+
+def _ids(head: GlideHead, tokens: Sequence[Sequence[int]]) -> Tensor:
+    return torch.tensor([token for own in tokens for token in own], device=head.lm_head.weight.device)
+
+
+def _own(states: Sequence[HeadState]) -> list[GlideState]:
+    return [state for state in states if isinstance(state, GlideState)]
 
 
 def target_cross_shape(target: TargetParts, *, block: int = 5) -> CrossShape:

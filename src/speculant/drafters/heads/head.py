@@ -196,15 +196,6 @@ class HeadState(Protocol):
                 the root.
         """
 
-    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
-        """Return a whole draft of chosen tokens, grown by faster code; None where there is none. Its rows are not kept.
-
-        Args:
-            plan: of the draft.
-            temperature: of its probabilities.
-        """
-        return None
-
     def drop(self) -> None:
         """Drop the rows of the draft."""
 
@@ -244,11 +235,27 @@ class Head(Protocol):
         for state, own, tokens in zip(states, hidden, following, strict=True):
             state.extend(own, tokens)
 
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        """Return the logits after the roots of several texts; heads that can, compute them together."""
+        return [state.start() for state in states]
+
     def grow_all(
         self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
     ) -> list[Tensor]:
         """Append rows of drafts to several texts, return the logits after them; heads that can, run them together."""
         return [state.grow(own, rows) for state, own, rows in zip(states, tokens, above, strict=True)]
+
+    def grow_whole_all(
+        self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
+    ) -> list[GrownDraft | None]:
+        """Return whole drafts of chosen tokens, grown by faster code; None where there is none. Rows are not kept.
+
+        Args:
+            states: of the texts.
+            plans: of their drafts.
+            temperatures: of their probabilities.
+        """
+        return [None] * len(states)
 
 
 @runtime_checkable

@@ -7,15 +7,16 @@ drafted tokens above: a residual block of (i + 2) D to D, more blocks of D, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from speculant.drafters.heads.cache import HeadCache
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
-from speculant.drafters.heads.levels import LevelState
+from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, joined
+from speculant.drafters.heads.levels import LevelHead, LevelState, newest_states
 from speculant.drafters.heads.published_trees import published_tree
 from speculant.drafters.heads.residual import ResBlock, repeated
 from speculant.drafters.heads.static_tree import RankPath
@@ -48,7 +49,7 @@ class HydraShape:
     dropout: float = 0.0
 
 
-class HydraHead(nn.Module, Head):
+class HydraHead(nn.Module, LevelHead):
     """The weights, named as in the authors' checkpoints: Hydra++ has dropouts between the blocks, which are counted."""
 
     depth: int
@@ -110,15 +111,17 @@ class Prefix(nn.Module):
         output: Tensor = self.norm(layer.finish(x, attended))
         return output
 
-    def newest(self, x: Tensor, cache: HeadCache) -> Tensor:
-        """Append rows [n, D] to a cache; return the state [D] of the last one."""
-        layer = self.layer
-        positions, _ = cache.commit(len(x), x.device)
-        angles, given = self.rotary.angles(positions, x), layer.attention_input(x)
-        keys, values = cache.append(0, *layer.self_attn.keys_values(given, angles))
-        queries = layer.self_attn.queries(given[-1:], (angles[0][-1:], angles[1][-1:]))
-        attended = layer.self_attn.attend(queries, keys, values, None)
-        output: Tensor = self.norm(layer.finish(x[-1:], attended))[0]
+    def newest(self, x: Sequence[Tensor], caches: Sequence[HeadCache]) -> Tensor:
+        """Append rows [n, D] of B texts to their caches; return the states [B, D] of the last ones."""
+        layer, sizes, rows = self.layer, [len(own) for own in x], joined(x)
+        positions = joined([cache.commit(size, rows.device)[0] for cache, size in zip(caches, sizes, strict=True)])
+        angles, given = self.rotary.angles(positions, rows), layer.attention_input(rows)
+        added = (torch.split(each, sizes, dim=-2) for each in layer.self_attn.keys_values(given, angles))
+        held = [cache.append(0, *own) for cache, own in zip(caches, zip(*added, strict=True), strict=True)]
+        last = torch.tensor(sizes, device=rows.device).cumsum(0) - 1
+        queries = layer.self_attn.queries(given[last], (angles[0][last], angles[1][last]))
+        weighed = layer.self_attn.weigh_apart(queries, held, [None] * len(x), [1] * len(x))
+        output: Tensor = self.norm(layer.finish(rows[last], layer.self_attn.o_proj(weighed)))
         return output
 
     @property
@@ -136,13 +139,18 @@ class HydraState(LevelState):
         super().__init__(first)
         self._head, self._target, self._cache = head, target, HeadCache(1, first=first)
 
-    def read_context(self, hidden: Tensor, following: Tensor) -> Tensor:
+    def read_contexts(
+        self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
+    ) -> Tensor:
         prefix = self._head.prefix_embeding_layer
         if prefix is None:
-            feature = self._head.features(hidden[-1, -1], self._target)
+            features = self._head.features(newest_states(hidden), self._target)
         else:
-            feature = prefix.newest(self._head.features(hidden[:, -1], self._target), self._cache)
-        return torch.cat([feature, self._target.embed(following[-1]).to(feature.dtype)])
+            rows = self._head.features(joined([own[:, -1] for own in hidden]), self._target)
+            caches = [state._cache for state in states if isinstance(state, HydraState)]
+            features = prefix.newest(torch.split(rows, [len(own) for own in hidden]), caches)
+        roots = self._target.embed(torch.stack([own[-1] for own in following]))
+        return torch.cat([features, roots.to(features.dtype)], dim=-1)
 
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
         return torch.cat([contexts, self._target.embed(tokens).to(contexts.dtype)], dim=-1)

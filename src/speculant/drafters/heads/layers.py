@@ -6,6 +6,7 @@ hidden size, DFlash gives it keys of the target's states beside those of its own
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,11 @@ def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors one after the other; one alone is itself."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
 class Attention(nn.Module):
     """Grouped-query attention with the projections apart."""
 
@@ -166,6 +172,24 @@ class Attention(nn.Module):
         )
         found = found[0] if flat else found
         return found.transpose(-3, -2).flatten(-2)
+
+    def weigh_apart(
+        self,
+        queries: Tensor,
+        held: Sequence[tuple[Tensor, Tensor]],
+        seen: Sequence[Tensor | None],
+        sizes: Sequence[int],
+    ) -> Tensor:
+        """Return [n, H * d], before the output projection, of rows of several texts, each over keys of its own.
+
+        Args:
+            queries: [H, n, d], rotated, text by text.
+            held: keys and values [H_kv, m, d] of each text.
+            seen: Bool[n_i, m], which keys each query of a text may see; None for all.
+            sizes: n_i, how many queries each text has.
+        """
+        own = torch.split(queries, [*sizes], dim=-2)
+        return joined([self.weigh(each, *rows, mask) for each, rows, mask in zip(own, held, seen, strict=True)])
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)

@@ -1,18 +1,21 @@
 """States of heads that read the newest target state once and then draft level by level.
 
 A context is what one node passes to those below it: Medusa's never changes, Hydra's grows by an embedding a level, an
-MLP speculator's is its recurrent state. Nothing of a draft outlives its round.
+MLP speculator's is its recurrent state. Nothing of a draft outlives its round. Nodes of one depth run together, of
+several texts too.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from speculant.drafters.heads.head import HeadState
+from speculant.drafters.heads.head import Head, HeadState
+from speculant.drafters.heads.layers import joined
 
 
 class LevelState(HeadState):
@@ -32,26 +35,32 @@ class LevelState(HeadState):
         return self._length
 
     def extend(self, hidden: Tensor, following: Tensor) -> None:
-        self._length += len(hidden)
-        self._contexts, self._depths = [self.read_context(hidden, following)], [0]
+        extend_levels([self], [hidden], [following])
 
     def start(self) -> Tensor:
-        return self.project_contexts(self._contexts[0][None], 0)
+        [logits] = start_levels([self])
+        return logits
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        ids = torch.tensor(tokens, device=self._contexts[0].device)
-        first = len(self._contexts)
-        self._depths += [self._depths[row + 1] + 1 for row in above]
+        [logits] = grow_levels([self], [tokens], [above])
+        return logits
+
+    @property
+    def contexts(self) -> list[Tensor]:
+        """The contexts [C], of the root and then of the draft's rows."""
+        return self._contexts
+
+    def take_context(self, count: int, context: Tensor) -> None:
+        """Begin a draft behind `count` further committed tokens, with the root's context [C]."""
+        self._length += count
+        self._contexts, self._depths = [context], [0]
+
+    def branch(self, above: Sequence[int]) -> list[int]:
+        """Append rows with the contexts of those above them, -1 for the root; return their depths."""
+        depths = [self._depths[row + 1] + 1 for row in above]
+        self._depths += depths
         self._contexts += [self._contexts[row + 1] for row in above]
-        found: list[Tensor] = [ids] * len(tokens)
-        for depth in sorted(set(self._depths[first:])):
-            nodes = [node for node in range(len(tokens)) if self._depths[first + node] == depth]
-            contexts = torch.stack([self._contexts[first + node] for node in nodes])
-            contexts = self.follow_tokens(contexts, ids[nodes], depth)
-            logits = self.project_contexts(contexts, depth)
-            for node, context, row in zip(nodes, contexts, logits, strict=True):
-                self._contexts[first + node], found[node] = context, row
-        return torch.stack(found)
+        return depths
 
     def drop(self) -> None:
         del self._contexts[1:], self._depths[1:]
@@ -61,8 +70,10 @@ class LevelState(HeadState):
         self._contexts, self._depths = [], []
 
     @abstractmethod
-    def read_context(self, hidden: Tensor, following: Tensor) -> Tensor:
-        """Return the root's context [C], given what `extend` takes."""
+    def read_contexts(
+        self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the contexts [B, C] of the roots of B texts of the head, given what `extend_all` takes."""
 
     @abstractmethod
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
@@ -73,29 +84,118 @@ class LevelState(HeadState):
         """Return the logits [n, V'] after nodes of a depth, 0 for the root, given their contexts [n, C]."""
 
 
+class LevelHead(Head, Protocol):
+    """A head whose states are `LevelState`s."""
+
+    def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+        extend_levels(_levels(states), hidden, following)
+
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        return start_levels(_levels(states))
+
+    def grow_all(
+        self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        return grow_levels(_levels(states), tokens, above)
+
+
 class ParallelState(LevelState):
     """One text of a head whose logits depend on the depth alone: they are computed once a depth, for all nodes."""
 
     def __init__(self, first: int) -> None:
         super().__init__(first)
-        self._logits: dict[int, Tensor] = {}  # [1, V'], by depth
+        self.logits: dict[int, Tensor] = {}  # [1, V'], by depth
 
-    def extend(self, hidden: Tensor, following: Tensor) -> None:
-        self._logits = {}
-        super().extend(hidden, following)
-
-    def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        depths = [self._depths[row + 1] + 1 for row in above]
-        self._depths += depths
-        return torch.cat([self._of_depth(depth) for depth in depths])
+    def take_context(self, count: int, context: Tensor) -> None:
+        super().take_context(count, context)
+        self.logits = {}
 
     def start(self) -> Tensor:
-        return self._of_depth(0)
+        [logits] = logits_at([self], [[0]])
+        return logits
+
+    def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
+        [logits] = logits_at([self], [self.branch(above)])
+        return logits
 
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
         return contexts
 
-    def _of_depth(self, depth: int) -> Tensor:
-        if depth not in self._logits:
-            self._logits[depth] = self.project_contexts(self._contexts[0][None], depth)
-        return self._logits[depth]
+
+class ParallelHead(LevelHead, Protocol):
+    """A head whose states are `ParallelState`s."""
+
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        return logits_at(_parallel(states), [[0]] * len(states))
+
+    def grow_all(
+        self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        own = _parallel(states)
+        return logits_at(own, [state.branch(rows) for state, rows in zip(own, above, strict=True)])
+
+
+def extend_levels(states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+    """Append rows of committed tokens to texts of one head; the arguments are those of `extend`, by text."""
+    contexts = states[0].read_contexts(states, hidden, following)
+    for state, own, context in zip(states, hidden, contexts.unbind(), strict=True):
+        state.take_context(len(own), context)
+
+
+def start_levels(states: Sequence[LevelState]) -> list[Tensor]:
+    """Return the logits [1, V'] after the roots of texts of one head."""
+    roots = torch.stack([state.contexts[0] for state in states])
+    return [*torch.split(states[0].project_contexts(roots, 0), 1)]
+
+
+def grow_levels(
+    states: Sequence[LevelState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    first, sizes = states[0], [len(own) for own in tokens]
+    firsts = [len(state.contexts) for state in states]
+    depths = [depth for state, own in zip(states, above, strict=True) for depth in state.branch(own)]
+    owners = [
+        (state, begin + row) for state, begin, size in zip(states, firsts, sizes, strict=True) for row in range(size)
+    ]
+    ids = torch.tensor([token for own in tokens for token in own], device=first.contexts[0].device)
+    found, order = list[Tensor](), list[int]()
+    for depth in sorted(set(depths)):
+        nodes = [node for node, own in enumerate(depths) if own == depth]
+        contexts = torch.stack([state.contexts[row] for state, row in (owners[node] for node in nodes)])
+        contexts = first.follow_tokens(contexts, ids if len(nodes) == len(ids) else ids[nodes], depth)
+        for node, context in zip(nodes, contexts.unbind(), strict=True):
+            state, row = owners[node]
+            state.contexts[row] = context
+        found.append(first.project_contexts(contexts, depth))
+        order += nodes
+    logits = joined(found)
+    if len(found) > 1:  # in the order of the nodes
+        logits = logits[sorted(range(len(order)), key=order.__getitem__)]
+    return [*torch.split(logits, sizes)]
+
+
+def logits_at(states: Sequence[ParallelState], depths: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the logits [n, V'] after nodes of these depths, by text of one head."""
+    for depth in sorted({depth for own in depths for depth in own}):
+        asked = [state for state, own in zip(states, depths, strict=True) if depth in own]
+        lacking = [state for state in asked if depth not in state.logits]
+        if lacking:
+            roots = torch.stack([state.contexts[0] for state in lacking])
+            rows = torch.split(states[0].project_contexts(roots, depth), 1)
+            for state, row in zip(lacking, rows, strict=True):
+                state.logits[depth] = row
+    return [joined([state.logits[depth] for depth in own]) for state, own in zip(states, depths, strict=True)]
+
+
+def _levels(states: Sequence[HeadState]) -> list[LevelState]:
+    return [state for state in states if isinstance(state, LevelState)]
+
+
+def _parallel(states: Sequence[HeadState]) -> list[ParallelState]:
+    return [state for state in states if isinstance(state, ParallelState)]
+
+
+def newest_states(hidden: Sequence[Tensor]) -> Tensor:
+    """Return the last layer's output [B, D] at the newest tokens of B texts, of states [n, L', D] each."""
+    return torch.stack([own[-1, -1] for own in hidden])

@@ -8,14 +8,15 @@ heads alone, Medusa-2 the target with them; they draft in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.levels import ParallelState
+from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
 from speculant.drafters.heads.published_trees import published_tree
 from speculant.drafters.heads.residual import repeated
 from speculant.drafters.heads.static_tree import RankPath
@@ -48,7 +49,7 @@ class MedusaShape:
     scale: float = 1.0
 
 
-class MedusaHead(nn.ModuleList, Head):
+class MedusaHead(nn.ModuleList, ParallelHead):
     """The weights, named as in the authors' checkpoints: `{head}.{block}.linear.weight`, `{head}.{blocks}.weight`."""
 
     taps = (LAST,)
@@ -97,8 +98,10 @@ class MedusaState(ParallelState):
         super().__init__(first)
         self._head, self._target = head, target
 
-    def read_context(self, hidden: Tensor, following: Tensor) -> Tensor:
-        return self._target.norm(hidden[-1, -1])
+    def read_contexts(
+        self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
+    ) -> Tensor:
+        return self._target.norm(newest_states(hidden))
 
     def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
         return self._head.project(contexts, depth, self._target)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.levels import LevelState
+from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.levels import LevelHead, LevelState, newest_states
 
 LAST = -1
 
@@ -52,7 +52,7 @@ class BiasedRMSNorm(nn.Module):
         return torch.add(torch.mul(self.weight, unit_scaled(x)), self.bias)
 
 
-class MLPHead(nn.Module, Head):
+class MLPHead(nn.Module, LevelHead):
     """The weights, named as in the authors' checkpoints."""
 
     taps = (LAST,)
@@ -101,8 +101,11 @@ class MLPState(LevelState):
         super().__init__(first)
         self._head, self._target = head, target
 
-    def read_context(self, hidden: Tensor, following: Tensor) -> Tensor:
-        return self._head.step(self._head.scaled(self._target.norm(hidden[-1, -1])), following[-1], 0)
+    def read_contexts(
+        self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
+    ) -> Tensor:
+        roots = torch.stack([own[-1] for own in following])
+        return self._head.step(self._head.scaled(self._target.norm(newest_states(hidden))), roots, 0)
 
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
         return self._head.step(contexts, tokens, depth)

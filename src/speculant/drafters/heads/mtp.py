@@ -24,10 +24,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.feature_state import FeatureState, extend_states, grow_states
+from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.mtp_module import ROOT, ModuleRows, MtpModule
+from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.mtp_module import ROOT, ModuleRows, MtpModule, NewRows, run_rows
 from speculant.drafters.heads.plain_mtp import PlainMtp, view_plain
+from speculant.drafters.heads.step import GrownDraft
+from speculant.drafters.models.shapes import GrowthPlan
 
 LAST = -1
 
@@ -75,16 +78,31 @@ class MtpHead(nn.Module, Head):
         return MtpHead(modules, depth=self.depth, ids=ids)
 
     def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
-        if (found := _features(states)) is None:
-            super().extend_all(states, hidden, following)
+        if (plain := _plain_of(states)) is not None:
+            plain.extend_all(states, hidden, following)
+        elif (own := _own(states)) is not None:
+            extend_texts(own, hidden, following)
         else:
-            extend_states(found, hidden, following)
+            super().extend_all(states, hidden, following)
+
+    def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
+        if (own := _own(states)) is not None:
+            return logits_after([(state, 0, [ROOT]) for state in own])
+        return super().start_all(states)
 
     def grow_all(
         self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        found = _features(states)
-        return super().grow_all(states, tokens, above) if found is None else grow_states(found, tokens, above)
+        if (plain := _plain_of(states)) is not None:
+            return plain.grow_all(states, tokens, above)
+        own = _own(states)
+        return super().grow_all(states, tokens, above) if own is None else grow_texts(own, tokens, above)
+
+    def grow_whole_all(
+        self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
+    ) -> list[GrownDraft | None]:
+        plain = _plain_of(states)
+        return [None] * len(states) if plain is None else plain.grow_whole_all(states, plans, temperatures)
 
     def _view(self, target: TargetParts) -> PlainMtp | None:
         """Return the head as one of EAGLE's family; None if it has several modules, or no plain layer."""
@@ -96,67 +114,142 @@ class MtpHead(nn.Module, Head):
         return view
 
 
-def _features(states: Sequence[HeadState]) -> list[FeatureState] | None:
-    """Return states that run together; None where they are of modules that run one by one."""
-    found = [each for each in states if isinstance(each, FeatureState)]
-    return found if len(found) == len(states) and len({id(each.head) for each in found}) == 1 else None
+def _plain_of(states: Sequence[HeadState]) -> PlainMtp | None:
+    """Return the view that texts are of; None if they are of modules, or of several views."""
+    heads = {id(head): head for each in states if isinstance(head := getattr(each, "head", None), PlainMtp)}
+    alike = len(heads) == 1 and all(isinstance(each, FeatureState) for each in states)
+    return next(iter(heads.values())) if alike else None
 
 
 class MtpState(HeadState):
-    """See `HeadState`."""
+    """One text.
+
+    Attributes:
+        modules: its rows in each module.
+        target: of the head.
+    """
 
     def __init__(self, head: MtpHead, target: TargetParts, first: int) -> None:
         """Begin a text whose tokens before the position `first` have no rows."""
-        self._target, last = target, len(head) - 1
-        self._modules = [ModuleRows(head.module(k), target, first + k, whole=k < last) for k in range(len(head))]
+        self.target, last = target, len(head) - 1
+        self.modules = [ModuleRows(head.module(k), target, first + k, whole=k < last) for k in range(len(head))]
         self._depths: list[int] = []  # of the draft's nodes, 1 for those below the root
 
     @property
     def length(self) -> int:
-        return self._modules[0].cache.length
+        return self.modules[0].cache.length
 
     def extend(self, hidden: Tensor, following: Tensor) -> None:
-        given = self._target.norm(hidden[:, -1])
-        for module, below in zip(self._modules, [*self._modules[1:], None], strict=True):
-            if not len(given):
-                break  # the text is shorter than there are modules
-            before = module.outputs([ROOT]) if below is not None and module.holds(ROOT) else given[:0]
-            passed = module.commit(following[len(following) - len(given) :], given)
-            given = torch.cat([before.to(passed.dtype), passed[:-1]])
+        extend_texts([self], [hidden], [following])
 
     def start(self) -> Tensor:
-        return self._modules[0].logits([ROOT])
+        [logits] = logits_after([(self, 0, [ROOT])])
+        return logits
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        first, last = len(self._depths), len(self._modules) - 1
+        [logits] = grow_texts([self], [tokens], [above])
+        return logits
+
+    def add_nodes(self, above: Sequence[int]) -> range:
+        """Add nodes below others, -1 for the root; return their numbers."""
+        first = len(self._depths)
         self._depths += [1 if parent == ROOT else self._depths[parent] + 1 for parent in above]
-        nodes, parents = range(first, len(self._depths)), dict(enumerate(above, first))
-        for k in range(len(self._modules)):
-            sources = {node: source for node in nodes if (source := self._source(k, node, parents[node])) is not None}
-            for source in dict.fromkeys(sources.values()):
-                own = [node for node in sources if sources[node] is source]
-                hidden = source.outputs([parents[node] for node in own])
-                ids = torch.tensor([tokens[node - first] for node in own], device=hidden.device)
-                self._modules[k].branch(own, [parents[node] for node in own], ids, hidden)
-        serving = [min(self._depths[node], last) for node in nodes]
-        if len(set(serving)) == 1:
-            return self._modules[serving[0]].logits(nodes)
-        return torch.cat([self._modules[k].logits([node]) for k, node in zip(serving, nodes, strict=True)])
+        return range(first, len(self._depths))
+
+    def serving(self, node: int) -> int:
+        """Return the module that drafts what follows a node."""
+        return min(self._depths[node], len(self.modules) - 1)
+
+    def branch(self, k: int, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> NewRows | None:
+        """Make room for the rows that new nodes have in module k, None where none of them has one."""
+        sources = [self._source(k, node, parent) for node, parent in zip(nodes, parents, strict=True)]
+        own, states = list[int](), list[Tensor]()
+        for source in dict.fromkeys(source for source in sources if source is not None):
+            places = [place for place, each in enumerate(sources) if each is source]
+            states.append(source.outputs([parents[place] for place in places]))
+            own += places
+        if not own:
+            return None
+        ids = torch.tensor([tokens[place] for place in own], device=states[0].device)
+        above = [parents[place] for place in own]
+        return self.modules[k].branch([nodes[place] for place in own], above, ids, joined(states))
 
     def _source(self, k: int, node: int, parent: int) -> ModuleRows | None:
         """Return the module whose output at a node's parent module k reads; None where the node has no row there."""
-        depth, last = self._depths[node], len(self._modules) - 1
+        depth, last = self._depths[node], len(self.modules) - 1
         if depth > last:
-            return self._modules[last] if k == last else None
-        before = self._modules[k - 1] if k >= depth else None
+            return self.modules[last] if k == last else None
+        before = self.modules[k - 1] if k >= depth else None
         return before if before is not None and before.holds(parent) else None
 
     def drop(self) -> None:
         self._depths = []
-        for module in self._modules:
+        for module in self.modules:
             module.drop()
 
     def crop(self, length: int) -> None:
         self._depths = []
-        for module in self._modules:
+        for module in self.modules:
             module.crop(length)
+
+
+def extend_texts(states: Sequence[MtpState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
+    """Append rows of committed tokens to texts of one head; the arguments are those of `extend`, by text."""
+    first, sizes = states[0], [len(own) for own in hidden]
+    given = [*torch.split(first.target.norm(joined([own[:, -1] for own in hidden])), sizes)]
+    for k in range(len(first.modules)):
+        places = [place for place, own in enumerate(given) if len(own)]  # a text may be shorter than there are modules
+        if not places:
+            return
+        rows = [states[place].modules[k] for place in places]
+        goes_on = k + 1 < len(first.modules)
+        before = [each.outputs([ROOT]) if goes_on and each.holds(ROOT) else None for each in rows]
+        new = [
+            each.commit(following[place][len(following[place]) - len(given[place]) :], given[place])
+            for place, each in zip(places, rows, strict=True)
+        ]
+        for place, passed, last in zip(places, run_rows(new), before, strict=True):
+            given[place] = passed[:-1] if last is None else torch.cat([last.to(passed.dtype), passed[:-1]])
+
+
+def grow_texts(
+    states: Sequence[MtpState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    nodes = [state.add_nodes(own) for state, own in zip(states, above, strict=True)]
+    for k in range(len(states[0].modules)):
+        branched = [state.branch(k, *own) for state, *own in zip(states, nodes, tokens, above, strict=True)]
+        if new := [each for each in branched if each is not None]:
+            run_rows(new)
+    serving = [[state.serving(node) for node in own] for state, own in zip(states, nodes, strict=True)]
+    wanted, order = list[tuple[MtpState, int, Sequence[int]]](), list[tuple[int, int]]()
+    for k in sorted({each for own in serving for each in own}):
+        for place, (state, own) in enumerate(zip(states, nodes, strict=True)):
+            if chosen := [node for node, each in zip(own, serving[place], strict=True) if each == k]:
+                wanted.append((state, k, chosen))
+                order += [(place, node) for node in chosen]
+    logits = joined(logits_after(wanted))
+    if order != sorted(order):  # text by text, in the order of the nodes
+        logits = logits[sorted(range(len(order)), key=order.__getitem__)]
+    return [*torch.split(logits, [len(own) for own in nodes])]
+
+
+def logits_after(wanted: Sequence[tuple[MtpState, int, Sequence[int]]]) -> list[Tensor]:
+    """Return the logits [n, V] after nodes of texts, -1 for the root, each by a module that all its nodes share.
+
+    Args:
+        wanted: texts, modules, of which equal ones stand together, and nodes.
+    """
+    found = list[Tensor]()
+    for k in dict.fromkeys(module for _, module, _ in wanted):
+        outputs = [state.modules[k].outputs(nodes) for state, module, nodes in wanted if module == k]
+        rows = wanted[0][0].modules[k]
+        logits = rows.module.logits(joined(outputs), rows.target)
+        found += torch.split(logits, [len(own) for own in outputs])
+    return found
+
+
+def _own(states: Sequence[HeadState]) -> list[MtpState] | None:
+    """Return texts of modules, which run together; None if some are of views."""
+    found = [state for state in states if isinstance(state, MtpState)]
+    return found if len(found) == len(states) else None

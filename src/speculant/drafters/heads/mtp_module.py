@@ -8,12 +8,14 @@ reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.layers import joined
 from speculant.drafters.heads.target_layer import LayerRows, TargetLayer
 
 ROOT = -1
@@ -77,6 +79,8 @@ class ModuleRows:
 
     Attributes:
         cache: their places, and who sees whom.
+        module, target: whose rows these are, and what the head uses of its target.
+        held: keys and values of its layers.
         rows: by node of the draft, its row counted from the draft's first; the root, -1, is the last committed row.
     """
 
@@ -90,13 +94,13 @@ class ModuleRows:
             whole: whether outputs of all committed rows are kept, which the module below may ask for after `crop`;
                 else those of the last one.
         """
-        self._module, self._target, self._whole = module, target, whole
+        self.module, self.target, self._whole = module, target, whole
         self.cache = HeadCache(0, first=first)
         self.rows: dict[int, int] = {}
-        self._held = list[LayerRows]()
+        self.held = list[LayerRows]()
         for layer in module.layers:
             assert isinstance(layer, TargetLayer)
-            self._held.append(layer.open())
+            self.held.append(layer.open())
         self._passed: Tensor | None = None  # [room, D], outputs: of committed rows as far as they are kept, and drafts
 
     @property
@@ -107,21 +111,19 @@ class ModuleRows:
         """Return whether a node has a row."""
         return node in self.rows if node != ROOT else self.cache.committed > 0
 
-    def commit(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """Append rows of committed tokens Int64[n] that read states [n, D]; return their outputs [n, D]."""
+    def commit(self, ids: Tensor, hidden: Tensor) -> NewRows:
+        """Make room for rows of committed tokens Int64[n] that read states [n, D]; `run_rows` fills it."""
+        first = self._kept
         positions, seen = self.cache.commit(len(ids), ids.device)
-        passed = self._run(ids, hidden, positions, seen)
-        kept = passed if self._whole else passed[-1:]
-        self._keep(kept, self._kept - len(kept))
-        return passed
+        return NewRows(self, ids, hidden, positions, seen, first if self._whole else 0, len(ids) if self._whole else 1)
 
-    def branch(self, nodes: Sequence[int], parents: Sequence[int], ids: Tensor, hidden: Tensor) -> None:
-        """Append rows of nodes below others (-1: the root), of tokens Int64[n] that read states [n, D]."""
+    def branch(self, nodes: Sequence[int], parents: Sequence[int], ids: Tensor, hidden: Tensor) -> NewRows:
+        """Make room for rows of nodes below others (-1: the root), of tokens Int64[n] that read states [n, D]."""
         first = self.cache.drafted
         above = [self.rows.get(parent, ROOT) for parent in parents]
         positions, seen = self.cache.branch(above, ids.device)
         self.rows |= {node: first + place for place, node in enumerate(nodes)}
-        self._keep(self._run(ids, hidden, positions, seen), self._kept + first)
+        return NewRows(self, ids, hidden, positions, seen, self._kept + first, len(ids))
 
     def outputs(self, nodes: Sequence[int]) -> Tensor:
         """Return the outputs [n, D] of nodes, -1 for the last committed row."""
@@ -131,15 +133,11 @@ class ModuleRows:
             return self._passed[places[0] : places[0] + 1]
         return self._passed[torch.tensor(places, device=self._passed.device)]
 
-    def logits(self, nodes: Sequence[int]) -> Tensor:
-        """Return the logits [n, V] after nodes, -1 for the root."""
-        return self._module.logits(self.outputs(nodes), self._target)
-
     def drop(self) -> None:
         """Drop the rows of the draft."""
         self.cache.drop()
         self.rows = {}
-        for held in self._held:
+        for held in self.held:
             held.keep(self.cache.committed)
 
     def crop(self, length: int) -> None:
@@ -147,14 +145,7 @@ class ModuleRows:
         self.cache.crop(length)
         self.drop()
 
-    def _run(self, ids: Tensor, hidden: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
-        x = self._module.fuse(self._module.embed(ids, self._target), hidden)[None]
-        for layer, held in zip(self._module.layers, self._held, strict=True):
-            x = layer(x, positions[None], None if seen is None else seen[None], held)
-        passed: Tensor = self._module.norm(x[0])
-        return passed
-
-    def _keep(self, outputs: Tensor, first: int) -> None:
+    def keep(self, outputs: Tensor, first: int) -> None:
         """Keep outputs from a place on."""
         end, held = first + len(outputs), self._passed
         if held is None or len(held) < end:
@@ -163,3 +154,44 @@ class ModuleRows:
                 self._passed[:first] = held[:first]
         assert self._passed is not None
         self._passed[first:end] = outputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewRows:
+    """Rows of one module on one text that there is room for and that are yet to be run.
+
+    Attributes:
+        owner: whose rows they are.
+        ids: Int64[n], their tokens.
+        hidden: [n, D], the states that they read.
+        positions: Int64[n].
+        seen: Bool[n, rows], which rows of the text each may attend to; None for one that sees all.
+        first, kept: the place from which on so many outputs, the last ones, are kept.
+    """
+
+    owner: ModuleRows
+    ids: Tensor
+    hidden: Tensor
+    positions: Tensor
+    seen: Tensor | None
+    first: int
+    kept: int
+
+
+def run_rows(new: Sequence[NewRows]) -> list[Tensor]:
+    """Run new rows of one module on several texts, and keep their outputs; return the outputs [n, D] of each text."""
+    module, target = new[0].owner.module, new[0].owner.target
+    sizes, positions = [len(each.ids) for each in new], joined([each.positions for each in new])
+    embeddings = module.embed(joined([each.ids for each in new]), target)
+    x = module.fuse(embeddings, joined([each.hidden for each in new]))
+    for index, layer in enumerate(module.layers):
+        assert isinstance(layer, TargetLayer)
+        held, seen = [each.owner.held[index] for each in new], [each.seen for each in new]
+        if len(new) > 1:
+            x = layer.run_together(x, positions, seen, held)
+        else:
+            x = layer(x[None], positions[None], None if seen[0] is None else seen[0][None], held[0])[0]
+    passed = [*torch.split(module.norm(x), sizes)]
+    for each, own in zip(new, passed, strict=True):
+        each.owner.keep(own[len(own) - each.kept :], each.first)
+    return passed

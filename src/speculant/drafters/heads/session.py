@@ -1,16 +1,18 @@
-"""One request of a head: drafts of chosen tokens are grown by one call of the target's code, where it has some."""
+"""Requests of a head: their drafts of chosen tokens are grown by one call of the target's code, where it has some."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from speculant.core.drafter import Budget, Start
 from speculant.core.tree import DraftTree
-from speculant.drafters.heads.text import HeadText
+from speculant.drafters.heads.step import GrownDraft
+from speculant.drafters.heads.text import HeadText, grow_whole
 from speculant.drafters.models.level_session import LevelSession, heaviest
 from speculant.drafters.models.shapes import GrowthPlan, Shape
 
-_CHEAP = 3  # rows that a level of automatic size has at most: more take longer than they gain, measured on CPUs
+_CHEAP = 3  # rows of a level of automatic size, one a text at least: more take longer than they gain on CPUs
 
 
 class HeadSession(LevelSession):
@@ -26,15 +28,26 @@ class HeadSession(LevelSession):
         self._uncut = not own.temperature or (own.top_k is None and own.top_p is None and own.min_p is None)
 
     def propose(self, budget: Budget) -> DraftTree:
-        plan = self._plan(budget)
-        grown = None if plan is None else self.text.grow_whole(plan, self._temperature)
-        if plan is None or grown is None:
-            return super().propose(budget)
+        [draft] = grow_whole_together([self], [budget])
+        return super().propose(budget) if draft is None else draft
+
+    @property
+    def temperature(self) -> float:
+        """Of the probabilities of chosen tokens."""
+        return self._temperature
+
+    def take_grown(self, grown: GrownDraft, budget: Budget) -> DraftTree:
+        """Return the draft within a budget of all candidates."""
         self._shape.take_levels(grown.levels)
         return heaviest(grown.tokens, grown.parents, grown.weights, budget.nodes)
 
-    def _plan(self, budget: Budget) -> GrowthPlan | None:
-        """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan."""
+    def plan(self, budget: Budget, texts: int) -> GrowthPlan | None:
+        """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan.
+
+        Args:
+            budget: of the draft.
+            texts: how many drafts grow together.
+        """
         levels = min(budget.nodes, budget.depth, self.text.depth, self._shape.passes)
         if levels < 1 or not self._uncut or not self._shape.choosing:
             return None
@@ -42,4 +55,20 @@ class HeadSession(LevelSession):
         plan = self._shape.plan(budget, levels, trees=self._trees)
         if plan is None or not budget.level_price:
             return plan
-        return replace(plan, top_k=min(plan.top_k, _CHEAP))
+        cheap = max(1, _CHEAP // texts)
+        return replace(plan, top_k=min(plan.top_k, _CHEAP), expanded=min(plan.expanded, cheap))
+
+
+def grow_whole_together(sessions: Sequence[LevelSession], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+    """Return the drafts that code grows whole for texts of one head; None for those that grow level by level."""
+    drafts: list[DraftTree | None] = [None] * len(sessions)
+    planned = dict[int, tuple[HeadSession, GrowthPlan]]()
+    for place, (session, budget) in enumerate(zip(sessions, budgets, strict=True)):
+        plan = session.plan(budget, len(sessions)) if isinstance(session, HeadSession) else None
+        if plan is not None and isinstance(session, HeadSession):
+            planned[place] = session, plan
+    if planned:
+        asked = [(session.text, plan, session.temperature) for session, plan in planned.values()]
+        for (place, (session, _)), grown in zip(planned.items(), grow_whole(*zip(*asked, strict=True)), strict=True):
+            drafts[place] = None if grown is None else session.take_grown(grown, budgets[place])
+    return drafts

@@ -75,7 +75,7 @@ class DraftRoot:
     Attributes:
         passed: [..., D], contiguous; the first row is what the root's row passes on.
         logits: [1, V'], after the root.
-        held: keys and values [H_kv, room, d] of every layer, contiguous, with room for `levels * top_k` rows more.
+        held: keys and values [H_kv, room, d] of every layer, contiguous, with room for `levels * expanded` rows more.
         length: committed rows of these.
         position: of the first drafted token.
     """
@@ -111,18 +111,19 @@ class StepCode(Protocol):
         """
 
     def draft(
-        self, root: DraftRoot, plan: GrowthPlan, *, vocabulary: int, temperature: float
-    ) -> tuple[list[int], list[int], list[float], int] | None:
-        """Grow a whole draft of chosen tokens; return what a `GrownDraft` holds.
+        self, roots: Sequence[DraftRoot], plans: Sequence[GrowthPlan], *, vocabulary: int, temperatures: Sequence[float]
+    ) -> list[tuple[list[int], list[int], list[float], int] | None] | None:
+        """Grow whole drafts of chosen tokens, a level of all texts at a time.
 
         Args:
-            root: what the draft grows below.
-            plan: of the draft.
+            roots: what the drafts grow below.
+            plans: of the drafts.
             vocabulary: V of the target.
-            temperature: of the probabilities.
+            temperatures: of their probabilities.
 
         Returns:
-            None where the code does not grow such drafts, or met logits that are no numbers.
+            Of each what a `GrownDraft` holds, None where logits are no numbers; None for all where the code does not
+            grow such drafts.
         """
 
 

@@ -6,6 +6,7 @@ engine builds them, since it knows the class; heads only run them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -42,4 +43,16 @@ class TargetLayer(Protocol):
             positions: Int64[B, n], of the rows in their texts.
             seen: Bool[B, n, rows], which rows each may attend to, the new ones included; None for all.
             rows: what `open` returned.
+        """
+
+    def run_together(
+        self, x: Tensor, positions: Tensor, seen: Sequence[Tensor | None], rows: Sequence[LayerRows]
+    ) -> Tensor:
+        """Append rows of several texts, which attend apart; return the layer's output [n, D].
+
+        Args:
+            x: [n, D], the residual stream, text by text.
+            positions: Int64[n], of the rows in their texts.
+            seen: of each text, Bool[n_i, rows] as above; None for one row that attends to all.
+            rows: of each text.
         """

@@ -80,17 +80,6 @@ class HeadText(LevelText):
         [answer] = read_together([self], [Reading(tokens, above)])
         return answer
 
-    def grow_whole(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
-        """Drop all rows of a draft, read what was committed, and grow a whole draft by code, None where there is none.
-
-        Args:
-            plan: of the draft.
-            temperature: of its probabilities.
-        """
-        with torch.inference_mode():
-            _catch_up([self])
-            return self.known_state.grow_whole(plan, temperature)
-
     def plan(self, tokens: Sequence[int], above: Sequence[int]) -> list[tuple[list[int], list[int]]]:
         """Number the rows of nodes; return the nodes and the rows above them, level by level."""
         first, grown = len(self._rows), len(self._rows)
@@ -165,16 +154,34 @@ def read_together(texts: Sequence[HeadText], wanted: Sequence[Reading]) -> list[
             logits = texts[0].head.grow_all([texts[place].known_state for place in growing], tokens, above)
             for place, own in zip(growing, logits, strict=True):
                 found[place].append(texts[place].distributions(own))
+        beginning = [place for place, plan in enumerate(plans) if not plan]
+        if beginning:
+            roots = texts[0].head.start_all([texts[place].known_state for place in beginning])
+            for place, own in zip(beginning, roots, strict=True):
+                found[place].append(texts[place].distributions(own))
         answers = list[Answer]()
         for text, plan, laws in zip(texts, plans, found, strict=True):
             order = [node for level, _ in plan for node in level]
-            if not order:
-                laws.append(text.distributions(text.known_state.start()))
             q = laws[0] if len(laws) == 1 else torch.cat(laws)
             if len(plan) > 1:  # in the order of the nodes
                 q = q[sorted(range(len(order)), key=order.__getitem__)]
             answers.append(([*range(text.rows - len(order), text.rows)], q))
         return answers
+
+
+def grow_whole(
+    texts: Sequence[HeadText], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
+) -> list[GrownDraft | None]:
+    """Drop all rows of drafts, read what was committed, and grow whole drafts by code, None where there is none.
+
+    Args:
+        texts: of one head.
+        plans: of the drafts.
+        temperatures: of their probabilities.
+    """
+    with torch.inference_mode():
+        _catch_up(texts)
+        return texts[0].head.grow_whole_all([text.known_state for text in texts], plans, temperatures)
 
 
 def _catch_up(texts: Sequence[HeadText]) -> None:

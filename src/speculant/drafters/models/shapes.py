@@ -70,7 +70,8 @@ class GrowthPlan:
 
     Attributes:
         levels: at most.
-        top_k: nodes that a level expands, and candidates of each.
+        top_k: candidates of each node that is expanded.
+        expanded: nodes that a level expands.
         nodes: of the draft.
         least: joint probability below which no node is expanded.
         level_price: what a further level has to gain.
@@ -79,6 +80,7 @@ class GrowthPlan:
 
     levels: int
     top_k: int
+    expanded: int
     nodes: int
     least: float
     level_price: float
@@ -350,7 +352,8 @@ class BestFirst(Shape):
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
         next_level = self._acceptance.next_levels(levels)
         least, top_k = max(self._least, budget.node_price), self._top_k if trees else 1
-        return GrowthPlan(levels, top_k, budget.nodes, least, budget.level_price, next_level)
+        expanded = self._expanded if trees else 1
+        return GrowthPlan(levels, top_k, expanded, budget.nodes, least, budget.level_price, next_level)
 
     def take_levels(self, grown: int) -> None:
         self._grown = grown

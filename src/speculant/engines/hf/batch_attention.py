@@ -96,15 +96,24 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         queries, masks = torch.split(query, self._counts, dim=2), self._masks[attention_mask.shape[-1]]
         outputs = []
         for cache, rows, mask in zip(self._caches, queries, masks, strict=True):
-            layer = cache.layers[self._layer]
-            outputs.append(own(module, rows, layer.keys, layer.values, mask, **kwargs)[0])
+            outputs.append(own(module, rows, *self.held_rows(cache), mask, **kwargs)[0])
         self._attended += 1
         return torch.cat(outputs, dim=1), None
 
+    def held_rows(self, cache: Any) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a sequence in the layer that was updated last."""
+        layer = cache.layers[self._layer]
+        return layer.keys, layer.values
+
+    @property
+    def separated(self) -> bool:
+        """Whether every layer that has appended rows has attended through `attend`."""
+        return self._updates == self._attended
+
     @property
     def complete(self) -> bool:
-        """Whether every layer that has appended rows has attended through `attend`."""
-        return self._updates == self._attended and (self._updates > 0 or hasattr(self, "recorder"))
+        """Whether the sequences were separated, by some layer at least."""
+        return self.separated and (self._updates > 0 or hasattr(self, "recorder"))
 
 
 def attention_function(module: Any, name: str) -> Any:

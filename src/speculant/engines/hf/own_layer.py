@@ -1,19 +1,23 @@
 """Decoder layers of a target's class with other weights: what its MTP layers are made of.
 
 The class is run as it is, with its own config, rotary embedding and attention. In the place of a cache it gets one
-layer's rows, which are written in place and rolled back.
+layer's rows, which are written in place and rolled back. Rows of several texts share a pass as the target's do
+(`batch_attention`): a view of the layer has a config in which the attention function is ours.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from speculant.core.errors import OutOfMemoryError
+from speculant.engines.hf.batch_attention import FULL, BatchCache, config_changes
 from speculant.engines.hf.indexed_layer import IndexedLayer
+from speculant.engines.hf.model_view import attention_paths, changed_config, with_config
 
 SLIDING = "sliding_attention"
 
@@ -46,11 +50,33 @@ class CachedRows:
         self._positions = positions if held is None else torch.cat([held, positions], dim=-1)
         return self._positions
 
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, L, d] of all rows."""
+        return self._layer.keys, self._layer.values
+
     def keep(self, count: int) -> None:
         """Drop all rows but the first `count`."""
         self._layer.keep(count, [])
         if self._positions is not None:
             self._positions = self._positions[:, :count]
+
+
+class JoinedRows(BatchCache):
+    """The rows of several texts in one layer, during one pass."""
+
+    def __init__(self, rows: Sequence[CachedRows], counts: Sequence[int], masks: Sequence[Tensor], own: str) -> None:
+        """Prepare for one pass; see `BatchCache`."""
+        super().__init__(rows, counts, masks, own)
+        self._rows = rows
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the rows of the longest text."""
+        return max(each.get_seq_length() for each in self._rows)
+
+    def held_rows(self, cache: CachedRows) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a text."""
+        return cache.held
 
 
 class OwnLayer(nn.Module):
@@ -78,6 +104,7 @@ class OwnLayer(nn.Module):
         self._rotary: Callable[..., Any] | None = None if rotary is None else rotary.forward
         self._typed = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
         self.kind, self.window, self._exact = kind, window if kind == SLIDING else None, exact
+        self._apart = False  # whether the class has refused to run several texts together
 
     @property
     def rotary(self) -> Any:
@@ -90,12 +117,58 @@ class OwnLayer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: CachedRows) -> Tensor:
         """Append rows; return the layer's output [B, n, D]."""
-        mask = self._mask(x, positions, seen, rows)
+        return self._run(self.layer, x, positions, self._mask(x, positions, seen, rows), rows)
+
+    def run_together(
+        self, x: Tensor, positions: Tensor, seen: Sequence[Tensor | None], rows: Sequence[CachedRows]
+    ) -> Tensor:
+        """Append rows of several texts; return the layer's output [n, D]. See `TargetLayer.run_together`."""
+        counts = [1 if own is None else len(own) for own in seen]
+        before = [each.get_seq_length() for each in rows]
+        if not self._apart:
+            try:
+                return self._run_joined(x, positions, seen, rows, counts)
+            except OutOfMemoryError:
+                raise
+            except Exception:  # a class may attend in a way of its own, and fail in any
+                for each, count in zip(rows, before, strict=True):
+                    each.keep(count)
+                self._apart = True
+        parts = zip(torch.split(x, counts), torch.split(positions, counts), seen, rows, strict=True)
+        return torch.cat(
+            [self(own[None], at[None], None if mask is None else mask[None], each)[0] for own, at, mask, each in parts]
+        )
+
+    def _run_joined(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        seen: Sequence[Tensor | None],
+        rows: Sequence[CachedRows],
+        counts: list[int],
+    ) -> Tensor:
+        masks = [
+            self._mask(own[None], at[None], None if mask is None else mask[None], each)
+            for own, at, mask, each in zip(
+                torch.split(x, counts), torch.split(positions, counts), seen, rows, strict=True
+            )
+        ]
+        config = next((own for each in self.layer.modules() if (own := each.__dict__.get("config")) is not None), None)
+        layer, own_name = self.layer, "eager" if config is None else config._attn_implementation
+        cache = JoinedRows(rows, counts, masks, own_name)
+        if config is not None:
+            layer = with_config(layer, attention_paths(layer, config), changed_config(config, **config_changes(cache)))
+        found = self._run(layer, x[None], positions[None], torch.zeros(1, 1, 1, FULL, device=x.device), cache)[0]
+        if not cache.separated:
+            raise RuntimeError(f"{type(self.layer).__name__} attends in a way of its own.")
+        return found
+
+    def _run(self, layer: nn.Module, x: Tensor, positions: Tensor, mask: Tensor, rows: Any) -> Tensor:
         given: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "past_key_values": rows}
         if self._rotary is not None:
             typed = {"layer_type": self.kind} if self._typed else {}
             given["position_embeddings"] = self._rotary(x, positions, **typed)
-        found = self.layer(x, **given)
+        found = layer(x, **given)
         output: Tensor = found[0] if isinstance(found, tuple) else found
         return output
 

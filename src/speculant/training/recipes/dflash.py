@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.block_corrections import Rows
+from speculant.drafters.heads.block_network import Angles
 from speculant.drafters.heads.dflash import DFlashHead
 from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.layers import Attention
 from speculant.training.recipe import DepthOutput, Recipe, TrainBatch
 from speculant.training.recipes.block import anchor_target, anchor_tokens, depth_output
 
@@ -68,13 +70,18 @@ class DFlashRecipe(Recipe):
         places = torch.arange(context.shape[1], device=context.device)
         keys = head.context_keys(context, places)
 
-        def join(index: int, own_keys: Tensor, own_values: Tensor) -> tuple[Tensor, Tensor]:
-            found_keys, found_values = keys[index]
-            return torch.cat([found_keys[texts], own_keys], -2), torch.cat([found_values[texts], own_values], -2)
-
         positions = rows[:, None] + 1 + torch.arange(head.block.size, device=rows.device)
         seen = (places <= rows[:, None])[:, None]
-        return head.denoise(anchor_tokens(batch, 1), positions, places, join, target, seen)
+
+        def attend(index: int, attention: Attention, given: Tensor, angles: Angles) -> Tensor:
+            own = attention.keys_values(given, angles)
+            joined_keys, joined_values = (
+                torch.cat([found[texts], each], -2) for found, each in zip(keys[index], own, strict=True)
+            )
+            mask = head.seen(index, positions, places, seen)
+            return attention.weigh(attention.queries(given, angles), joined_keys, joined_values, mask)
+
+        return head.denoise(anchor_tokens(batch, 1), positions, target, attend)
 
 
 def base_loss(logits: Tensor, tokens: Tensor, ids: Tensor | None) -> Tensor:

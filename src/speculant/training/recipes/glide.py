@@ -36,6 +36,12 @@ class GlideRecipe(Recipe):
         ids = batch.ids[texts[:, None], positions]
         own_seen = places <= positions[..., None]
         seen = (places <= rows[:, None])[:, None].expand(-1, self.depth, -1)
-        logits = head.logits(ids, positions, (own[0], own[1], own_seen), (keys, values, seen))
+        attention, cross = head.layer.self_attn, head.layer.cross_attn
+        logits = head.logits(
+            ids,
+            positions,
+            lambda queries: attention.weigh(queries, own[0], own[1], own_seen),
+            lambda queries: cross.weigh(queries, keys, values, seen),
+        )
         for depth in range(1, self.depth + 1):
             yield depth_output(logits[:, depth - 1], batch, target, depth)

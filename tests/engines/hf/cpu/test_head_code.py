@@ -201,7 +201,7 @@ def test_whole_drafts_need_plain_sampling(model: Any, monkeypatch: pytest.Monkey
     session = HeadDrafter(loaded, settings=HeadSettings(tree="chain")).open(Start(prompt=np.arange(4, dtype=np.int32)))
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(4, 1)[0]))
     session.propose(Budget(nodes=3, depth=3))
-    assert calls[-1] is None
+    assert calls[-1] == [None]
 
 
 def test_texts_share_the_copies(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,3 +268,36 @@ def test_large_products_of_few_rows_are_compiled(monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         torch.testing.assert_close(code.linear(linear, x), linear(x))
     assert code.linear(linear, x).requires_grad
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("tree", ["chain", "dynamic"])
+def test_whole_drafts_grow_together_as_alone(model: Any, monkeypatch: pytest.MonkeyPatch, name: str, tree: str) -> None:
+    """Guards batches: one call for texts of other lengths, budgets and temperatures, and steps of all that fit."""
+    monkeypatch.setattr(head_code, "memory_allows", lambda _: (False, 0))  # no narrow copies
+    head, taps = HEADS[name]()
+    loaded = LoadedHead(head, HFTargetParts(model, fast=True), kind=name, method=name)
+    drafter = HeadDrafter(loaded, settings=HeadSettings(tree=tree, depth=5, top_k=6))
+    calls, draft = list[int](), HeadStep.draft
+
+    def counted(self: HeadStep, roots: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(len(roots))
+        return draft(self, roots, *arguments, **options)
+
+    monkeypatch.setattr(HeadStep, "draft", counted)
+    sessions = []
+    for place in range(7):  # of up to 42 rows a level
+        sampling = Sampling(temperature=0.3 * (place % 3))
+        session = drafter.open(Start(prompt=np.arange(4 + place, dtype=np.int32), sampling=sampling))
+        tokens, hidden = np.array([3 + place], np.int32), states(4 + place, taps)[0]
+        session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=hidden))
+        sessions.append(session)
+    budgets = [Budget(nodes=2 + 3 * place, depth=6 - place % 4) for place in range(7)]
+    wanted = [session.propose(budget) for session, budget in zip(sessions, budgets, strict=True)]
+    calls.clear()
+    found = drafter.propose(sessions, budgets)
+    assert calls == [7]
+    for own, each in zip(found, wanted, strict=True):
+        assert (own.tokens.tolist(), own.parents.tolist()) == (each.tokens.tolist(), each.parents.tolist())
+        np.testing.assert_allclose(own.weights, each.weights, atol=1e-5)
+    assert len({len(own) for own in found}) > 1

@@ -48,7 +48,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "after_attention": ("ppppssi", ""),
     "layer": ("ppppppi", ""),
     "head_step": ("ppsppi", ""),
-    "head_draft": ("ppppppppi", "s"),
+    "head_draft": ("pppspsi", ""),
     "norm": ("ppps", ""),
     "split_heads": ("pppppp", ""),
     "add_norm": ("ppppps", ""),

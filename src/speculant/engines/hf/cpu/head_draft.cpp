@@ -1,6 +1,7 @@
-// A draft of a head of the EAGLE family in one call: levels of the most probable paths follow each other (EAGLE-2, Li et
-// al. 2024, arXiv 2406.16858), each a step, without a return to Python. It ends where `drafters.models.shapes.BestFirst`
-// ends a draft, and for the same reasons.
+// Drafts of a head of the EAGLE family in one call: levels of the most probable paths follow each other (EAGLE-2, Li et
+// al. 2024, arXiv 2406.16858), each a step, without a return to Python. Drafts of several texts grow together, so that a
+// level is one step for all of them. Each ends where `drafters.models.shapes.BestFirst` ends a draft, and for the same
+// reasons.
 
 #include <algorithm>
 #include <cmath>
@@ -11,11 +12,21 @@
 #include "head_step.h"
 
 struct Plan {
-  const void *embeddings;   // [vocabulary of the target, hidden]
-  const int64_t *ids;       // the target's token of each logit; null where they are its own
+  const void *root;         // logits [vocabulary of the head] after the root
   const float *next_level;  // by level from 1 on, how often drafts accepted to it are accepted to the next
-  int64_t vocabulary, position, depth, top_k, nodes;  // logits that count; position of the first level; nodes kept
+  // Position of the first level; levels, candidates of a node, nodes that a level expands and nodes kept, at most.
+  int64_t position, depth, top_k, expanded, nodes;
   float least, level_price, inverse_temperature;
+  // Written: candidates, at most top_k + (depth - 1) * expanded * top_k, parents first, and their joint probabilities.
+  int32_t *tokens, *parents;
+  float *weights;
+  int64_t count, levels;  // written: how many candidates and levels; -1 candidates where logits are no numbers
+};
+
+struct Words {
+  const void *embeddings;  // [vocabulary of the target, hidden]
+  const int64_t *ids;      // the target's token of each logit; null where they are its own
+  int64_t vocabulary;      // logits that count
 };
 
 struct Node {
@@ -25,9 +36,9 @@ struct Node {
 };
 
 // Appends the top_k tokens of logits below a node; returns false if the logits are no numbers.
-static bool add_candidates(const float *logits, const Plan &plan, int32_t parent, float joint,
+static bool add_candidates(const float *logits, const Plan &plan, const Words &words, int32_t parent, float joint,
                            std::vector<Node> &nodes, std::vector<std::pair<float, int64_t>> &best) {
-  const int64_t vocabulary = plan.vocabulary, whole = vocabulary / WIDTH * WIDTH;
+  const int64_t vocabulary = words.vocabulary, whole = vocabulary / WIDTH * WIDTH;
   float highest = -INFINITY, total = 0;
   for (int64_t i = 0; i < vocabulary; i++) highest = std::max(highest, logits[i]);
   Vector sums = {};
@@ -47,78 +58,129 @@ static bool add_candidates(const float *logits, const Plan &plan, int32_t parent
   }
   for (const auto &[logit, i] : best) {
     const float p = std::exp((logit - highest) * plan.inverse_temperature) / total;
-    nodes.push_back({(int32_t)(plan.ids ? plan.ids[i] : i), parent, joint * p, -1});
+    nodes.push_back({(int32_t)(words.ids ? words.ids[i] : i), parent, joint * p, -1});
   }
   return true;
 }
 
-template <class T>
-static int64_t draft(const Step *s, const Text *text, const Plan &plan, const void *root, int32_t *tokens,
-                     int32_t *parents, float *weights, int64_t *levels, int threads) {
-  const int64_t d = s->hidden, v = s->vocabulary, most = plan.top_k * plan.depth;
-  T *passed = (T *)scratch<0>((most + 1) * d), *embeddings = (T *)scratch<1>(plan.top_k * d);
-  float *logits = scratch<2>(2 * plan.top_k * v), *wide = logits + plan.top_k * v;
-  std::copy_n((const T *)text->features, d, passed);  // what the root passes on
+// A draft that grows.
+struct Growth {
+  const Text *text;
+  Plan *plan;
+  void *passed;  // what the root passes on, then the rows of the draft
   std::vector<Node> nodes;
-  std::vector<std::pair<float, int64_t>> best;
-  std::vector<int32_t> level{-1};
-  std::vector<float> ranked;
-  std::vector<std::vector<int64_t>> ancestors;  // of each row of the draft, itself included
-  const void *found = root;
-  for (*levels = 1;; ++*levels) {
-    // 1. The candidates below the nodes of the last level.
-    const int64_t first = nodes.size();
-    for (size_t i = 0; i < level.size(); i++) {
-      const float joint = level[i] < 0 ? 1 : nodes[level[i]].weight;
-      const float *own = as_floats((const T *)found + i * v, wide, v);
-      if (!add_candidates(own, plan, level[i], joint, nodes, best)) return -1;
+  std::vector<int32_t> level;                   // nodes whose logits are next
+  std::vector<std::vector<int64_t>> ancestors;  // of each row, itself included
+  std::vector<int64_t> places, positions;       // of the rows of the level
+  std::vector<uint8_t> seen;
+};
+
+// Adds the candidates below the nodes of the last level, given the logits after them, and chooses those of the next one:
+// the most probable that can be in the draft, if the level that follows is expected to pay. Returns whether there is one.
+template <class T>
+static bool grow(Growth &g, const T *found, const Words &words, int64_t v, float *wide, std::vector<float> &ranked,
+                 std::vector<std::pair<float, int64_t>> &best) {
+  Plan &plan = *g.plan;
+  auto &nodes = g.nodes;
+  const int64_t first = nodes.size();
+  plan.levels++;
+  for (size_t i = 0; i < g.level.size(); i++) {
+    const float joint = g.level[i] < 0 ? 1 : nodes[g.level[i]].weight;
+    if (!add_candidates(as_floats(found + i * v, wide, v), plan, words, g.level[i], joint, nodes, best)) {
+      plan.count = -1;
+      return false;
     }
-    if (*levels == plan.depth) break;
-    // 2. The most probable of them that can be in the draft, if the level that follows is expected to pay.
-    ranked.clear();
-    for (const Node &node : nodes) ranked.push_back(node.weight);
-    float least = plan.least;
-    if ((int64_t)ranked.size() > plan.nodes) {
-      std::nth_element(ranked.begin(), ranked.begin() + plan.nodes, ranked.end(), std::greater<float>());
-      least = std::max(least, ranked[plan.nodes]);
-    }
-    level.clear();
-    for (int32_t node = first; node < (int32_t)nodes.size(); node++) level.push_back(node);
-    std::stable_sort(level.begin(), level.end(), [&](int32_t a, int32_t b) { return nodes[a].weight > nodes[b].weight; });
-    if ((int64_t)level.size() > plan.top_k) level.resize(plan.top_k);
-    while (!level.empty() && nodes[level.back()].weight <= least) level.pop_back();
-    float gain = 0;
-    for (const int32_t node : level) gain += nodes[node].weight;
-    if (level.empty() || gain * plan.next_level[*levels - 1] <= plan.level_price) break;
-    // 3. Their rows: each sees the committed text, its ancestors and itself.
-    const int64_t n = level.size(), rows = ancestors.size(), length = text->length + rows + n;
-    std::vector<int64_t> places(n), positions(n, plan.position + *levels - 1);
-    std::vector<uint8_t> seen(n * length, 0);
-    for (int64_t i = 0; i < n; i++) {
-      Node &node = nodes[level[i]];
-      const int64_t above = node.parent < 0 ? -1 : nodes[node.parent].row;
-      node.row = rows + i;
-      places[i] = above + 1;
-      ancestors.push_back(above < 0 ? std::vector<int64_t>{} : ancestors[above]);
-      ancestors.back().push_back(node.row);
-      std::fill_n(seen.begin() + i * length, text->length, 1);
-      for (const int64_t row : ancestors.back()) seen[i * length + text->length + row] = 1;
-      std::copy_n((const T *)plan.embeddings + (int64_t)node.token * d, d, embeddings + i * d);
-    }
-    const bool *mask = n == 1 && (int64_t)ancestors.back().size() == rows + 1 ? nullptr : (const bool *)seen.data();
-    const Text own{passed, places.data(), positions.data(), mask, text->held, passed + (rows + 1) * d, n, length, n};
-    head_step(s, &own, 1, embeddings, logits, threads);
-    found = logits;
   }
-  for (size_t i = 0; i < nodes.size(); i++) tokens[i] = nodes[i].token, parents[i] = nodes[i].parent, weights[i] = nodes[i].weight;
-  return nodes.size();
+  plan.count = nodes.size();
+  if (plan.levels == plan.depth) return false;
+  ranked.clear();
+  for (const Node &node : nodes) ranked.push_back(node.weight);
+  float least = plan.least;
+  if ((int64_t)ranked.size() > plan.nodes) {
+    std::nth_element(ranked.begin(), ranked.begin() + plan.nodes, ranked.end(), std::greater<float>());
+    least = std::max(least, ranked[plan.nodes]);
+  }
+  auto &level = g.level;
+  level.clear();
+  for (int32_t node = first; node < (int32_t)nodes.size(); node++) level.push_back(node);
+  std::stable_sort(level.begin(), level.end(), [&](int32_t a, int32_t b) { return nodes[a].weight > nodes[b].weight; });
+  if ((int64_t)level.size() > plan.expanded) level.resize(plan.expanded);
+  while (!level.empty() && nodes[level.back()].weight <= least) level.pop_back();
+  float gain = 0;
+  for (const int32_t node : level) gain += nodes[node].weight;
+  return !level.empty() && gain * plan.next_level[plan.levels - 1] > plan.level_price;
 }
 
-// Grows a draft below a text of `length` committed rows, the most probable paths level by level, from the logits after
-// its root and what the root's row passes on (`features`). Writes all candidates, at most top_k + (depth - 1) * top_k^2,
-// parents first, and the number of levels; returns how many, or -1 where logits are no numbers.
-extern "C" int64_t head_draft(const Step *s, const Text *text, const Plan *plan, const void *root, int32_t *tokens,
-                              int32_t *parents, float *weights, int64_t *levels, int threads) {
-  return s->is_bf16 ? draft<BFloat16>(s, text, *plan, root, tokens, parents, weights, levels, threads)
-                    : draft<float>(s, text, *plan, root, tokens, parents, weights, levels, threads);
+// Returns the rows of a draft's next level: each sees the committed text, its ancestors and itself.
+template <class T>
+static Text rows_of(Growth &g, const Words &words, int64_t d, T *embeddings) {
+  const int64_t n = g.level.size(), rows = g.ancestors.size(), length = g.text->length + rows + n;
+  g.places.assign(n, 0), g.positions.assign(n, g.plan->position + g.plan->levels - 1), g.seen.assign(n * length, 0);
+  for (int64_t i = 0; i < n; i++) {
+    Node &node = g.nodes[g.level[i]];
+    const int64_t above = node.parent < 0 ? -1 : g.nodes[node.parent].row;
+    node.row = rows + i;
+    g.places[i] = above + 1;
+    g.ancestors.push_back(above < 0 ? std::vector<int64_t>{} : g.ancestors[above]);
+    g.ancestors.back().push_back(node.row);
+    std::fill_n(g.seen.begin() + i * length, g.text->length, 1);
+    for (const int64_t row : g.ancestors.back()) g.seen[i * length + g.text->length + row] = 1;
+    std::copy_n((const T *)words.embeddings + (int64_t)node.token * d, d, embeddings + i * d);
+  }
+  const bool *mask = n == 1 && (int64_t)g.ancestors.back().size() == rows + 1 ? nullptr : (const bool *)g.seen.data();
+  return {g.passed, g.places.data(), g.positions.data(), mask, g.text->held, (T *)g.passed + (rows + 1) * d, n, length, n};
+}
+
+template <class T>
+static void draft(const Step *s, const Text *texts, Plan *plans, int64_t count, const Words &words, int64_t most,
+                  int threads) {
+  const int64_t d = s->hidden, v = s->vocabulary;
+  int64_t kept = 0, widest = 0;
+  for (int64_t i = 0; i < count; i++) kept += plans[i].expanded * plans[i].depth + 1, widest += plans[i].expanded;
+  T *passed = (T *)scratch<0>(kept * d), *embeddings = (T *)scratch<1>(widest * d);
+  float *logits = scratch<2>((widest + 1) * v), *wide = logits + widest * v;
+  std::vector<Growth> growths(count);
+  std::vector<float> ranked;
+  std::vector<std::pair<float, int64_t>> best;
+  std::vector<Growth *> growing;
+  for (int64_t i = 0; i < count; i++) {
+    Growth &g = growths[i];
+    g.text = texts + i, g.plan = plans + i, g.passed = passed, g.level = {-1};
+    std::copy_n((const T *)texts[i].features, d, passed);  // what the root passes on
+    passed += (plans[i].expanded * plans[i].depth + 1) * d;
+    plans[i].levels = 0;
+    if (grow(g, (const T *)plans[i].root, words, v, wide, ranked, best)) growing.push_back(&g);
+  }
+  std::vector<Text> rows;
+  while (!growing.empty()) {
+    rows.clear();
+    T *to = embeddings;
+    for (Growth *g : growing) rows.push_back(rows_of(*g, words, d, to)), to += rows.back().n * d;
+    T *from = embeddings, *found = (T *)logits;
+    for (size_t first = 0, end; first < rows.size(); first = end) {  // as many texts a step as fit
+      int64_t n = 0;
+      for (end = first; end < rows.size() && (end == first || n + rows[end].n <= most); end++) n += rows[end].n;
+      head_step(s, rows.data() + first, end - first, from, found, threads);
+      from += n * d, found += n * v;
+    }
+    found = (T *)logits;
+    std::vector<Growth *> on;
+    for (Growth *g : growing) {
+      const int64_t n = g->level.size();
+      if (grow(*g, found, words, v, wide, ranked, best)) on.push_back(g);
+      found += n * v;
+    }
+    growing = on;
+  }
+  for (Growth &g : growths)
+    for (int64_t i = 0; i < g.plan->count; i++)
+      g.plan->tokens[i] = g.nodes[i].token, g.plan->parents[i] = g.nodes[i].parent, g.plan->weights[i] = g.nodes[i].weight;
+}
+
+// Grows drafts below texts of `length` committed rows, the most probable paths level by level, from the logits after each
+// root and what its row passes on (`features`). A step has at most `most` rows, or those of one text.
+extern "C" void head_draft(const Step *s, const Text *texts, Plan *plans, int64_t count, const Words *words,
+                           int64_t most, int threads) {
+  s->is_bf16 ? draft<BFloat16>(s, texts, plans, count, *words, most, threads)
+             : draft<float>(s, texts, plans, count, *words, most, threads);
 }

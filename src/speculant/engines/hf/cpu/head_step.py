@@ -6,6 +6,7 @@ A step has some forty operations on one to ten rows, which take several times as
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,18 @@ class PlanArguments(ctypes.Structure):
     """The struct `Plan` of head_draft.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("embeddings", "ids", "next_level")),
-        *((name, ctypes.c_int64) for name in ("vocabulary", "position", "depth", "top_k", "nodes")),
+        *((name, ctypes.c_void_p) for name in ("root", "next_level")),
+        *((name, ctypes.c_int64) for name in ("position", "depth", "top_k", "expanded", "nodes")),
         *((name, ctypes.c_float) for name in ("least", "level_price", "inverse_temperature")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "parents", "weights")),
+        *((name, ctypes.c_int64) for name in ("count", "levels")),
     )
+
+
+class WordsArguments(ctypes.Structure):
+    """The struct `Words` of head_draft.cpp."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("embeddings", "ids")), ("vocabulary", ctypes.c_int64))
 
 
 class HeadStep:
@@ -124,43 +133,53 @@ class HeadStep:
         return logits
 
     def draft(
-        self, root: Any, plan: Any, *, vocabulary: int, temperature: float
-    ) -> tuple[list[int], list[int], list[float], int] | None:
+        self, roots: Sequence[Any], plans: Sequence[Any], *, vocabulary: int, temperatures: Sequence[float]
+    ) -> list[tuple[list[int], list[int], list[float], int] | None] | None:
         """See `drafters.heads.step.StepCode`."""
         table = None if self._embeddings is None else self._embeddings.weight
-        keys, (cos, sin) = root.held[0][0], self._rotary.table(root.position + plan.levels, root.passed)
+        last = max(root.position + plan.levels for root, plan in zip(roots, plans, strict=True))
+        cos, sin = self._rotary.table(last, roots[0].passed)
+        read = [cos, sin]
+        for root in roots:
+            read += (root.passed, root.logits, root.held[0][0])
         if (
             table is None
-            or plan.top_k > self.most
+            or any(plan.expanded > self.most for plan in plans)
             or torch.is_grad_enabled()
             or not all(
-                each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu
-                for each in (table, root.passed, root.logits, keys, cos, sin)
+                each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu for each in (table, *read)
             )
         ):
             return None
-        weights = self._few if plan.top_k <= ROWS else self._whole
+        weights = self._few if sum(plan.expanded for plan in plans) <= ROWS else self._whole
         step = weights.look_up()
         step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
-        layers = (HeldArguments * len(root.held))(
-            *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in root.held)
-        )
-        own = TextArguments(features=root.passed.data_ptr(), held=ctypes.addressof(layers), length=root.length)
-        most = plan.top_k + (plan.levels - 1) * plan.top_k**2
-        tokens, parents, joint = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32)
-        next_level, levels = np.array(plan.next_level, np.float32), ctypes.c_int64()
-        asked = PlanArguments(
-            table.data_ptr(), _address(self._ids), next_level.ctypes.data,
-            min(vocabulary, step.vocabulary) if self._ids is None else step.vocabulary,
-            root.position, plan.levels, plan.top_k, plan.nodes, plan.least, plan.level_price, 1 / temperature,
+        texts, asked = (TextArguments * len(roots))(), (PlanArguments * len(roots))()
+        kept, found = list[Any](), list[tuple[Any, Any, Any]]()  # until the call has ended
+        for text, each, root, plan, warmth in zip(texts, asked, roots, plans, temperatures, strict=True):
+            layers = (HeldArguments * len(root.held))(
+                *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in root.held)
+            )
+            text.features, text.held, text.length = root.passed.data_ptr(), ctypes.addressof(layers), root.length
+            most = plan.top_k + (plan.levels - 1) * plan.expanded * plan.top_k
+            written = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32)
+            next_level = np.array(plan.next_level, np.float32)
+            each.root, each.next_level, each.position = root.logits.data_ptr(), next_level.ctypes.data, root.position
+            each.depth, each.top_k, each.expanded, each.nodes = plan.levels, plan.top_k, plan.expanded, plan.nodes
+            each.least, each.level_price, each.inverse_temperature = plan.least, plan.level_price, 1 / warmth
+            each.tokens, each.parents, each.weights = (array.ctypes.data for array in written)
+            kept += (layers, next_level)
+            found.append(written)
+        known = min(vocabulary, step.vocabulary) if self._ids is None else step.vocabulary
+        words = WordsArguments(table.data_ptr(), _address(self._ids), known)
+        self._native.head_draft(
+            ctypes.byref(step), ctypes.byref(texts), ctypes.byref(asked), len(roots), ctypes.byref(words),
+            self.most_together, torch.get_num_threads(),
         )  # fmt: skip
-        count = self._native.head_draft(
-            ctypes.byref(step), ctypes.byref(own), ctypes.byref(asked), root.logits.data_ptr(), tokens.ctypes.data,
-            parents.ctypes.data, joint.ctypes.data, ctypes.byref(levels), torch.get_num_threads(),
-        )  # fmt: skip
-        if count < 0:
-            return None
-        return tokens[:count].tolist(), parents[:count].tolist(), joint[:count].tolist(), levels.value
+        return [
+            None if each.count < 0 else (*(array[: each.count].tolist() for array in written), each.levels)
+            for each, written in zip(asked, found, strict=True)
+        ]
 
 
 class StepWeights:
