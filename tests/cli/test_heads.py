@@ -80,7 +80,7 @@ def test_bench_adds_the_heads_method(tiny_folder: Path, folder: Path, tmp_path: 
     [
         (["--method", "mix"], "takes no head"),
         (["--head", "./nothing"], "there is no head at"),
-        (["--memory", "m.speculant"], "keeps no memory"),
+        (["--method", "eagle2", "--memory", "m.speculant"], "keeps no memory"),
         (["--set", "dept=2"], "Did you mean 'depth'"),
     ],
 )
@@ -147,7 +147,7 @@ def test_mtp_layers_of_the_model_draft(tmp_path: Path, capsys: CaptureFixture) -
 
 
 def test_bundled_heads_by_name(capsys: CaptureFixture) -> None:
-    """The best one, united with `mix`, without a method, and that of the method with one; a method of other heads is refused."""
+    """The best one, united with `mix`, without a method, that of the method with one; methods of others are refused."""
     argv = ["generate", "Once upon a time", "--head", "bundled", "--json", "-", *SHORT]
     assert main(argv) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "mix-head"

@@ -57,8 +57,8 @@ class Speculator(Decoder):
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
             method: a name from `speculant methods`; None for "mix", united with the head if there is one
                 ("mix-head"). Where the model's checkpoint has MTP layers of its own they are the head; a named method
-                leaves them out unless it drafts with a head. Distilled heads, and heads under rules that compare the
-                probabilities of drawn tokens, draft alone.
+                leaves them out unless it drafts with a head. Distilled heads, and heads under rules that take drawn
+                tokens, draft alone.
             verifier: an acceptance rule, with settings as in "typical:epsilon=0.1"; None for the method's own.
             lossy: whether the rule may change the output.
             nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by measured

@@ -103,8 +103,8 @@ def find_method(name: str) -> Method:
 def default_method(own: str | None = None, *, verifier: str | None = None, online: bool = False) -> str:
     """Return the method that drafts where none is named: `mix`, united with the head if there is one.
 
-    A head drafts alone where it is distilled meanwhile, and under rules that compare the probabilities of drawn tokens,
-    since the tokens of a union are chosen.
+    A head drafts alone where it is distilled meanwhile, and under rules that take drawn tokens, since the tokens of a
+    union are chosen.
 
     Args:
         own: the method that drafts with the head alone; None without a head.
