@@ -33,13 +33,15 @@ def folder(model: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_method_is_the_heads_own(model: Any, folder: Path) -> None:
-    """Guards the default: a head brings its method; without one it is `mix`, as ever."""
+def test_heads_are_united_with_mix(model: Any, folder: Path) -> None:
+    """Guards the default: a head is united with `mix`, unless another method is named; without one it is `mix`."""
     speculator = Speculator.from_transformers(model, head=str(folder), nodes=6)
-    assert speculator.method == "eagle2"
+    assert speculator.method == "mix-head"
     text = speculator.generate(PROMPT, max_new_tokens=12, temperature=0).ids
     assert text == plain_text(model, torch.tensor([PROMPT]), 12)
-    assert Speculator.from_transformers(model, head=folder, method="mix-head").method == "mix-head"
+    assert Speculator.from_transformers(model, head=folder, method="eagle2").method == "eagle2"
+    drawn = Speculator.from_transformers(model, head=folder, verifier="speculative-sampling")
+    assert drawn.method == "eagle2"
     assert Speculator.from_transformers(model).method == "mix"
 
 

@@ -31,13 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_generate_uses_the_heads_own_method(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
+def test_generate_unites_a_head_with_mix(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
     """Guards the default method, the comparison with plain decoding, and settings of the head."""
     argv = ["generate", "The dog", "--model", str(tiny_folder), "--head", str(folder), "--json", "-", *SHORT]
     assert main([*argv, "--set", "depth=2"]) == 0
-    assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
-    assert main([*argv, "--method", "mix-head", "--compare"]) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "mix-head"
+    assert main([*argv, "--method", "eagle2", "--compare"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
 
 
 def test_check_describes_a_head(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
@@ -68,7 +68,7 @@ def test_bench_adds_the_heads_method(tiny_folder: Path, folder: Path, tmp_path: 
     argv = ["bench", str(tiny_folder), "--tasks", str(tmp_path / "p.jsonl"), "--head", str(folder), "--trials", "1"]
     assert main([*argv, "--out", str(tmp_path / "out"), "--nodes", "4", *SHORT]) == 0
     found = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert [row["method"] for row in found["methods"]] == ["none", "mix", "eagle2"]
+    assert [row["method"] for row in found["methods"]] == ["none", "mix", "mix-head"]
     assert found["settings"]["head"] == folder.name
     capsys.readouterr()
     assert main([*argv, "--methods", "mix", "--out", str(tmp_path / "other"), *SHORT]) == 2
@@ -80,7 +80,7 @@ def test_bench_adds_the_heads_method(tiny_folder: Path, folder: Path, tmp_path: 
     [
         (["--method", "mix"], "takes no head"),
         (["--head", "./nothing"], "there is no head at"),
-        (["--memory", "m.speculant"], "keeps no memory"),
+        (["--method", "eagle2", "--memory", "m.speculant"], "keeps no memory"),
         (["--set", "dept=2"], "Did you mean 'depth'"),
     ],
 )
@@ -147,10 +147,10 @@ def test_mtp_layers_of_the_model_draft(tmp_path: Path, capsys: CaptureFixture) -
 
 
 def test_bundled_heads_by_name(capsys: CaptureFixture) -> None:
-    """The best one without a method, and that of the method with one; a method of other heads is refused."""
+    """The best one, united with `mix`, without a method, that of the method with one; methods of others are refused."""
     argv = ["generate", "Once upon a time", "--head", "bundled", "--json", "-", *SHORT]
     assert main(argv) == 0
-    assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
+    assert json.loads(capsys.readouterr().out)["method"] == "mix-head"
     assert main([*argv, "--method", "medusa"]) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "medusa"
     assert main([*argv, "--method", "hydra"]) == 2

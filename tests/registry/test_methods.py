@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant.core.errors import UnknownMethodError
-from speculant.registry import METHODS, find_method
+from speculant.registry import METHODS, default_method, find_method
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -30,6 +30,14 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
     with pytest.raises(UnknownMethodError) as caught:
         find_method("zzzzzz")
     assert "Did you mean" not in str(caught.value)
+
+
+def test_the_default_method() -> None:
+    """A head is united with `mix`, but for rules that take drawn tokens, and while it learns."""
+    assert default_method() == default_method(online=True) == "mix"
+    assert default_method("eagle2") == default_method("eagle2", verifier="sample-then-follow") == "mix-head"
+    assert default_method("eagle2", verifier="speculative-sampling") == "eagle2"
+    assert default_method("medusa", online=True) == "medusa"
 
 
 def test_the_table_is_read_only() -> None:

@@ -19,7 +19,6 @@ from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.engines.hf.target_parts import HFTargetParts
 
-METHOD = "mix-head"  # what drafts with a head that was found
 ALONE = "mtp"
 
 
@@ -61,7 +60,7 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedError(f"they cannot be run: {type(error).__name__}: {first_line(error)}") from error
     note = f"The model's own MTP layers draft, read from its checkpoint: {len(head)}. The method 'mix' leaves them out."
-    return LoadedHead(head, target, ALONE, METHOD, notes=(note,))
+    return LoadedHead(head, target, ALONE, ALONE, notes=(note,))
 
 
 def _try(head: MtpHead, target: HFTargetParts, model: Any) -> None:

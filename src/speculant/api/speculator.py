@@ -20,7 +20,7 @@ from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import build_verifier, find_method, method_of
+from speculant.registry import build_verifier, default_method, find_method, method_of
 from speculant.sharing.opening import check_sharing, open_sharing
 
 
@@ -55,9 +55,10 @@ class Speculator(Decoder):
         Args:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
-            method: a name from `speculant methods`; None for the head's own, or "mix" without a head. Where the model's
-                checkpoint has MTP layers of its own they are the head, united with `mix`; a named method leaves them
-                out unless it drafts with a head.
+            method: a name from `speculant methods`; None for "mix", united with the head if there is one
+                ("mix-head"). Where the model's checkpoint has MTP layers of its own they are the head; a named method
+                leaves them out unless it drafts with a head. Distilled heads, and heads under rules that take drawn
+                tokens, draft alone.
             verifier: an acceptance rule, with settings as in "typical:epsilon=0.1"; None for the method's own.
             lossy: whether the rule may change the output.
             nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by measured
@@ -118,7 +119,7 @@ class Speculator(Decoder):
             from speculant.api.native_heads import find_native_head
 
             opened, notes = find_native_head(model, fast=compiled)
-        method = method or ("mix" if opened is None else opened.method)
+        method = method or default_method(opened.method if opened else None, verifier=verifier, online=bool(online))
         found = find_method(method) if drafter is None else method_of(drafter.inner)
         method = found.name
         if opened is None and found.heads:

@@ -34,6 +34,7 @@ from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import importing, print_table, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
 from speculant.memory.bases import find_base
+from speculant.registry import default_method
 
 if TYPE_CHECKING:
     from speculant.bench.suite.tasks import Task
@@ -70,7 +71,8 @@ def run(asked: Bench) -> int:
         from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model, takes_head
 
     head_file = None if asked.head is None else read_head(asked.head)
-    named = asked.methods or ",".join(["none", DEFAULT_METHOD, *([head_file.format.method] if head_file else [])])
+    united = [] if head_file is None else [default_method(head_file.format.method)]
+    named = asked.methods or ",".join(["none", DEFAULT_METHOD, *united])
     source = model_source(asked.loading.model)
     heads = any(takes_head(name.strip()) for name in named.split(","))  # the model may have one of its own
     own = source is None or (heads and head_file is None and asked.config is None and has_own_head(source))

@@ -63,7 +63,7 @@ def find_head(source: str, method: Method | None = None) -> str:
 
     Args:
         source: what was named.
-        method: that is to draft with it; None for the head's own.
+        method: that is to draft with it; None for the default.
 
     Raises:
         ModelNotFoundError: no folder is there, and the hub cannot have it.
@@ -83,7 +83,7 @@ def read_head(source: str, method: Method | None = None) -> HeadFile:
 
     Args:
         source: a folder, a hub id, or "bundled".
-        method: that is to draft with it; None for the head's own.
+        method: that is to draft with it; None for the default.
 
     Raises:
         ModelNotFoundError: there is none, or it is damaged.

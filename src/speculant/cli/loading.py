@@ -26,7 +26,7 @@ from speculant.cli.terminal import importing, say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
 from speculant.core.hub import asking
 from speculant.memory.bases import find_base, read_base_header
-from speculant.registry import Method, check_verifier, find_method, is_own
+from speculant.registry import Method, check_verifier, default_method, find_method, is_own
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -68,7 +68,8 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     check_named(loading, drafting)
     with importing("PyTorch and transformers"):
         found = None if drafting.head is None else read_head(drafting.head, named)
-        method = named or find_method(DEFAULT_METHOD if found is None else found.format.method)
+        own = None if found is None else found.format.method
+        method = named or find_method(default_method(own, verifier=drafting.verifier, online=bool(drafting.online)))
         check_keeps(method, drafting)
         check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
         settings = build_settings(method, drafting.settings)

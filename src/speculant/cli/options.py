@@ -81,7 +81,7 @@ MethodOption = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="see `speculant methods`; default: that of --head, else mix",
+        help="see `speculant methods`; default: mix-head with --head, else mix",
         rich_help_panel="Drafting",
         autocompletion=_methods,
     ),
@@ -323,7 +323,7 @@ class Drafting:
     """How drafts are made.
 
     Attributes:
-        method: of the registry; None for the head's own, or "mix" without a head.
+        method: of the registry; None for `mix-head` with a head, else `mix`; see `registry.default_method`.
         drafter: "module:Class" of a user's own drafter, in place of a method; or None.
         settings: each "name=value".
         nodes: most nodes per draft, "auto", or None for the method's default.

@@ -160,11 +160,11 @@ class Method:
                 what, advice = self.requires, ""
             raise UsageError(f"the method '{self.name}' needs {what}: pass head=, or --head in a command.{advice}")
         if kind is not None and not self.heads:
-            raise UsageError(f"the method '{self.name}' takes no head; leave out the method to use the head's own.")
+            raise UsageError(f"the method '{self.name}' takes no head; leave out the method to use 'mix-head'.")
         if kind is not None and kind not in self.heads and "*" not in self.heads:
             raise UsageError(
                 f"the method '{self.name}' drafts with heads of kind {' or '.join(self.heads)}, and this one "
-                f"is of kind {kind}; leave out the method to use the head's own."
+                f"is of kind {kind}; leave out the method to use 'mix-head'."
             )
 
     @property

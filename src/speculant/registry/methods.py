@@ -100,6 +100,26 @@ def find_method(name: str) -> Method:
     )
 
 
+def default_method(own: str | None = None, *, verifier: str | None = None, online: bool = False) -> str:
+    """Return the method that drafts where none is named: `mix`, united with the head if there is one.
+
+    A head drafts alone where it is distilled meanwhile, and under rules that take drawn tokens, since the tokens of a
+    union are chosen.
+
+    Args:
+        own: the method that drafts with the head alone; None without a head.
+        verifier: the acceptance rule that was named, or None.
+        online: whether the head learns while it drafts.
+
+    Raises:
+        UsageError: there is no such rule.
+    """
+    if own is None:
+        return "mix"
+    drawn = verifier is not None and "iid" in find_rule(verifier, lossy=True)[0].drafts
+    return own if online or (drawn and find_method(own).samples) else "mix-head"
+
+
 def build_verifier(method: str | Method, name: str | None = None, *, lossy: bool = False) -> Verifier:
     """Return an acceptance rule: the one of that name, see `find_rule`, or the method's own.
 

@@ -36,6 +36,7 @@ _FORGET = 64  # rounds without a try after which a size is believed to be cheape
 _SAME = 0.004  # a smaller change of a size's cost is no reason to compute the curve again
 _DRAFT_TIMES = 15
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
+_BOOKED = 1.5  # times it: what is booked of one round's drafting at most, as passes count without their stalls
 _START = 8  # nodes whose time a draft takes before its first node, as far as stalls are recognised
 _DECAY = 0.98
 _SPREAD = 16.0  # nodes: sizes of drafts must differ by about as much before drafting time is attributed to them
@@ -181,12 +182,13 @@ class LatencyModel:
         """
         time = seconds / self._level
         if not usual and len(self._draft_times) > 1:
-            return time
+            return min(time, _BOOKED * _lower_quartile(self._draft_rates) * (nodes + _START))
         self._draft_times.append(time)
         self._draft_rates.append(time / (nodes + _START))
         if len(self._draft_times) == 1:
             return 0.0
-        time = min(time, _STALL * _lower_quartile(self._draft_rates) * (nodes + _START))
+        rate = _lower_quartile(self._draft_rates) * (nodes + _START)
+        time = min(time, _STALL * rate)
         added = (1.0, nodes, nodes * nodes, time, nodes * time)
         self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]
         doubt = (rounds * (_EVEN_SPREAD if even else _SPREAD)) ** 2 / 16
@@ -194,7 +196,7 @@ class LatencyModel:
         covariance, variance = rounds * xy - x * y, rounds * xx - x * x
         self.drafting = max(0.0, (covariance + each) / (variance + doubt))
         self.further_level = max(0.0, covariance / (variance + (rounds * _LEVEL_SPREAD) ** 2 / 16))
-        return time
+        return min(time, _BOOKED * rate)
 
 
 def _lower_quartile(values: deque[float]) -> float:

@@ -9,7 +9,7 @@ from speculant.bench.suite.pair_report import ModelFacts
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.formats import Format
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.registry import METHODS
+from speculant.registry import METHODS, default_method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class HeadFacts:
         return cls(
             format=format_.name,
             kind=format_.kind,
-            method=format_.method,
+            method=default_method(format_.method),
             methods=fitting,
             parameters=sum(tensor.numel() for tensor in tensors),
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),

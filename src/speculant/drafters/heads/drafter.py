@@ -61,7 +61,7 @@ class LoadedHead:
         head: its weights, on the target's device.
         target: the parts of the target that it uses.
         kind: of its architecture, as `Method.heads` names it.
-        method: the method that drafts with it if the user names none.
+        method: the method that drafts with it alone.
         notes: what the user should know of the pair.
     """
 

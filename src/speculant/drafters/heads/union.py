@@ -9,6 +9,7 @@ from typing import Protocol
 
 from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start
 from speculant.core.engine import Needs
+from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import LoadedHead, propose_together
 from speculant.drafters.heads.head import head_needs
@@ -19,7 +20,7 @@ from speculant.drafters.heads.united import FIRST_WEIGHTS, UnitedSession
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.mixture import Mixture
-from speculant.drafters.models.shapes import BestFirst
+from speculant.drafters.models.shapes import MOST_NODES, BestFirst
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.union import UnionSettings
 from speculant.drafters.suffix.drafter import SuffixDrafter
@@ -33,15 +34,26 @@ class UnionHeadSettings(UnionSettings):
         proposed: nodes of the tree that the memory proposes.
         depth: steps of the head.
         top_k: nodes that each of them extends, and candidates of each.
+        wide: the same where more than 16 nodes are drafted. In smaller drafts so many candidates cost acceptance, since
+            the two opinions are then weighed on many that are improbable.
         least: joint probability below which no node is extended.
         vocabulary: a file of token ids, the most frequent first; the head drafts no others. "" for all tokens.
         vocabulary_size: how many of them it drafts; 0 for all in the file.
+
+    Raises:
+        UsageError: a setting is out of range.
     """
 
-    depth: int = 7
+    depth: int = 9
+    wide: int = 10
     least: float = 0.0
     vocabulary: str = ""
     vocabulary_size: int = 0
+
+    def __post_init__(self) -> None:
+        UnionSettings.__post_init__(self)
+        if not 1 <= self.wide <= MOST_NODES:
+            raise UsageError(f"wide is 1 to {MOST_NODES}, not {self.wide}.")
 
 
 class MemoryDrafter(Drafter, Persistent, Protocol):
@@ -72,7 +84,7 @@ class UnionHeadDrafter(Drafter, Persistent):
     def needs(self) -> Needs:
         """What the memory learns from, and the states that the head reads."""
         needs = head_needs(self.head.head)
-        return replace(self.memory.needs, hidden_layers=needs.hidden_layers, prompt=needs.prompt)
+        return replace(self.memory.needs, hidden_layers=needs.hidden_layers, prompt=needs.prompt, explores=False)
 
     @property
     def memory_bytes(self) -> int:
@@ -81,7 +93,7 @@ class UnionHeadDrafter(Drafter, Persistent):
 
     def open(self, start: Start) -> Session:
         s = self._settings
-        shape = BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least)
+        shape = BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, wide=s.wide)
         own = HeadSession(HeadText(self.states, start), start, shape)
         return UnitedSession(own, self.memory.open(start), self._mixture, s.proposed)
 

@@ -113,7 +113,7 @@ class UnitedSession(Session):
     @staticmethod
     def asked(budget: Budget) -> Budget:
         """Return what the head is asked for: more nodes than are drafted, so that it has an opinion of the memory's."""
-        return replace(budget, nodes=max(budget.nodes, min(MOST_NODES, 2 * budget.nodes)))
+        return replace(budget, nodes=max(budget.nodes, min(2 * MOST_NODES, 2 * budget.nodes)))
 
     def unite(self, drafted: DraftTree, budget: Budget) -> DraftTree:
         """Return the most probable paths of the head's draft within a budget and of the memory's."""

@@ -23,6 +23,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance, expected_gains
 
+WIDE = 32  # nodes of a draft above which it may be wider
 MOST_PASSES = 64  # of the draft model in a round
 MOST_NODES = MAX_NODES  # of a draft, where the method's settings do not say
 
@@ -308,6 +309,7 @@ class BestFirst(Shape):
         least: float,
         most_nodes: int = MOST_NODES,
         expanded: int | None = None,
+        wide: int | None = None,
     ) -> None:
         """Take the limits.
 
@@ -318,11 +320,12 @@ class BestFirst(Shape):
             least: joint probability below which no node is expanded.
             most_nodes: of a draft.
             expanded: nodes that a level expands, if not `top_k`.
+            wide: `top_k` of drafts of more than `WIDE` nodes, if it is another one there.
         """
         if not (1 <= depth <= MOST_PASSES and 1 <= top_k <= check_most(most_nodes) and 0 <= least < 1):
             raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {most_nodes}, least from 0 to below 1.")
         self.passes, self._top_k, self._least = depth, top_k, least
-        self._expanded = top_k if expanded is None else expanded
+        self._expanded, self._wide = expanded, top_k if wide is None else wide
         self._acceptance, self._grown = acceptance, 0
         self._level: Level | None = None  # that was expanded last
         self._weights: list[float] = []  # of all nodes before it
@@ -331,7 +334,7 @@ class BestFirst(Shape):
         if level.depth == 1:
             self._weights = []
         self._level, self._grown = level, level.depth
-        topk = level.q.topk(min(self._top_k, level.q.shape[1]))
+        topk = level.q.topk(min(self._width(level.room), level.q.shape[1]))
         return [
             Candidate(place, token, p)
             for place, (tokens, values) in enumerate(zip(topk.indices.tolist(), topk.values.tolist(), strict=True))
@@ -344,16 +347,21 @@ class BestFirst(Shape):
         self._weights += weights
         room = sorted(self._weights, reverse=True)[level.room :]
         least = max(self._least, level.node_price, room[0] if room else 0.0)
-        best = sorted(range(len(weights)), key=lambda place: -weights[place])[: self._expanded]
+        expanded = self._width(level.room) if self._expanded is None else self._expanded
+        best = sorted(range(len(weights)), key=lambda place: -weights[place])[:expanded]
         found = [place for place in best if weights[place] > least]
         gain = sum(weights[place] for place in found) * self._acceptance.next_level(level.depth)
         return found if gain > level.level_price else []
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
         next_level = self._acceptance.next_levels(levels)
-        least, top_k = max(self._least, budget.node_price), self._top_k if trees else 1
-        expanded = self._expanded if trees else 1
+        least, top_k = max(self._least, budget.node_price), self._width(budget.nodes) if trees else 1
+        expanded = (top_k if self._expanded is None else self._expanded) if trees else 1
         return GrowthPlan(levels, top_k, expanded, budget.nodes, least, budget.level_price, next_level)
+
+    def _width(self, nodes: int) -> int:
+        """Return how many candidates each node of a draft of so many nodes gets."""
+        return self._wide if nodes > WIDE else self._top_k
 
     def take_levels(self, grown: int) -> None:
         self._grown = grown

@@ -40,7 +40,7 @@ class Format:
     Attributes:
         name: in words, for messages.
         kind: of the heads' architecture, as `Method.heads` names it.
-        method: the method that drafts with them if the user names none.
+        method: the method that drafts with them alone.
         matches: tells such checkpoints by config and names of tensors alone.
         load: returns the head; raises UnsupportedError where it does not fit its target.
     """
