@@ -114,14 +114,15 @@ def step(scheduler: Any, heads: dict[str, Sequence[int]]) -> dict[str, list[int]
 
 
 def teach(scheduler: Any) -> None:
-    """Run a request that writes the text twice, beside a wrong head."""
-    scheduler.requests["first"] = request = Request()
-    for end in range(5, 2 * len(TEXT), 3):
-        request.all_token_ids = (TEXT * 2)[:end]
-        step(scheduler, {"first": [1, 2, 3]})
-    request.all_token_ids, request.finished = TEXT * 2, True
-    del scheduler.requests["first"]
-    assert step(scheduler, {"first": [1, 2, 3]}) == {"first": [1, 2, 3]}  # vLLM ignores ended requests itself
+    """Run two requests that write the text twice, beside a wrong head."""
+    for name in ("first", "second"):
+        scheduler.requests[name] = request = Request()
+        for end in range(5, 2 * len(TEXT), 3):
+            request.all_token_ids = (TEXT * 2)[:end]
+            step(scheduler, {name: [1, 2, 3]})
+        request.all_token_ids, request.finished = TEXT * 2, True
+        del scheduler.requests[name]
+        assert step(scheduler, {name: [1, 2, 3]}) == {name: [1, 2, 3]}  # vLLM ignores ended requests itself
 
 
 def test_the_contract(scheduler_class: Any) -> None:
