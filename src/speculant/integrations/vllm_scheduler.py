@@ -72,16 +72,10 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
         Args:
             draft_token_ids: a DraftTokenIds, the head's drafts of the rows of the last step.
         """
-        super().update_draft_token_ids(self._unite(draft_token_ids))
+        super().update_draft_token_ids(self.unite(draft_token_ids))
 
-    def shutdown(self) -> None:
-        """End all requests and save what was learned."""
-        super().shutdown()
-        self._chains.forget()
-        if self._saver is not None:
-            self._saver.close()
-
-    def _unite(self, draft_token_ids: Any) -> Any:
+    def unite(self, draft_token_ids: Any) -> Any:
+        """Return a DraftTokenIds with a chain of both in place of the head's, for requests that are drafted for."""
         names, heads = list(draft_token_ids.req_ids), list(draft_token_ids.draft_token_ids)
         rows, places = self._ended(), list[int]()
         over = len(rows)
@@ -95,6 +89,13 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
         for place, chain in zip(places, self._chains.step(rows)[over:], strict=True):
             heads[place] = chain
         return DraftTokenIds(names, heads)
+
+    def shutdown(self) -> None:
+        """End all requests and save what was learned."""
+        super().shutdown()
+        self._chains.forget()
+        if self._saver is not None:
+            self._saver.close()
 
     def _ended(self) -> list[HeadRow]:
         """Return the requests that have ended, with their whole texts, and forget them."""

@@ -1,11 +1,10 @@
-"""The uniting scheduler, writing down what the head, the memory and both together would have got accepted."""
+"""The uniting scheduler, writing down what the head, the memory and both together drafted."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from speculant.core.tree import DraftTree, Int32
@@ -24,9 +23,9 @@ class RecordingScheduler(UnitingScheduler):
 
 
 class RecordingUnion(ChainUnion):
-    """Writes for each ended request a list of steps: place in the text, and what was drafted by head, memory and both.
+    """Writes for each ended request its steps and its text, as [[[length, head, memory, both], ...], text].
 
-    The last element of a request is its text.
+    A step is the length that the text had, and the chains of the head, of the memory alone, and of both.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,8 +44,8 @@ class RecordingUnion(ChainUnion):
         agreeing: bool = True,
     ) -> DraftTree:
         found = super().unite(history, at=at, head=head, memory=memory, most=most, agreeing=agreeing)
-        tree = [memory.tokens.tolist(), memory.parents.tolist(), [round(w, 5) for w in memory.weights.tolist()]]
-        self._steps.setdefault(id(history), []).append([at, list(head), tree, found.tokens.tolist()])
+        alone = memory.tokens[memory.best_chain()[:most]].tolist() if len(memory) else []
+        self._steps.setdefault(id(history), []).append([at, list(head), alone, found.tokens.tolist()])
         return found
 
     def observe(self, history: History, text: Sequence[int] | Int32, *, ended: bool = False) -> None:
@@ -55,8 +54,3 @@ class RecordingUnion(ChainUnion):
             steps = self._steps.pop(id(history), [])
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps([steps, [int(token) for token in text]]) + "\n")
-
-
-def accepted(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """Return how many of the first drafted tokens are those of the text."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafted, text, strict=False)))
