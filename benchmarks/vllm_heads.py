@@ -3,10 +3,11 @@
     SPECULANT_DATA=... make benchmark-vllm-heads
 
 The bundled model and its heads in vLLM, fp32, greedy, drafts of 5 tokens, 16 requests at a time, every memory empty at
-the start. `stories`: 50 held-out stories, continued; `rewrites`: 50 held-out stories, rewritten with another name, which
-mostly copies; `mixed`: both in turns. *perfect* is what a choice between the two chains with foresight would have got
-accepted at the same places of the texts, and *kept* how much of its gain over the better single one both together kept.
-Time is that of uniting and of the memory together.
+the start of a load. `stories`: 50 held-out stories, continued; `rewrites`: 50 held-out stories, rewritten with another
+name, which mostly copies; `mixed`: both in turns.
+*perfect* is what a choice between the two chains with foresight would
+have got accepted at the same places of the texts, and *kept* how much of its gain over the better single one both
+together kept. Time is that of `mix` alone, or of `mix`, uniting and recording.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.vllm.jobs import RECORDING_SCHEDULER, SCHEDULER, Ask, Done, Turn, ours, run
+from speculant.bench.vllm.jobs import RECORDING_SCHEDULER, Ask, Done, Turn, ours, run
 from speculant.bench.vllm.recording import FOLDER
 from speculant.bench.vllm.workloads import bundled_head, on_bundled_model, rewrites, stories
 from speculant.cli.env import environment
@@ -67,8 +68,7 @@ def measure(
         drafts = folder / kind / name
         drafts.mkdir(parents=True)
         recorded = turn(waves, head, {FOLDER: str(drafts)})
-        run(on_bundled_model(recorded, scheduler=RECORDING_SCHEDULER), folder / f"{kind}-{name}-recorded")
-        (both,) = run(on_bundled_model(turn(waves, head), scheduler=SCHEDULER), folder / f"{kind}-{name}")
+        (both,) = run(on_bundled_model(recorded, scheduler=RECORDING_SCHEDULER), folder / f"{kind}-{name}")
         results[name][f"{kind} and mix"] = row(both, texts[name]) | choice(drafts / "chains.jsonl")
         for system in (kind, "mix", f"{kind} and mix"):
             print(name, system, results[name][system], flush=True)

@@ -30,11 +30,11 @@ _GROUPS = 5
 _FEATURES = 4  # of each group: 1, the memory's opinion, how often the head was right lately, how often the memory was
 _FIRST = np.array(
     [
-        [1.0, 0.5, 0.5, 0.0],
-        [0.0, 0.0, 1.0, 0.0],
-        [0.0, 0.5, 0.7, 0.0],
+        [1.5, 0.5, 0.3, 0.0],
+        [0.5, 0.0, 0.6, 0.0],
+        [0.0, 0.2, 0.5, 0.0],
         [0.0, 1.0, 0.0, 0.2],
-        [-0.5, 1.0, -0.3, 0.2],
+        [-0.8, 1.0, -0.3, 0.1],
     ]
 )
 _RATE = 0.1  # of learning
