@@ -21,11 +21,12 @@ def build(**changes: Any) -> HeadRows:
     return HeadRows(drafter, **{"vocabulary": 500, "most_per_step": 256, **changes})
 
 
-def teach(rows: HeadRows, name: str = "teacher") -> None:
-    """Let a request write the text twice, and end."""
-    for end in range(5, 2 * len(TEXT), 3):
-        rows.step([HeadRow(name, (TEXT * 2)[:end], head=[1, 2, 3], most=3)])
-    rows.step([HeadRow(name, TEXT * 2, ended=True)])
+def teach(rows: HeadRows) -> None:
+    """Let requests write the text twice, and end."""
+    for name in ("first", "second", "third"):
+        for end in range(5, 2 * len(TEXT), 3):
+            rows.step([HeadRow(name, (TEXT * 2)[:end], head=[1, 2, 3], most=3)])
+        rows.step([HeadRow(name, TEXT * 2, ended=True)])
 
 
 def test_the_memory_takes_over_where_the_head_is_wrong() -> None:
