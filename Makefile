@@ -84,7 +84,8 @@ test-llamacpp: $(VENV)/.llamacpp
 	@touch $@
 
 test-sglang: .sglang/.ready
-	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py
+	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py \
+		tests/integrations/test_sglang_seam.py
 
 # vLLM in an environment of its own: 4 GB, a minute or two to install. The drafters that vLLM calls `suffix` are Arctic's
 # and are built from source with the torch that is here; left to itself, their build would fetch another one.

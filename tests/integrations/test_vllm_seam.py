@@ -8,45 +8,17 @@ Nothing of vLLM is run or imported, so versions can be compared that cannot be i
 from __future__ import annotations
 
 import ast
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
+from engine_source import EngineSource, calls, fields, parameters, passed
+
 RUNNER, SECOND_RUNNER = "v1/worker/gpu_model_runner.py", "v1/worker/gpu/model_runner.py"
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+VLLM = EngineSource("vllm")
+find = VLLM.find
 
-
-def find(file: str, name: str) -> ast.AST:
-    """Return a function or class of one of vLLM's files; methods are named CLASS.METHOD."""
-    spec = find_spec("vllm")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    tree: ast.AST = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
-    for part in name.split("."):
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        [tree] = [each for each in ast.iter_child_nodes(tree) if isinstance(each, kinds) and each.name == part]
-    return tree
-
-
-def parameters(function: ast.AST) -> list[str]:
-    """Return the names of a function's parameters."""
-    assert isinstance(function, ast.FunctionDef)
-    return [each.arg for each in (*function.args.args, *function.args.kwonlyargs)]
-
-
-def calls(within: ast.AST, ending: str) -> list[ast.Call]:
-    """Return the calls of what is written with such an end, in order."""
-    found = [each for each in ast.walk(within) if isinstance(each, ast.Call)]
-    return [each for each in found if ast.unparse(each.func).endswith(ending)]
-
-
-def passed(call: ast.Call) -> list[str]:
-    """Return what a call passes, as it is written."""
-    return [ast.unparse(each) for each in call.args] + [
-        f"{each.arg}={ast.unparse(each.value)}" for each in call.keywords
-    ]
+pytestmark = pytest.mark.skipif(VLLM.missing, reason="vLLM is not installed")
 
 
 def branch(function: ast.AST, method: str) -> ast.AST:
@@ -100,9 +72,7 @@ def test_the_scheduler_gets_drafts_as_ids() -> None:
     ):
         assert parameters(find(file, f"{name}.update_draft_token_ids")) == ["self", "draft_token_ids"]
         assert parameters(find(file, f"{name}.shutdown")) == ["self"]
-    drafts = find("v1/outputs.py", "DraftTokenIds")
-    fields = [ast.unparse(each) for each in ast.walk(drafts) if isinstance(each, ast.AnnAssign)]
-    assert fields == ["req_ids: list[str]", "draft_token_ids: list[list[int]]"]
+    assert fields(find("v1/outputs.py", "DraftTokenIds")) == ["req_ids", "draft_token_ids"]
     assert "self.scheduler_cls" in ast.unparse(find("config/scheduler.py", "SchedulerConfig.get_scheduler_cls"))
 
 
