@@ -23,12 +23,10 @@ import numpy as np
 from speculant.core.tree import ROOT, DraftTree, Float64, Int32
 from speculant.drafters.models.mixture import logit
 
-BOTH, HEAD, HEAD_AGAINST, MEMORY, MEMORY_AGAINST = range(
-    5
-)  # who drafted a token; against: the other drafted another one
-_GROUPS = 5
+# Who drafted a token; "against" where the other drafted another one in its place.
+BOTH, HEAD, HEAD_AGAINST, MEMORY, MEMORY_AGAINST = range(5)
 _FEATURES = 4  # of each group: 1, the memory's opinion, how often the head was right lately, how often the memory was
-_FIRST = np.array(
+_FIRST = np.array(  # about what is learned on stories and rewrites of the bundled model
     [
         [1.5, 0.5, 0.3, 0.0],
         [0.5, 0.0, 0.6, 0.0],
@@ -38,7 +36,7 @@ _FIRST = np.array(
     ]
 )
 _RATE = 0.1  # of learning
-_LATELY = 0.8  # how much of the share of right tokens is kept by a step
+_LATELY = 0.8  # how much of a share of right tokens is kept by each further token
 _PRIOR = 0.6
 
 
@@ -133,11 +131,8 @@ class ChainUnion:
             np.add.at(gradient, groups, errors)
             self._squares += gradient**2
             self._weights += _RATE * gradient / np.sqrt(self._squares)
-        for name, chain in (("head", candidates.head), ("memory", candidates.memory)):
-            seen = [node for node in chain if right.get(node) is not None]
-            for node in seen:
-                before = getattr(history, name)
-                setattr(history, name, _LATELY * before + (1 - _LATELY) * float(bool(right[node])))
+        history.head = _lately(history.head, candidates.head, right)
+        history.memory = _lately(history.memory, candidates.memory, right)
 
 
 def _candidates(history: History, at: int, head: list[int], memory: DraftTree, agreeing: bool) -> Candidates:
@@ -186,6 +181,14 @@ def _expect(parents: Sequence[int], conditional: Float64) -> tuple[list[float], 
             expected[parent], best[parent] = whole, node
         best.setdefault(node, ROOT)
     return joint, best
+
+
+def _lately(before: float, chain: Sequence[int], right: dict[int, bool | None]) -> float:
+    """Return the share of right tokens of late, with those of a chain that were compared."""
+    for node in chain:
+        if (found := right.get(node)) is not None:
+            before = _LATELY * before + (1 - _LATELY) * found
+    return before
 
 
 def _right(candidates: Candidates, text: list[int]) -> dict[int, bool | None]:
