@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from speculant.core.tree import ROOT, DraftTree, Float64, Int32
-from speculant.drafters.models.mixture import logit
+from speculant.drafters.models.mixture import LEAST, logit
 
 # Who drafted a token; "against" where the other drafted another one in its place.
 BOTH, HEAD, HEAD_AGAINST, MEMORY, MEMORY_AGAINST = range(5)
@@ -164,7 +164,8 @@ def _candidates(history: History, at: int, head: list[int], memory: DraftTree, a
         parent = found
     known = np.empty((len(tokens), _FEATURES))
     known[:, 0], known[:, 2], known[:, 3] = 1.0, logit(history.head), logit(history.memory)
-    known[:, 1] = [logit(min(max(each, 0.0), 1.0)) for each in opinions]
+    p = np.clip(opinions, LEAST, 1 - LEAST)
+    known[:, 1] = np.log(p / (1 - p))
     return Candidates(at, tokens, parents, groups, known, chain, memory.best_chain().tolist() if count else [])
 
 
