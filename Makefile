@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: setup demo test test-slow test-all test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
-	test-vllm benchmark-vllm test-browser test-clients test-fuzz clean
+	test-vllm benchmark-vllm benchmark-vllm-heads test-browser test-clients test-fuzz clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -84,7 +84,8 @@ test-llamacpp: $(VENV)/.llamacpp
 	@touch $@
 
 test-sglang: .sglang/.ready
-	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py
+	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py \
+		tests/integrations/test_sglang_seam.py
 
 # vLLM in an environment of its own: 4 GB, a minute or two to install. The drafters that vLLM calls `suffix` are Arctic's
 # and are built from source with the torch that is here; left to itself, their build would fetch another one.
@@ -100,10 +101,13 @@ VLLM := .venv-vllm/bin
 # Each run of vLLM is a process, which takes half a minute to start; kernels are cached apart from other environments'.
 VLLM_ENV := OMP_NUM_THREADS=1 NUMBA_CACHE_DIR=$(CURDIR)/.venv-vllm/kernels
 test-vllm: .venv-vllm/.ready
-	$(VLLM_ENV) $(VLLM)/pytest -o filterwarnings= tests/integrations/vllm_engine.py
+	$(VLLM_ENV) $(VLLM)/pytest -o filterwarnings= tests/integrations/test_vllm_seam.py tests/integrations/vllm_engine.py
 
 benchmark-vllm: .venv-vllm/.ready
 	$(VLLM_ENV) $(VLLM)/python benchmarks/vllm_engine.py -o benchmarks/results/vllm.json
+
+benchmark-vllm-heads: .venv-vllm/.ready
+	$(VLLM_ENV) $(VLLM)/python benchmarks/vllm_heads.py -o benchmarks/results/vllm-heads.json
 
 # The page of `speculant serve` in the system's Chromium; screenshots are kept in .screenshots.
 $(VENV)/.browser: $(VENV)/.ready

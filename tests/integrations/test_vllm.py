@@ -95,16 +95,16 @@ def test_ranks_and_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert step(again, [text[10:20]], [1])[0] == text[20:25]
 
 
-@pytest.mark.parametrize("version", ["0.22.0", "0.32.0", "0.32.1.dev3+cpu"])
+@pytest.mark.parametrize("version", ["0.22.0", "0.32.0", "0.32.1.dev3+cpu", "0.33.0"])
 def test_versions(version: str) -> None:
     """Those in the range are accepted."""
     check_version(version, allow_untested=False)
 
 
-@pytest.mark.parametrize("version", ["0.21.3", "0.33.0", "1.0", "dev"])
+@pytest.mark.parametrize("version", ["0.21.3", "0.34.0", "1.0", "dev"])
 def test_other_versions(version: str) -> None:
     """Others are refused with what was tested and how to override."""
-    with pytest.raises(UnsupportedError, match=r"0.22 up to.*0.33.*SPECULANT_ALLOW_UNTESTED"):
+    with pytest.raises(UnsupportedError, match=r"0.22 up to.*0.34.*SPECULANT_ALLOW_UNTESTED"):
         check_version(version, allow_untested=False)
     check_version(version, allow_untested=True)
 

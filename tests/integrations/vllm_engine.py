@@ -14,12 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant.bench.vllm.jobs import RECORDING_PROPOSER, Ask, Done, Turn, ours, run
+from speculant.bench.vllm.jobs import RECORDING_PROPOSER, SCHEDULER, Ask, Done, Turn, ours, run
 from speculant.bench.vllm.recording import FOLDER
-from speculant.bench.vllm.workloads import edits, on_bundled_model, on_recordings, samples, stories, total_variation
+from speculant.bench.vllm.workloads import (
+    bundled_head,
+    edits,
+    on_bundled_model,
+    on_recordings,
+    rewrites,
+    samples,
+    stories,
+    total_variation,
+)
 from speculant.memory.file import read_header
 
-DRAFTS = 8
+DRAFTS, FEW = 8, 5
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": DRAFTS}
 COUNT, TOKENS, TEMPERATURE = 1500, 3, 0.7
@@ -70,6 +79,19 @@ def drafted(folder: Path, data: Path) -> list[Done]:
     return run(on_bundled_model(*turns), folder / "drafted")
 
 
+def assert_same_distribution(first: list[list[int]], second: list[list[int]]) -> None:
+    """Assert that the total variation of two samples is one that halves of both together have by chance."""
+    random, pooled = np.random.default_rng(0), [*first, *second]
+    for length in range(1, TOKENS + 1):
+        found = total_variation(first, second, length)
+        by_chance = []
+        for _ in range(200):
+            order = random.permutation(2 * COUNT)
+            halves = [[pooled[i] for i in part] for part in (order[:COUNT], order[COUNT:])]
+            by_chance.append(total_variation(halves[0], halves[1], length))
+        assert found <= max(by_chance), (length, found, max(by_chance))
+
+
 def test_stories(plain: list[Done], drafted: list[Done]) -> None:
     """50 held-out prompts, greedy: token for token what vLLM generates without drafts, in fewer passes than its own.
 
@@ -99,17 +121,8 @@ def test_greedy_beside_sampled_requests(plain: list[Done], drafted: list[Done]) 
 
 def test_sampling_is_lossless(plain: list[Done], drafted: list[Done]) -> None:
     """Answers sampled with drafts are distributed as those without, as far as so many samples can tell."""
-    first, second = plain[2].outputs, drafted[4].outputs
     assert drafted[4].drafted > COUNT
-    random, pooled = np.random.default_rng(0), [*first, *second]
-    for length in range(1, TOKENS + 1):
-        found = total_variation(first, second, length)
-        by_chance = []
-        for _ in range(200):
-            order = random.permutation(2 * COUNT)
-            halves = [[pooled[i] for i in part] for part in (order[:COUNT], order[COUNT:])]
-            by_chance.append(total_variation(*halves, length))
-        assert found <= max(by_chance), (length, found, max(by_chance))
+    assert_same_distribution(plain[2].outputs, drafted[4].outputs)
 
 
 def test_tensor_parallel_ranks(folder: Path, data: Path) -> None:
@@ -128,6 +141,35 @@ def test_tensor_parallel_ranks(folder: Path, data: Path) -> None:
     assert len(ranks[0].splitlines()) > 100
     assert [path.name for path in memory.parent.iterdir()] == [memory.name]
     assert read_header(memory)[0]["kind"] == "mix"
+
+
+def both(data: Path) -> list[list[Ask]]:
+    """Return stories and rewrites in turns: a head drafts the former best, a memory the latter."""
+    return [[ask for pair in zip(stories(data)[0][:16], rewrites(data)[0][:16], strict=True) for ask in pair]]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_head_and_a_memory(folder: Path, data: Path, kind: str) -> None:
+    """Outputs are those of plain decoding, in fewer passes than with either alone; what is learned is kept."""
+    waves, head = both(data), bundled_head(kind, FEW)
+    (plain,) = run(on_bundled_model(Turn(waves=waves)), folder / "plain-heads")
+    (alone,) = run(on_bundled_model(Turn(waves=waves, speculative=head)), folder / kind)
+    (memory,) = run(on_bundled_model(Turn(waves=waves, speculative=ours(FEW))), folder / "memory-alone")
+    turn = Turn(waves=waves, speculative=head, settings={"SPECULANT_MEMORY": str(folder / f"{kind}.speculant")})
+    (found,) = run(on_bundled_model(turn, scheduler=SCHEDULER), folder / f"{kind}-memory")
+    assert found.outputs == plain.outputs
+    assert found.mat > max(alone.mat, memory.mat)
+    assert read_header(folder / f"{kind}.speculant")[0]["kind"] == "mix"
+
+
+def test_sampling_with_a_head_and_a_memory_is_lossless(folder: Path, plain: list[Done], data: Path) -> None:
+    """Answers sampled with drafts of both are distributed as those without, and greedy rows beside them undisturbed."""
+    head = bundled_head("eagle", FEW)
+    sampled = on_bundled_model(Turn(waves=[*drawn(2), *mixed(stories(data))], speculative=head), scheduler=SCHEDULER)
+    (found,) = run(sampled, folder / "sampled-heads")
+    first, second = plain[2].outputs, found.outputs[:COUNT]
+    assert_same_distribution(first, second)
+    assert found.outputs[COUNT::2] == plain[1].outputs[::2]
 
 
 def test_lossy_acceptance_is_refused(folder: Path, data: Path) -> None:

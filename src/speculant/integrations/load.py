@@ -28,6 +28,11 @@ def chain_budget(most: int) -> Budget:
     return Budget(nodes=_WIDER * most, depth=most, trees=False)
 
 
+def opinion_budget(most: int) -> Budget:
+    """Return the budget of a tree out of which, together with another draft, a chain is made."""
+    return Budget(nodes=_WIDER * most, depth=most)
+
+
 def tree_budget(most: int) -> Budget:
     """Return the budget of a draft for an engine that verifies trees."""
     return Budget(nodes=most, depth=most)

@@ -19,6 +19,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.integrations.drafting import RowDrafter
 from speculant.integrations.fixed_width import Int64, fixed_width
+from speculant.integrations.growing_text import GrowingText
 from speculant.integrations.load import tree_budget
 from speculant.integrations.rows import Row
 
@@ -27,20 +28,11 @@ _UNBOUNDED = 1 << 40  # tokens of a step: the width is fixed, and padding costs 
 
 
 @dataclass(slots=True)
-class _Text:
-    """A request's text so far, in an array with room for more; `shown` once it was drafted for."""
+class _Shown:
+    """A request's text; `drafted` once it was drafted for."""
 
-    tokens: Int32
-    length: int
-    shown: bool = False
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
-        end = self.length + len(tokens)
-        if end > len(self.tokens):
-            self.tokens = np.concatenate([self.tokens, np.empty(end, np.int32)])
-        self.tokens[self.length : end] = tokens
-        self.length = end
+    text: GrowingText
+    drafted: bool = False
 
 
 class Corpus:
@@ -63,7 +55,7 @@ class Corpus:
             ends: tokens that end a text.
         """
         self._drafter, self._vocabulary, self._width, self._tail = drafter, vocabulary, width, tail
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, _Shown] = {}
         self._corpora: dict[str, int] = {}
         self.rows = RowDrafter(
             drafter,
@@ -76,12 +68,12 @@ class Corpus:
 
     def is_behind(self, request: str, length: int) -> bool:
         """Return whether the text of a request is unknown, or too short to be completed by what a call shows of it."""
-        text = self._texts.get(request)
-        return text is None or not text.length <= length <= text.length + self._tail
+        shown = self._texts.get(request)
+        return shown is None or not shown.text.length <= length <= shown.text.length + self._tail
 
     def begin(self, request: str, tokens: Int32) -> None:
         """Take a request's text, Int32[T], prompt and output."""
-        self._texts[request] = _Text(np.array(tokens, np.int32), len(tokens))
+        self._texts[request] = _Shown(GrowingText(tokens))
 
     def batch_get(
         self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: Sequence[int]
@@ -152,9 +144,9 @@ class Corpus:
         if self.is_behind(request, length):
             self.begin(request, np.asarray(tail, np.int32))  # a caller that gives no whole texts
             length = len(tail)
-        text = self._texts[request]
-        fresh = length - text.length
-        text.extend(tail[len(tail) - fresh :])
-        fresh = fresh if text.shown else max(1, fresh)
-        text.shown = True
-        return Row(text.tokens[: text.length], fresh, self._width - 1, request)
+        shown = self._texts[request]
+        fresh = length - shown.text.length
+        shown.text.extend(tail[len(tail) - fresh :])
+        fresh = fresh if shown.drafted else max(1, fresh)
+        shown.drafted = True
+        return Row(shown.text.tokens, fresh, self._width - 1, request)

@@ -21,17 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from speculant.api.loading import load_tokenizer
-from speculant.core.drafter import Persistent
 from speculant.core.tree import Int32
 from speculant.integrations.drafting import RowDrafter
-from speculant.integrations.kept_memory import BackgroundSaver, load_memory
 from speculant.integrations.load import chain_budget
 from speculant.integrations.rows import Row
-from speculant.integrations.settings import IntegrationSettings, read_settings
+from speculant.integrations.settings import read_settings
 from speculant.integrations.vllm_checks import check_config, check_version
 from speculant.integrations.vllm_cpu import repair_expansion
-from speculant.memory.fingerprint import tokenizer_fingerprint
+from speculant.integrations.vllm_memory import open_memory
 
 logger = logging.getLogger(__name__)
 
@@ -52,31 +49,19 @@ class Proposer:
         check_version(allow_untested=settings.allow_untested)
         check_config(vllm_config, allow_untested=settings.allow_untested)
         repair_expansion()
-        model = vllm_config.model_config
-        vocabulary: int = model.get_vocab_size()
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
-        self._longest = int(model.max_model_len)
-        drafter = settings.build(
-            vocabulary=vocabulary,
-            tokenizer=_fingerprint(settings, model, vocabulary),
-            shares=vllm_config.parallel_config.rank == 0,  # whose drafts vLLM uses; the others draft in vain
-        )
-        may_save = load_memory(drafter, memory=_own_file(settings, vllm_config), corpus=settings.corpus)
-        self.rows = RowDrafter(
-            drafter,
-            vocabulary=vocabulary,
+        self._longest = int(vllm_config.model_config.max_model_len)
+        # vLLM uses the first rank's drafts; the others draft in vain.
+        memory = open_memory(settings, vllm_config, first=vllm_config.parallel_config.rank == 0)
+        self.rows = rows = RowDrafter(
+            memory.drafter,
+            vocabulary=memory.vocabulary,
             budget=chain_budget,
             most_per_step=settings.drafted_per_step,
             least_probability=settings.least_probability,
-            ends=_end_tokens(model),
+            ends=memory.ends,
         )
-        self._saver: BackgroundSaver | None = None
-        path = _own_file(settings, vllm_config)
-        if may_save and path is not None and isinstance(drafter, Persistent) and vllm_config.parallel_config.rank == 0:
-            rows = self.rows
-            self._saver = BackgroundSaver(
-                drafter, path, every=settings.save_every, learned=lambda: rows.learned, finish=rows.finish
-            )
+        self._saver = memory.saver(learned=lambda: rows.learned, finish=rows.finish)
         logger.info("drafting with '%s', up to %d tokens for a request", settings.method, self._most)
 
     def propose(
@@ -115,23 +100,3 @@ class Proposer:
         text: Int32 = np.asarray(tokens[:length], np.int32)
         # The pass commits one token more than it accepts, and all of them need a position.
         return Row(text, fresh, min(self._most, self._longest - length - 1))
-
-
-def _fingerprint(settings: IntegrationSettings, model: Any, vocabulary: int) -> str:
-    """Return the fingerprint that ties memory files to the tokenizer; read from the tokenizer only where needed."""
-    if settings.memory is None and settings.corpus is None and settings.share is None and not settings.base:
-        return ""
-    skipped = getattr(model, "skip_tokenizer_init", False)
-    return tokenizer_fingerprint(None if skipped else load_tokenizer(model.tokenizer, required=False), vocabulary)
-
-
-def _own_file(settings: IntegrationSettings, vllm_config: Any) -> Any:
-    """Return the memory file of this data-parallel replica: replicas learn apart, and each needs a file of its own."""
-    replica = int(getattr(vllm_config.parallel_config, "data_parallel_rank", 0) or 0)
-    path = settings.memory
-    return path if path is None or not replica else path.with_name(f"{path.stem}-{replica}{path.suffix}")
-
-
-def _end_tokens(model: Any) -> frozenset[int]:
-    ends = getattr(model.hf_text_config, "eos_token_id", None)
-    return frozenset(ends if isinstance(ends, list | tuple) else [] if ends is None else [ends])

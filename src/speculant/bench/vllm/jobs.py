@@ -16,6 +16,8 @@ from typing import Any
 
 PROPOSER = "speculant.integrations.vllm.Proposer"
 RECORDING_PROPOSER = "speculant.bench.vllm.recording.RecordingProposer"
+SCHEDULER = "speculant.integrations.vllm_scheduler.UnitingScheduler"
+RECORDING_SCHEDULER = "speculant.bench.vllm.recording_scheduler.RecordingScheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Job:
         turns: what is decoded, in order.
         rows: most requests in a batch.
         ranks: of tensor parallelism; with several there is one turn, whose drafter cannot be watched.
+        scheduler: the class of vLLM's scheduler, with which there is one turn; "" for vLLM's own.
         replay: whether the model replays recordings.
         longest: the model's length.
     """
@@ -63,6 +66,7 @@ class Job:
     turns: list[Turn]
     rows: int = 16
     ranks: int = 1
+    scheduler: str = ""
     replay: bool = False
     longest: int = 1024
 
@@ -73,7 +77,8 @@ class Done:
 
     Attributes:
         outputs: of each request, in order of the waves, the ids including an end token.
-        passes: target passes of all requests, the prompt's last included; 0 where drafters cannot be watched.
+        passes: target passes of all requests, the prompt's last included; without drafts, 0. With a head those that
+            verified drafts, and one for each prompt.
         drafted, accepted: tokens, as vLLM counts them.
         propose_us: for each step, the microseconds that proposing took.
         rows: for each step, the rows that drafts were asked for.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant.bench.vllm.jobs import Ask, Done, Job, Turn, read_job
+from speculant.integrations.vllm_checks import HEADS
 
 
 def main(asked: Path, done: Path) -> None:
@@ -37,6 +38,7 @@ def run_job(job: Job) -> list[Done]:
         max_model_len=job.longest,
         max_num_batched_tokens=job.longest * (4 if job.replay else 2),  # replayed prompts are found by their whole text
         tensor_parallel_size=job.ranks,
+        scheduler_cls=job.scheduler or None,
         enable_prefix_caching=False,
         disable_log_stats=False,
         seed=0,
@@ -44,7 +46,11 @@ def run_job(job: Job) -> list[Done]:
         load_format="dummy" if job.replay else "auto",
         speculative_config=job.turns[0].speculative,
     )
-    return [_decode(engine, turn, watch=job.ranks == 1, first=not number) for number, turn in enumerate(job.turns)]
+    heads = any((turn.speculative or {}).get("method") in HEADS for turn in job.turns)
+    return [
+        _decode(engine, turn, watch=job.ranks == 1 and not heads, first=not number)
+        for number, turn in enumerate(job.turns)
+    ]
 
 
 def _decode(engine: Any, turn: Turn, *, watch: bool, first: bool) -> Done:
@@ -56,6 +62,8 @@ def _decode(engine: Any, turn: Turn, *, watch: bool, first: bool) -> Done:
         if not first:
             runner.drafter = _drafter(runner.vllm_config, turn)
         meter.watch(runner.drafter)
+    if not watch:
+        meter.watch_scheduler(engine.llm_engine.engine_core)
     outputs: list[list[int]] = []
     began = time.perf_counter()
     for wave in turn.waves:
@@ -66,7 +74,7 @@ def _decode(engine: Any, turn: Turn, *, watch: bool, first: bool) -> Done:
     after = _counts(engine)
     return Done(
         outputs=outputs,
-        passes=sum(meter.rows),
+        passes=sum(meter.rows) if watch else after[2] - before[2] + len(outputs) if after[2] else 0,
         drafted=after[0] - before[0],
         accepted=after[1] - before[1],
         propose_us=meter.microseconds,
@@ -113,11 +121,12 @@ def _sampling(ask: Ask) -> Any:
     )
 
 
-def _counts(engine: Any) -> tuple[int, int]:
-    """Return how many tokens were drafted and accepted so far."""
+def _counts(engine: Any) -> tuple[int, int, int]:
+    """Return how many tokens were drafted and accepted so far, and how many drafts there were."""
     counts = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
-    drafted, accepted = (counts.get(f"vllm:spec_decode_num_{name}_tokens", 0) for name in ("draft", "accepted"))
-    return int(drafted), int(accepted)
+    names = ("draft_tokens", "accepted_tokens", "drafts")
+    drafted, accepted, drafts = (int(counts.get(f"vllm:spec_decode_num_{name}", 0)) for name in names)
+    return drafted, accepted, drafts
 
 
 class _Meter:
@@ -141,6 +150,22 @@ class _Meter:
             return found
 
         drafter.propose = timed
+
+    def watch_scheduler(self, core: Any) -> None:
+        """Put itself in front of a uniting scheduler; others, and those of other processes, are left alone."""
+        scheduler: Any = getattr(getattr(core, "engine_core", None), "scheduler", None)
+        unite = getattr(scheduler, "unite", None)
+        if unite is None:
+            return
+
+        def timed(drafts: Any) -> Any:
+            began = time.perf_counter()
+            found = unite(drafts)
+            self.microseconds.append((time.perf_counter() - began) * 1e6)
+            self.rows.append(len(drafts.req_ids))
+            return found
+
+        scheduler.unite = timed
 
 
 if __name__ == "__main__":

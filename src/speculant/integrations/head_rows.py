@@ -1,0 +1,155 @@
+"""Chains for requests for which an engine's own head has drafted: of the head's drafts and a memory's.
+
+The engine names its requests and shows their texts and the tokens of its head. A memory drafts a tree for each, and
+`ChainUnion` makes one chain of both. Drafts depend on tokens and on the order of steps only. An error costs a step the
+memory's part of its drafts: the head's are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from speculant.core.drafter import Drafter
+from speculant.core.tree import ROOT, UNLIMITED, DraftTree
+from speculant.integrations.chain_union import ChainUnion, History
+from speculant.integrations.drafting import RowDrafter
+from speculant.integrations.growing_text import GrowingText
+from speculant.integrations.load import bounded, opinion_budget
+from speculant.integrations.rows import Row
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadRow:
+    """A request in one step of an engine.
+
+    Attributes:
+        name: the engine's name of it.
+        tokens: its whole text; only what is new is read.
+        head: the tokens that the head drafted, empty where it did not.
+        most: the most tokens that may be drafted.
+        ended: whether its text is complete; it is learned from for the last time.
+    """
+
+    name: str
+    tokens: Sequence[int]
+    head: Sequence[int] = ()
+    most: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request's text, which of the texts under its name this is, and what its chains were."""
+
+    text: GrowingText
+    number: int = 0
+    drafted: bool = False
+    history: History = field(default_factory=History)
+
+
+class HeadRows:
+    """Chains for the requests of a batch.
+
+    Attributes:
+        rows: the memory's drafts.
+        union: what makes chains of both.
+        faults: errors while chains were chosen.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        vocabulary: int,
+        most_per_step: int,
+        least_probability: float = 0.0,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        """Begin without requests.
+
+        Args:
+            drafter: the memory, of chosen tokens that it learns from text, with probabilities as weights.
+            vocabulary: V.
+            most_per_step: the most tokens drafted in a step, for all requests together.
+            least_probability: of being accepted that a drafted token must have.
+            ends: tokens that end a text.
+        """
+        self.faults = 0
+        self._most_per_step, self._least_probability = most_per_step, least_probability
+        self._requests: dict[str, _Request] = {}
+        self.union = ChainUnion()
+        self.rows = RowDrafter(
+            drafter, vocabulary=vocabulary, budget=opinion_budget, most_per_step=UNLIMITED, ends=ends
+        )
+
+    def step(self, rows: Sequence[HeadRow]) -> list[list[int]]:
+        """Learn what was committed since the last step and return each request's chain."""
+        try:
+            return self._step(rows)
+        except Exception as error:
+            self.faults += 1
+            if self.faults == 1:
+                logger.error("uniting drafts failed; the head's are used alone in steps like this.", exc_info=error)
+            return [list(row.head) for row in rows]
+
+    def forget(self) -> None:
+        """End all requests; what was learned stays."""
+        self.rows.finish()
+        self._requests.clear()
+
+    def _step(self, rows: Sequence[HeadRow]) -> list[list[int]]:
+        trees = self.rows.step([self._row(row) for row in rows])
+        chains = [self._chain(row, tree) for row, tree in zip(rows, trees, strict=True)]
+        for row in rows:
+            if row.ended:
+                del self._requests[row.name]
+        chains = bounded(chains, self._most_per_step, least=self._least_probability)
+        return [chain.tokens.tolist() for chain in chains]
+
+    def _row(self, row: HeadRow) -> Row:
+        """Return the row that the memory is shown; a text that does not continue the known one is another request."""
+        known = self._requests.get(row.name)
+        if known is None or not _continues(known.text, row.tokens):
+            number = 0 if known is None else known.number + 1
+            known = self._requests[row.name] = _Request(GrowingText(row.tokens[:]), number)
+            fresh = 1
+        else:
+            fresh = len(row.tokens) - known.text.length
+            known.text.extend(row.tokens[known.text.length :])
+        return Row(known.text.tokens, fresh, row.most, (row.name, known.number))
+
+    def _chain(self, row: HeadRow, tree: DraftTree) -> DraftTree:
+        request = self._requests[row.name]
+        self.union.observe(request.history, request.text.tokens, ended=row.ended)
+        if row.most < 1:
+            return DraftTree.empty()
+        at = request.text.length
+        chain = self.union.unite(request.history, at=at, head=row.head, memory=tree, most=row.most)
+        return _filled(chain, row.head[: row.most])
+
+
+def _continues(text: GrowingText, tokens: Sequence[int]) -> bool:
+    return text.length <= len(tokens) and int(text.tokens[-1]) == tokens[text.length - 1]
+
+
+def _filled(chain: DraftTree, head: Sequence[int]) -> DraftTree:
+    """Return a chain as long as the head's, with the head's tokens of the same places at its end.
+
+    Engines run batches of equal drafts by graphs that were recorded for their length, and others without.
+    """
+    missing = list(head[len(chain) :])
+    if not missing:
+        return chain
+    last = float(chain.weights[-1]) if len(chain) else 1.0
+    length = len(chain) + len(missing)
+    return DraftTree.trusted(
+        np.concatenate([chain.tokens, np.array(missing, np.int32)]),
+        np.arange(ROOT, length - 1, dtype=np.int32),
+        np.concatenate([chain.weights, last * np.float32(0.01) ** np.arange(1, len(missing) + 1, dtype=np.float32)]),
+    )
