@@ -35,7 +35,7 @@ from speculant.bench.systems.selection import build_systems
 from speculant.cli.env import environment
 from speculant.cli.settings import build_settings_by_method, settings_json
 from speculant.cli.threads import set_threads
-from speculant.core.drafter import MEMORY_LIMIT
+from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.errors import SpeculantError
 from speculant.core.tree import Int32
 from speculant.registry import METHODS

@@ -17,6 +17,7 @@ LEVELS = (
     {"core"},
     {"memory"},
     {"registry"},
+    {"options"},
     {"sizing", "verifiers", "drafters", "engines", "sharing"},
     {"decoding"},
     {"api"},

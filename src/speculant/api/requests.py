@@ -28,6 +28,7 @@ from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_
 from speculant.engines.hf.logprobs import TopLogprobs
 from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
 from speculant.engines.hf.sampler import end_tokens, make_sampler
+from speculant.options.kinds import read_temperature
 
 MAX_NEW_TOKENS = 256
 MOST_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
@@ -99,6 +100,7 @@ class Preparation:
             )
         options = {name: value for name, value in options.items() if value is not None}
         _check(options, temperature=temperature, top_p=top_p, top_k=top_k)
+        temperature = None if temperature is None else read_temperature(temperature)
         for name, penalty in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
             check_number(name, penalty, least=-MOST_PENALTY, most=MOST_PENALTY)
         for name, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
@@ -333,8 +335,6 @@ def _check(options: dict[str, Any], *, temperature: Any, top_p: Any, top_k: Any)
         if name not in known:
             raise unknown_option(name, {*known, *OWN_OPTIONS} - set(REFUSED))
     check_number("temperature", temperature, least=0)
-    if temperature and temperature < 1e-6:
-        raise UsageError(f"temperature {temperature:g} would overflow the logits; use 0 for greedy decoding.")
     check_number("top_p", top_p, least=0, most=1, above=True)
     check_number("top_k", top_k, least=0, whole=True)
     check_number("min_p", options.get("min_p"), least=0, most=1)

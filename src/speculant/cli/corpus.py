@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command, Group
-from speculant.cli.options import ModelOption
 from speculant.cli.rejected import Rejected
 from speculant.cli.terminal import importing, progress, waiting
-from speculant.cli.values import base_budget
 from speculant.core.errors import ModelNotFoundError, UsageError
+from speculant.options import kinds
+from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:
     from speculant.cli.corpus_builders import Builder
@@ -44,6 +45,7 @@ speculant generate "def main" --model your/model --memory code.speculant
 """
 
 BUDGET = 64_000_000
+MIN_BUDGET = 64_000
 
 
 class BuildCommand(Command):
@@ -65,7 +67,9 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
     group = typer.Typer(cls=Group, help="Build memories from texts.", epilog=EXAMPLES, rich_markup_mode=None)
     group.callback()(lambda: None)  # keeps `build` a command of its own
-    group.command("build", cls=BuildCommand, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(build)
+    group.command("build", cls=BuildCommand, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(
+        bind(build)
+    )
     app.add_typer(group, name="corpus")
 
 
@@ -83,7 +87,6 @@ def build(
             help="for the methods mix (default), aded and rest; mix-base: a frozen base under mix",
         ),
     ] = Kind.MIX,
-    model: ModelOption = None,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="the tokenizer, where there is no model")
     ] = None,
@@ -93,7 +96,7 @@ def build(
         typer.Option(
             "--budget",
             metavar="BYTES",
-            parser=base_budget,
+            parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
             help="most bytes of the file, as 64MB (default) or 256MB",
             rich_help_panel="Bases",
         ),
@@ -122,13 +125,15 @@ def build(
     restart: Annotated[
         bool, typer.Option("--restart", help="drop the work of an interrupted build", rich_help_panel="Bases")
     ] = False,
+    *,
+    named: Annotated[ModelOptions, Take(only=("model",), panel="Options")],
 ) -> int:
     """Read, write, and report what was built."""
     from speculant.cli.documents import why_no_text
     from speculant.cli.files import check_memory_output
     from speculant.cli.sources import find_source, split_weight
 
-    start = time.perf_counter()
+    start, model = time.perf_counter(), named.model
     excluded = [Path(path) for path in exclude or ()]
     if kind is not Kind.MIX_BASE:
         options = {"--budget": budget, "--exclude": exclude, "--license": license_, "--source": source}
