@@ -21,7 +21,7 @@ LEVELS = (
     {"sizing", "verifiers", "drafters", "engines", "sharing"},
     {"decoding"},
     {"api"},
-    {"integrations"},
+    {"integrations", "corpus"},
     {"serving", "bench", "training"},
     {"cli"},
 )

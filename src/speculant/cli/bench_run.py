@@ -26,11 +26,11 @@ from speculant.cli.loading import (
     quieten,
     set_threads_for,
 )
-from speculant.cli.rejected import Rejected
 from speculant.cli.replay_run import named_tokenizer
 from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import importing, print_table, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.rejected import Rejected
 from speculant.memory.bases import find_base
 from speculant.options.drafting import DEFAULT_METHOD
 from speculant.options.model import BUNDLED
@@ -48,7 +48,7 @@ def run(asked: BenchOptions) -> int:
     Raises:
         SpeculantError: something cannot be loaded, decoded or written.
     """
-    rejected = Rejected()
+    rejected = Rejected(say)
     recorded = named_tokenizer(asked.tokenizer)
     given = read_given(asked, rejected, recorded)
     if not (page := can_write_pages()):

@@ -10,12 +10,12 @@ from speculant.api.loading import find_tokenizer, load_tokenizer
 from speculant.bench.report.extra import check_extra
 from speculant.cli.compiling import compilation_announced
 from speculant.cli.loading import find_drafter, quieten
-from speculant.cli.rejected import Rejected
 from speculant.cli.replay_results import Results, conditions, show
 from speculant.cli.replay_settings import SHUFFLED, ReplayOptions, Trace
 from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import importing, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.rejected import Rejected
 from speculant.memory.bases import find_base
 from speculant.registry import METHODS, find_method
 
@@ -70,7 +70,7 @@ def run(asked: ReplayOptions) -> int:
     if asked.corpora and (empty := [name for name in methods if name not in corpora]):
         say(f"beginning without a corpus, since they take none of this kind: {', '.join(empty)}.")
     bases = assign_bases(methods, base_files, tokenizer)
-    rejected = Rejected()
+    rejected = Rejected(say)
     traces = read_traces(asked, tokenizer, rejected)
     if head:
         check_recorded(head, traces)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from speculant.cli import documents
-from speculant.cli.documents import read_documents, read_rows, read_values, why_no_text
-from speculant.cli.rows import Document
 from speculant.core.errors import FileError
+from speculant.corpus import documents
+from speculant.corpus.documents import read_documents, read_rows, read_values, why_no_text
+from speculant.corpus.rows import Document
 
 
 def read(path: Path) -> tuple[list[Document], int, list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from speculant import __version__
-from speculant.cli.base_facts import source_line
-from speculant.cli.base_plan import BaseSettings, open_work
-from speculant.cli.exclusions import Exclusions, read_exclusions
-from speculant.cli.rejected import Rejected
-from speculant.cli.row_encoding import RowEncoder
-from speculant.cli.rows import Row, batches
-from speculant.cli.sources import Source, read_source
-from speculant.cli.terminal import progress, say
-from speculant.cli.work_folder import WorkFolder
 from speculant.core.errors import FileError, TokenizerError, UsageError
+from speculant.corpus.base_plan import BaseSettings, open_work
+from speculant.corpus.console import Console
+from speculant.corpus.encoding import RowEncoder
+from speculant.corpus.exclusions import Exclusions, read_exclusions
+from speculant.corpus.rejected import Rejected
+from speculant.corpus.rows import Row, batches
+from speculant.corpus.sources import Source, read_source
+from speculant.corpus.work_folder import WorkFolder
 
 if TYPE_CHECKING:
     from speculant.drafters.mix.base_builder import BaseBuilder
@@ -57,6 +56,30 @@ class Position:
     builder: dict[str, Any] | None = field(default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltBase:
+    """What a base that was built holds.
+
+    Attributes:
+        tokens: of its texts.
+        sources: what its header says of each.
+        entries: successors that it holds.
+        lacking, surplus: successors that were left out, in full lines and beyond 16 a context.
+        size: bytes of the file.
+        network: tokens that have vectors of their own, and its bytes; None if there is none.
+        refused: conversations that the chat template did not take.
+    """
+
+    tokens: int
+    sources: Sequence[Mapping[str, Any]]
+    entries: int
+    lacking: int
+    surplus: int
+    size: int
+    network: tuple[int, int] | None
+    refused: int
+
+
 def build_base(
     path: Path,
     sources: Sequence[Source],
@@ -64,9 +87,19 @@ def build_base(
     settings: BaseSettings,
     *,
     rejected: Rejected,
+    console: Console,
     restart: bool = False,
-) -> list[str]:
-    """Build a base, or continue to; write it, and return what to print of it.
+) -> BuiltBase:
+    """Build a base, or continue to, and write it.
+
+    Args:
+        path: of the base.
+        sources: its texts.
+        tokenizer: of the model that the base is for.
+        settings: how it is built.
+        rejected: takes what cannot be used.
+        console: shows messages and progress.
+        restart: whether unfinished work is dropped.
 
     Raises:
         UsageError: the sources hold no text, or the unfinished work for this output is of another command.
@@ -83,28 +116,28 @@ def build_base(
             position = Position(**state)
             rejected.count = position.left_out
             read = sum(tally["tokens"] for tally in position.tallies)
-            say(f"continuing the unfinished work in {work.path}: {read:,} tokens were read before.")
-        exclusions = excluded_texts(settings.exclude, tokenizer, rejected)
+            console.say(f"continuing the unfinished work in {work.path}: {read:,} tokens were read before.")
+        exclusions = excluded_texts(settings.exclude, tokenizer, rejected, console)
         encoder = RowEncoder(tokenizer, vocabulary=settings.vocabulary, exclusions=exclusions)
         encoder.refused = position.refused
         builder = BaseBuilder(work.data, vocabulary=settings.vocabulary, state=position.builder)
-        reading = Reading(sources, encoder, builder, work, rejected)
+        reading = Reading(sources, encoder, builder, work, rejected, console)
         reading.run(position, settings.vocabulary)
         if not builder.tokens:
             raise UsageError(without_tokens(position))
         facts = described(settings, sources, position)
         room = settings.budget - HEADER - len(json.dumps(facts))
-        with progress("training", training_tokens(builder.tokens), "tokens") as advance:
+        with console.progress("training", training_tokens(builder.tokens), "tokens") as advance:
             scorer = builder.train_scorer(room // SCORES_SHARE, advance)
         room -= sum(array.nbytes for array in scorer or ())
-        with progress("counting", builder.tokens, "tokens") as advance:
+        with console.progress("counting", builder.tokens, "tokens") as advance:
             built = builder.build(room, advance)
         facts |= {"tokens": builder.tokens, "entries": built.entries}
         vocabulary, fingerprint = settings.vocabulary, settings.tokenizer
         write_base(path, built.lines, scorer, vocabulary=vocabulary, tokenizer=fingerprint, facts=facts)
         work.remove()
     except KeyboardInterrupt:
-        say(
+        console.say(
             f"interrupted. All but the last {INTERVAL:.0f} seconds of what was read is kept in {work.path}: give the "
             "same command again to continue, or add --restart to begin anew."
         )
@@ -119,19 +152,16 @@ def build_base(
         ) from error
     finally:
         work.close()
-    size, lacking = path.stat().st_size, max(0, built.dropped - built.surplus)
-    lines = [
-        f"tokens      {builder.tokens:,}",
-        *(f"source      {line}" for line in map(source_line, facts["sources"])),
-        f"entries     {built.entries:,}; left out {lacking:,} in full lines, {built.surplus:,} beyond 16 a context",
-        f"bytes       {size:,}: {size / builder.tokens:.2f} per token",
-    ]
-    if scorer is not None:
-        share = f"{sum(array.nbytes for array in scorer):,} of these bytes"
-        lines.append(f"network     {scorer.tables.shape[1] - 1:,} tokens have vectors of their own; {share}")
-    if encoder.refused:
-        lines.append(f"chats       {encoder.refused:,} were not taken by the chat template; learned message by message")
-    return lines
+    return BuiltBase(
+        tokens=builder.tokens,
+        sources=facts["sources"],
+        entries=built.entries,
+        lacking=max(0, built.dropped - built.surplus),
+        surplus=built.surplus,
+        size=path.stat().st_size,
+        network=None if scorer is None else (scorer.tables.shape[1] - 1, sum(array.nbytes for array in scorer)),
+        refused=encoder.refused,
+    )
 
 
 class Reading:
@@ -144,9 +174,10 @@ class Reading:
         builder: BaseBuilder,
         work: WorkFolder,
         rejected: Rejected,
+        console: Console,
     ) -> None:
         self._sources, self._encoder, self._builder = sources, encoder, builder
-        self._work, self._rejected = work, rejected
+        self._work, self._rejected, self._console = work, rejected, console
         self._saved = time.monotonic()
 
     def run(self, position: Position, vocabulary: int) -> None:
@@ -157,7 +188,7 @@ class Reading:
         """
         sizes = [source.size for source in self._sources]
         total = None if None in sizes else sum(size or 0 for size in sizes)
-        with progress("reading", total, "bytes", done=bytes_before(self._sources, position)) as advance:
+        with self._console.progress("reading", total, "bytes", done=bytes_before(self._sources, position)) as advance:
             for number in range(position.source, len(self._sources)):
                 if number > position.source:
                     position.source, position.file, position.place = number, 0, 0
@@ -195,7 +226,9 @@ class Reading:
         self._saved = time.monotonic()
 
 
-def excluded_texts(paths: Sequence[Path], tokenizer: Any, reject: Callable[[str], object]) -> Exclusions | None:
+def excluded_texts(
+    paths: Sequence[Path], tokenizer: Any, reject: Callable[[str], object], console: Console
+) -> Exclusions | None:
     """Return the exclusions of files; None without files.
 
     Raises:
@@ -204,7 +237,7 @@ def excluded_texts(paths: Sequence[Path], tokenizer: Any, reject: Callable[[str]
     """
     if not paths:
         return None
-    with progress("reading what to exclude", sum(path.stat().st_size for path in paths), "bytes") as advance:
+    with console.progress("reading what to exclude", sum(path.stat().st_size for path in paths), "bytes") as advance:
         found = read_exclusions(paths, tokenizer, advance=advance, reject=reject)
     if not len(found):
         raise UsageError(

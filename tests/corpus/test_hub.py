@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from speculant.cli.hub import find_dataset, read_dataset
 from speculant.cli.main import main
 from speculant.core.errors import FileError, UnsupportedError, UsageError
+from speculant.corpus.hub import find_dataset, read_dataset
 from speculant.memory.file import read_header
 
 CaptureFixture = pytest.CaptureFixture[str]
@@ -104,8 +104,8 @@ def test_a_base_of_a_dataset(
     calls: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """When the network fails the work is kept; the same command continues at the revision at which it began."""
-    monkeypatch.setattr("speculant.cli.corpus_base.INTERVAL", 0)
-    monkeypatch.setattr("speculant.cli.rows.BATCH", 1)
+    monkeypatch.setattr("speculant.corpus.base.INTERVAL", 0)
+    monkeypatch.setattr("speculant.corpus.rows.BATCH", 1)
     out = tmp_path / "base"
     argv = ["corpus", "build", "--kind", "mix-base", "--model", "bundled", "-o", str(out), "hf:org/name@0.5"]
     with monkeypatch.context() as broken:

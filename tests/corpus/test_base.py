@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceTrainer
 
 from speculant.api.loading import load_tokenizer
 from speculant.cli.main import main
-from speculant.cli.work_folder import WorkFolder
+from speculant.corpus.work_folder import WorkFolder
 from speculant.drafters.mix.base import read_base
 from speculant.drafters.mix.base_builder import BaseBuilder
 from speculant.memory.file import read_any_memory
@@ -41,8 +41,8 @@ def texts(tmp_path: Path) -> Path:
 @pytest.fixture
 def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store a state after every row."""
-    monkeypatch.setattr("speculant.cli.corpus_base.INTERVAL", 0)
-    monkeypatch.setattr("speculant.cli.rows.BATCH", 1)
+    monkeypatch.setattr("speculant.corpus.base.INTERVAL", 0)
+    monkeypatch.setattr("speculant.corpus.rows.BATCH", 1)
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from speculant.cli.work_folder import WorkFolder, difference
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.work_folder import WorkFolder, difference
 
 
 def test_plan_and_state_survive(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_state_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr("speculant.cli.work_folder.os.fsync", full)
+        disk.setattr("speculant.corpus.work_folder.os.fsync", full)
         with pytest.raises(FileError, match="No space left"):
             work.save({"a": 2})
     assert work.state() == {"a": 1}

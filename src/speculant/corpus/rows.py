@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from speculant.cli.prompts import is_text
-
 Document = str | list[int]
 Message = dict[str, str]
 T = TypeVar("T")
@@ -138,3 +136,12 @@ def _pair(row: dict[str, Any]) -> tuple[str, str] | None:
         return None
     more = row.get("input") if "instruction" in row else None  # Alpaca's form
     return (f"{prompt}\n\n{more}" if isinstance(more, str) and more else prompt), output
+
+
+def is_text(text: str) -> bool:
+    """Return whether a string can be encoded; bytes that were no text arrive as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from speculant.cli import rows
-from speculant.cli.rows import Document, batches, parse_chat, parse_row
+from speculant.corpus import rows
+from speculant.corpus.rows import Document, batches, parse_chat, parse_row
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from speculant.cli.documents import read_rows, why_no_text
-from speculant.cli.hub import PREFIX, HubDataset, find_dataset, read_dataset
-from speculant.cli.rows import Row
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.documents import read_rows, why_no_text
+from speculant.corpus.hub import PREFIX, HubDataset, find_dataset, read_dataset
+from speculant.corpus.rows import Row
 
 MOST_WEIGHT = 1000.0
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from speculant.cli.documents import read_values
-from speculant.cli.prompts import is_text
-from speculant.cli.rows import batches
+from speculant.corpus.documents import read_values
+from speculant.corpus.rows import batches, is_text
 from speculant.memory.ngrams import NgramSet
 
 ID_NAMES = ("ids", "prompt_ids", "output_ids")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from speculant import __version__
-from speculant.cli.sources import Source, SourceFile, stamped
-from speculant.cli.work_folder import WorkFolder, difference
 from speculant.core.errors import UsageError
+from speculant.corpus.sources import Source, SourceFile, stamped
+from speculant.corpus.work_folder import WorkFolder, difference
 
 SOURCES, FILES, EXCLUDED = "the sources", "the files", "the excluded files"
 

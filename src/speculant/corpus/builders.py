@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from speculant.cli.rows import Document, batches
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.rows import Document, batches
 
 if TYPE_CHECKING:
     from speculant.core.drafter import Drafter

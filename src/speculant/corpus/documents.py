@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from speculant.cli.json_lists import read_entries
-from speculant.cli.rows import Document, Row, parse_row, read_row
 from speculant.core.errors import FileError
+from speculant.corpus.json_lists import read_entries
+from speculant.corpus.rows import Document, Row, parse_row, read_row
 
 SEPARATOR = b"<|endoftext|>"
 LONGEST = 4 << 20

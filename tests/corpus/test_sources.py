@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from speculant.cli.sources import Source, find_source, list_folder, read_source, split_weight
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.sources import Source, find_source, list_folder, read_source, split_weight
 
 
 def texts(source: Source, **position: int) -> list[str]:

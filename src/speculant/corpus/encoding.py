@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speculant.cli.exclusions import Exclusions
-from speculant.cli.rows import Message, Row
 from speculant.core.errors import TokenizerError, UnsupportedError
+from speculant.corpus.exclusions import Exclusions
+from speculant.corpus.rows import Message, Row
 
 Ids = list[int]
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from speculant.cli.rows import Row, read_row
-from speculant.cli.terminal import waiting
 from speculant.core.errors import FileError, UnsupportedError, UsageError
+from speculant.corpus.rows import Row, read_row
 
 PREFIX = "hf:"
 SPLIT = "train"
@@ -51,7 +50,7 @@ def find_dataset(name: str) -> HubDataset:
     repository, configuration = match["repository"], match["configuration"]
     split = match["split"] or SPLIT
     check_installed()
-    with _explained(repository), waiting(f"asking the hub for {repository}"):
+    with _explained(repository):
         from huggingface_hub import HfApi
 
         revision = str(HfApi().dataset_info(repository).sha)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from speculant.api.loading import load_tokenizer
-from speculant.cli.exclusions import Exclusions, read_exclusions, texts_of
-from speculant.cli.row_encoding import RowEncoder
-from speculant.cli.rows import Row, read_row
 from speculant.core.errors import TokenizerError, UnsupportedError
+from speculant.corpus.encoding import RowEncoder
+from speculant.corpus.exclusions import Exclusions, read_exclusions, texts_of
+from speculant.corpus.rows import Row, read_row
 
 STORY = "Once upon a time there was a little dog who lived in a big red house near the river with his friends."
 OTHER = "The cat and the bird went to the park, and they played with a ball until the sun went down behind the trees."

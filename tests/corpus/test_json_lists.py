@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from speculant.cli import json_lists
-from speculant.cli.json_lists import read_entries
+from speculant.corpus import json_lists
+from speculant.corpus.json_lists import read_entries
 
 
 def entries(text: str) -> tuple[list[Any], list[str]]:
