@@ -37,11 +37,11 @@ def source_line(source: Mapping[str, Any]) -> str:
 
 def built_lines(built: BuiltBase) -> list[str]:
     """Return what to print of a base that was built."""
+    left_out = f"{built.lacking:,} in full lines, {built.surplus:,} beyond 16 a context"
     lines = [
         f"tokens      {built.tokens:,}",
         *(f"source      {line}" for line in map(source_line, built.sources)),
-        f"entries     {built.entries:,}; left out {built.lacking:,} in full lines, "
-        f"{built.surplus:,} beyond 16 a context",
+        f"entries     {built.entries:,}; left out {left_out}",
         f"bytes       {built.size:,}: {built.size / built.tokens:.2f} per token",
     ]
     if built.network is not None:
