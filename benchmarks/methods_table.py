@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
+from methods_report import methods_table
 from speculant.api.draft_caches import open_draft_caches
 from speculant.api.speculator import Speculator
-from speculant.bench.report.methods_table import methods_table
 from speculant.bench.report.summary import summary
 from speculant.bench.suite.rows import PLAIN, RowFile
 from speculant.bench.suite.runner import Runner

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from architecture_matrix.catalogue import build, class_name
 from speculant.api.speculator import Speculator
-from speculant.bench.architectures.catalogue import build, class_name
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError

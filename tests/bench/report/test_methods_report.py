@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from speculant.bench.report.methods_table import methods_table
+from methods_report import methods_table
 
 ROOT = Path(__file__).parents[3]
 RESULTS = [ROOT / "benchmarks" / "results" / f"methods-{target}.json" for target in ("bundled", "inflated")]
