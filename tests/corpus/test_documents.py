@@ -10,15 +10,15 @@ import pytest
 
 from speculant.core.errors import FileError
 from speculant.corpus import documents
-from speculant.corpus.documents import read_documents, read_rows, read_values, why_no_text
+from speculant.corpus.documents import read_rows, read_values, why_no_text
 from speculant.corpus.rows import Document
 
 
 def read(path: Path) -> tuple[list[Document], int, list[str]]:
     sizes: list[int] = []
     rejected: list[str] = []
-    found = list(read_documents(path, vocabulary=10, advance=sizes.append, reject=rejected.append))
-    return found, sum(sizes), rejected
+    rows = list(read_rows(path, vocabulary=10, advance=sizes.append, reject=rejected.append))
+    return [document for row in rows for document in row.documents], sum(sizes), rejected
 
 
 @pytest.mark.parametrize(

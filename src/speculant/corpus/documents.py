@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from speculant.core.errors import FileError
 from speculant.corpus.json_lists import read_entries
-from speculant.corpus.rows import Document, Row, parse_row, read_row
+from speculant.corpus.rows import Row, parse_row, read_row
 
 SEPARATOR = b"<|endoftext|>"
 LONGEST = 4 << 20
@@ -43,12 +43,6 @@ def why_no_text(path: Path) -> str:
         return "is empty"
     text = start.decode("utf-8", "replace")
     return "is binary" if b"\0" in start or text.count("\ufffd") > MOST_FOREIGN * len(text) + 1 else ""
-
-
-def read_documents(path: Path, *, vocabulary: int, advance: Advance, reject: Reject) -> Iterator[Document]:
-    """Yield the documents of a file, as text or as token ids; arguments and errors as `read_rows`."""
-    for row in read_rows(path, vocabulary=vocabulary, advance=advance, reject=reject):
-        yield from row.documents
 
 
 def read_rows(path: Path, *, vocabulary: int, advance: Advance, reject: Reject, skip: int = 0) -> Iterator[Row]:
