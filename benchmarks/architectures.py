@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from speculant.bench.architectures.catalogue import names
-from speculant.bench.architectures.compare import examine
-from speculant.bench.architectures.table import table
+from architecture_matrix.catalogue import names
+from architecture_matrix.compare import examine
+from architecture_matrix.table import table
 
 RESULTS = Path(__file__).parent / "results" / "architectures.json"
 

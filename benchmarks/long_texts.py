@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from architecture_matrix.catalogue import build
+from architecture_matrix.compare import GREEDY, SAMPLED, Guesses, random_prompt, write_drafted, write_plain
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build
-from speculant.bench.architectures.compare import GREEDY, SAMPLED, Guesses, random_prompt, write_drafted, write_plain
 from speculant.core.drafter import Session, Start
 from speculant.core.errors import SpeculantError
 from speculant.engines.hf.tiny import quiet

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
+from methods_report import methods_table
 from speculant.api.draft_caches import open_draft_caches
 from speculant.api.speculator import Speculator
-from speculant.bench.report.methods_table import methods_table
 from speculant.bench.report.summary import summary
 from speculant.bench.suite.rows import PLAIN, RowFile
 from speculant.bench.suite.runner import Runner
@@ -35,7 +35,7 @@ from speculant.bench.systems.selection import build_systems
 from speculant.cli.env import environment
 from speculant.cli.settings import build_settings_by_method, settings_json
 from speculant.cli.threads import set_threads
-from speculant.core.drafter import MEMORY_LIMIT
+from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.errors import SpeculantError
 from speculant.core.tree import Int32
 from speculant.registry import METHODS

@@ -40,9 +40,9 @@ from speculant.bench.replay.player import Float64, ReplayResult, replay
 from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.systems.peers import ArcticSuffix, OfficialAded
-from speculant.cli.corpus_base import SCORES_SHARE
 from speculant.cli.env import environment
 from speculant.core.drafter import Drafter
+from speculant.corpus.base import SCORES_SHARE
 from speculant.drafters.aded.corpus import TrigramCounter
 from speculant.drafters.aded.drafter import AdedDrafter, save_table
 from speculant.drafters.mix.base import MixBase, read_base, write_base

@@ -16,7 +16,8 @@ from typing import Any
 from serving_systems import MOST_CLIENTS, PREFIX_CACHE
 from speculant.api.batch import Batch
 from speculant.cli.loading import load_speculator
-from speculant.cli.options import Drafting, Loading
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
 
 
 def main() -> None:
@@ -24,8 +25,8 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--method", required=True)
     args = parser.parse_args()
-    loading = Loading(model=args.folder, dtype="float32", device="cpu", attention=None, fast=None, threads=1)
-    speculator = load_speculator(loading, Drafting(method=args.method)).speculator
+    loading = ModelOptions(model=args.folder, dtype="float32", device="cpu", attention=None, fast=None, threads=1)
+    speculator = load_speculator(loading, DraftingOptions(method=args.method)).speculator
     with speculator.batch(MOST_CLIENTS, prefix_cache=PREFIX_CACHE) as batch:
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:

@@ -19,9 +19,9 @@ import httpx2
 from fastapi import FastAPI
 
 from speculant import Speculator
+from speculant.options.serving import ServingOptions
 from speculant.serving.app import create_app
 from speculant.serving.server import Server, bind, make_server, url
-from speculant.serving.settings import ServingSettings
 
 MODEL = "tiny"
 Connect = Callable[..., AbstractAsyncContextManager[httpx2.AsyncClient]]
@@ -38,7 +38,7 @@ def make_speculator(model: Any, tokenizer: Any, **options: Any) -> Speculator:
 def make_app(speculator: Speculator, **options: Any) -> FastAPI:
     """Return the application with these settings; limits are small."""
     defaults: dict[str, Any] = {"max_new_tokens": 400, "drain_seconds": 20, "memory_limit": "8MiB"}
-    return create_app(speculator, ServingSettings(**defaults | options), model=MODEL)
+    return create_app(speculator, ServingOptions(**defaults | options), model=MODEL)
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ def serving(model: Any, tokenizer: Any, *, buffer: int | None = None, **options:
 
     `buffer` bounds what the kernel keeps of an answer, so that it shows what a client does not read.
     """
-    settings = ServingSettings(port=0, **options)
+    settings = ServingOptions(port=0, **options)
     app, ready = make_app(make_speculator(model, tokenizer), port=0, **options), threading.Event()
     with bind(settings) as bound:
         if buffer is not None:

@@ -17,10 +17,11 @@ LEVELS = (
     {"core"},
     {"memory"},
     {"registry"},
+    {"options"},
     {"sizing", "verifiers", "drafters", "engines", "sharing"},
     {"decoding"},
     {"api"},
-    {"integrations"},
+    {"integrations", "corpus"},
     {"serving", "bench", "training"},
     {"cli"},
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
@@ -77,3 +78,14 @@ def as_nodes(tree: DraftTree) -> DraftTree:
     """Return the draft whose nodes are all rows but the root."""
     tokens, parents = tree.rows(0)
     return make_tree(tokens[1:], parents[1:] - 1)
+
+
+def leaves(tree: DraftTree) -> list[int]:
+    """Return the nodes without children, in order."""
+    inner = set(tree.parents.tolist())
+    return [node for node in range(len(tree)) if node not in inner]
+
+
+def expected_length(accuracies: Sequence[Sequence[float]], paths: Iterable[Sequence[int]]) -> float:
+    """Return the expected tokens of a round with a tree of ranks, the bonus token included."""
+    return 1 + math.fsum(math.prod(accuracies[depth][rank] for depth, rank in enumerate(path)) for path in paths)

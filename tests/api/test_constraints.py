@@ -19,6 +19,7 @@ from speculant.core.errors import SpeculantError, TokenizerError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.grammar_state import GrammarState
 from speculant.registry import METHODS, drafts_from_text
+from trees import leaves
 from vocabularies import byte_level
 
 SCHEMA = {
@@ -131,7 +132,7 @@ def test_forbidden_nodes_go_with_what_is_below_them() -> None:
     tree = DraftTree.from_paths([[1, 2, 3], [1, 4], [5, 6]], [0.5, 0.3, 0.2])
     allowed = np.array([tree.tokens[node] != 2 for node in range(len(tree))])
     pruned = tree.pruned(allowed)
-    assert sorted(tuple(pruned.tokens[pruned.path(leaf)].tolist()) for leaf in pruned.leaves()) == [(1, 4), (5, 6)]
+    assert sorted(tuple(pruned.tokens[pruned.path(leaf)].tolist()) for leaf in leaves(pruned)) == [(1, 4), (5, 6)]
     assert tree.pruned(np.ones(len(tree), bool)) is tree
     assert len(tree.pruned(np.zeros(len(tree), bool))) == 0
 

@@ -115,7 +115,7 @@ def test_a_memory_above_the_limit(tmp_path: Path, capsys: CaptureFixture) -> Non
     speculator.drafter.open(Start(prompt=random_ids(60_000)))
     speculator.save(path)
     before = path.read_bytes()
-    assert main([*GENERATE, "--memory", str(path), "--memory-limit", "1"]) == 0
+    assert main([*GENERATE, "--memory", str(path), "--memory-limit", "1MiB"]) == 0
     assert refused(capsys.readouterr().err, path, "Raise the limit")
     assert path.read_bytes() == before
 

@@ -201,11 +201,11 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--batch", "2,x"], "--batch takes numbers"),
+        (["--batch", "2,x"], "--batch must be a whole number of 1 or more, not 'x'"),
         (["--tasks", "gsm8k"], "either --tasks, or --forced"),
         (["--temperature", "1"], "samples nothing"),
-        (["--temperature", "x"], "--temperature takes numbers"),
-        (["--temperature", "inf"], "--temperature takes numbers"),
+        (["--temperature", "x"], "--temperature must be a number, not 'x'"),
+        (["--temperature", "inf"], "--temperature must be 0, for greedy decoding, or a finite number"),
         (["--max-new-tokens", "3", "--data", "x"], "leave --max-new-tokens and --data out"),
         (["--methods", "recycling"], "without --forced"),
         (["--methods", "mxi"], "Did you mean 'mix'"),

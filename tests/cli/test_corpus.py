@@ -11,10 +11,10 @@ import pytest
 
 from speculant import Speculator
 from speculant.api.loading import bundled_model, load_tokenizer
-from speculant.cli import rejected
-from speculant.cli import rows as corpus_rows
 from speculant.cli.main import main
 from speculant.core.drafter import Budget
+from speculant.corpus import rejected
+from speculant.corpus import rows as corpus_rows
 from speculant.drafters.aded.drafter import AdedDrafter, load_table
 from speculant.drafters.aded.frozen import thaw
 from speculant.drafters.suffix.rest import RestDrafter
@@ -107,7 +107,7 @@ def test_bad_rows_are_shown_up_to_a_point_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:
     """A file of another form must not flood the terminal."""
-    monkeypatch.setattr(rejected, "SHOWN", 2)
+    monkeypatch.setattr(rejected, "MAX_SHOWN", 2)
     (tmp_path / "t.jsonl").write_text('{"x": 1}\n' * 5 + '{"ids": [5, 6, 7]}\n')
     assert (
         main(

@@ -57,7 +57,7 @@ CASES: Sequence[tuple[Sequence[str], str]] = [
     (["bench", "/missing/model", "--out", "o", "--growth"], "there is no model at /missing/model"),
     (["serve", "/missing/model"], "there is no model at /missing/model"),
     (["serve", "--model", "bundled"], "The model is named without one: `speculant serve MODEL`"),
-    (["serve", "--memory-limit", "256MB"], "must be a whole number of megabytes, 1 or more, not '256MB'"),
+    (["serve", "--memory-limit", "256"], "must be at least 1MiB, not 256; a number without a unit is bytes"),
     (["serve", "--method", "mixx"], "Did you mean 'mix'?"),
     (["serve", "--port", "0", "--memory", "file", "--memory-strict"], "file"),
     (["serve", "--port", "0", "--memory", "m", "--method", "lookup"], "'lookup' keeps no memory"),

@@ -268,7 +268,6 @@ def test_places_that_cannot_be_written_fail_first(
         (["Tom", "--temperature", "-1"], 2, "--temperature must be 0"),
         (["Tom", "--temperature", "nan"], 2, "--temperature must be 0"),
         (["Tom", "--temperature", "inf"], 2, "a finite number above 0, not inf"),
-        (["Tom", "--temperature", "1e-300"], 2, "must be 0 or at least 1e-05, not 1e-300"),
         (["Tom", "--stop", ""], 2, "--stop is empty: every text contains"),
         (["Tom", "--model", ""], 2, "--model is empty: name a folder or a hub id"),
         (["Tom", "--device", "foo"], 2, "there is no device 'foo'; try cpu"),

@@ -9,9 +9,11 @@ import torch
 
 from speculant.cli.loading import check_device, load_speculator, model_source, model_title
 from speculant.cli.main import main
-from speculant.cli.options import Drafting, Loading, Sampling
 from speculant.cli.threads import PARAMETERS_PER_THREAD, set_threads, threads_for
 from speculant.core.errors import UsageError
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
+from speculant.options.sampling import SamplingOptions
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
 
 
@@ -22,7 +24,7 @@ from speculant.verifiers.speculative_sampling import SpeculativeSampling
         (["--nodes", "many"], "--nodes must be a whole number of 0 or more, or auto, not 'many'."),
         (["--nodes", "100000"], "--nodes must be at most 1024, not 100000: a pass"),
         (["--max-new-tokens", "0"], "--max-new-tokens must be 1 or more, not 0."),
-        (["--memory-limit", "0"], "--memory-limit must be 1 or more"),
+        (["--memory-limit", "0"], "--memory-limit must be at least 1MiB, not 0; a number without a unit is bytes"),
         (["--seed", str(2**64)], "--seed must be at most 9223372036854775807, not 18446744073709551616."),
         (["--seed", "x"], "--seed must be a whole number of 0 or more, not 'x'."),
         (["--top-p", "0"], "--top-p must be above 0 and at most 1, not 0."),
@@ -41,8 +43,8 @@ def test_impossible_values_do_not_parse(argv: list[str], message: str, capsys: p
 
 def test_the_text_options_are_those_of_stream() -> None:
     """Nothing is lost between the command line and the library."""
-    sampling = Sampling(temperature=0.5, top_k=3, seed=1, stop=("a", "b"))
-    assert sampling.options() == {
+    sampling = SamplingOptions(temperature=0.5, top_k=3, seed=1, stop=("a", "b"))
+    assert sampling.keywords() == {
         "max_new_tokens": 256,
         "temperature": 0.5,
         "top_p": None,
@@ -50,19 +52,19 @@ def test_the_text_options_are_those_of_stream() -> None:
         "seed": 1,
         "stop": ["a", "b"],
     }
-    assert Sampling().options()["stop"] is None
+    assert SamplingOptions().keywords()["stop"] is None
 
 
 def test_options_of_sampling_need_sampling() -> None:
     """Greedy decoding would ignore them."""
     with pytest.raises(UsageError, match="--top-k and --seed would be ignored"):
-        Sampling(top_k=3, seed=0)
+        SamplingOptions(top_k=3, seed=0)
 
 
 def test_the_speculator_is_as_described(tiny_folder: Path) -> None:
     """Model, dtype, attention, method, settings and nodes all arrive."""
-    loading = Loading(model=str(tiny_folder), dtype="bfloat16", attention="eager", threads=1)
-    loaded = load_speculator(loading, Drafting(method="lookup", settings=("copied=3",), nodes=5))
+    loading = ModelOptions(model=str(tiny_folder), dtype="bfloat16", attention="eager", threads=1)
+    loaded = load_speculator(loading, DraftingOptions(method="lookup", settings=("copied=3",), nodes=5))
     speculator = loaded.speculator
     assert str(speculator.model.dtype) == "torch.bfloat16"
     assert speculator.engine.capabilities.additive
@@ -73,12 +75,12 @@ def test_the_speculator_is_as_described(tiny_folder: Path) -> None:
 
 def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> None:
     """The draft model is loaded like the target, and the rule is the one that is named."""
-    loading = Loading(model=str(tiny_folder), dtype="float32", threads=1)
-    loaded = load_speculator(loading, Drafting(method="draft-model", draft_models=(str(tiny_folder),), nodes=3))
+    loading = ModelOptions(model=str(tiny_folder), dtype="float32", threads=1)
+    loaded = load_speculator(loading, DraftingOptions(method="draft-model", draft_model=(str(tiny_folder),), nodes=3))
     assert isinstance(loaded.speculator.verifier, SpeculativeSampling)
     result = loaded.speculator.generate("Tom", max_new_tokens=6, temperature=0)
     assert result.stats.accepted > 0
-    loaded = load_speculator(loading, Drafting(method="lookup", verifier="speculative-sampling"))
+    loaded = load_speculator(loading, DraftingOptions(method="lookup", verifier="speculative-sampling"))
     assert isinstance(loaded.speculator.verifier, SpeculativeSampling)
     assert loaded.verifier == "speculative-sampling"
 

@@ -175,7 +175,7 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
         (["--html", "nowhere/o"], "cannot write nowhere/o"),
         (["--nodes", "100000"], "must be at most 1024, not 100000: a pass over that many tokens"),
         (["--nodes", "5,x"], "must be a whole number of 0 or more, not 'x'"),
-        (["--nodes", ","], "one or more whole numbers"),
+        (["--nodes", ","], "one or more values with commas"),
         (["--seed", "1"], "--seed would be ignored"),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 from models import tiny_model
 from speculant.cli.main import main
 from speculant.cli.train_progress import line, loss_by_depth
-from speculant.cli.values import byte_count
 from speculant.training.evaluate import Acceptance
 from speculant.training.kinds import DRAFT_MODEL, KINDS
 from speculant.training.progress import Progress
@@ -260,8 +259,3 @@ def test_progress_lines_have_losses_and_acceptance() -> None:
     )
     assert loss_by_depth(Progress(0, 0.0, (0.5, 0.0), 0.0, None, 0.0)) == "loss at depths 1 to 2: 0.500 -"
     assert line(Progress(3, 0.01, (1.0,), 1.0, None, 10.0), settings) == "step 3 of 400  loss 1.000  10 tokens/s"
-
-
-def test_numbers_of_bytes() -> None:
-    """Guards --cache."""
-    assert [byte_count(text) for text in ("0", "2GB", "1.5 mb", "10")] == [0, 2_000_000_000, 1_500_000, 10]

@@ -8,7 +8,7 @@ import numpy as np
 
 from speculant.core.branches import branches_of, fit_branches
 from speculant.core.tree import ROOT, DraftTree, Proposal, Queries
-from trees import paths_of
+from trees import leaves, paths_of
 
 WIDE = DraftTree.from_paths([[5, 6], [5, 7], [8], [9, 1]], [0.9, 0.5, 0.6, 0.2])
 WINDOW = Queries(np.array([1, 2, 3], np.int32), np.array([-1, -1, 0], np.int32))
@@ -18,7 +18,7 @@ def test_branches_are_leaves_beyond_the_first() -> None:
     """Guards the count that llama.cpp's sequences are taken by: nodes and queries below the same root."""
     assert branches_of(DraftTree.empty()) == 0
     assert branches_of(DraftTree.from_paths([[1, 2, 3]])) == 0
-    assert branches_of(WIDE) == len(WIDE.leaves()) - 1 == 3
+    assert branches_of(WIDE) == len(leaves(WIDE)) - 1 == 3
     assert branches_of(replace(WIDE, queries=WINDOW)) == 5
 
 

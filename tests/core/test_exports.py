@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from speculant.core.exports import ancestor_mask
 from speculant.core.tree import DraftTree
 from tree_forms import attention_mask, sequence_sets
-from trees import ancestry, as_nodes, beside, drafts, make_tree
+from trees import ancestry, as_nodes, beside, drafts, leaves, make_tree
 
 
 @given(drafts())
@@ -73,15 +73,15 @@ def test_sequence_sets(tree: DraftTree) -> None:
     """A node belongs to the sequences of the leaves below it, as llama.cpp wants it."""
     sets = sequence_sets(tree)
     above = ancestry(tree)
-    leaves = tree.leaves().tolist()
+    ends = leaves(tree)
     if not len(tree):
         assert sets == [[0]]
         return
-    assert sets[0] == list(range(len(leaves)))
+    assert sets[0] == list(range(len(ends)))
     for node, parent in enumerate(tree.parents.tolist()):
-        assert sets[node + 1] == [i for i, leaf in enumerate(leaves) if node in above[leaf]]
+        assert sets[node + 1] == [i for i, leaf in enumerate(ends) if node in above[leaf]]
         assert set(sets[node + 1]) <= set(sets[parent + 1])
-    for leaf in leaves:
+    for leaf in ends:
         assert len(sets[leaf + 1]) == 1
 
 

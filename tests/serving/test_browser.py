@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from servers import make_app, make_speculator
+from speculant.options.serving import ServingOptions
 from speculant.serving.server import bind, make_server, url
-from speculant.serving.settings import ServingSettings
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
@@ -34,8 +34,8 @@ Open = Callable[..., Any]
 def serving(model: Any, tokenizer: Any, **options: Any) -> Iterator[str]:
     """Serve in a thread; yield the address."""
     app, ready = make_app(make_speculator(model, tokenizer), port=0, **options), threading.Event()
-    with bind(ServingSettings(port=0)) as bound:
-        server = make_server(app, ServingSettings(port=0), ready.set)
+    with bind(ServingOptions(port=0)) as bound:
+        server = make_server(app, ServingOptions(port=0), ready.set)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
         thread.start()
         try:

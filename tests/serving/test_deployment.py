@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from servers import Connect, completion
-from speculant.serving.settings import ServingSettings
+from speculant.options.option import options_of
+from speculant.options.serving import ServingOptions
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not (ROOT / "Dockerfile").exists(), reason="needs the repository")
@@ -62,7 +63,7 @@ def test_the_dashboard_can_be_imported() -> None:
 @pytest.mark.parametrize("path", ["Dockerfile", "deploy/speculant.service", "deploy/speculant.env"])
 def test_settings_of_the_deployment_exist(path: str) -> None:
     """An unknown variable of the environment is ignored, so a misspelled one would be."""
-    assert {name.lower() for name in _set_in(path)} <= set(ServingSettings.model_fields)
+    assert {name.lower() for name in _set_in(path)} <= set(options_of(ServingOptions))
 
 
 def test_the_image_holds_no_key() -> None:
@@ -75,4 +76,4 @@ def test_the_unit_waits_longer_than_the_server_drains() -> None:
     unit = (ROOT / "deploy/speculant.service").read_text()
     found = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert found is not None
-    assert int(found[1]) >= 2 * ServingSettings.model_fields["drain_seconds"].default
+    assert int(found[1]) >= 2 * ServingOptions().drain_seconds

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pydantic_settings")
+pytest.importorskip("dotenv")
 
 from speculant.core.errors import FileError, UsageError
 from speculant.integrations.settings import read_settings
-from speculant.serving.settings import load_settings
+from speculant.options.serving import ServingOptions
+from speculant.serving import settings
+
+
+def load_settings(flags: dict[str, Any], *, config: Path | None = None) -> ServingOptions:
+    """Return the options of the server alone."""
+    return settings.load_settings(flags, config=config)[-1]
 
 
 def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,10 +26,10 @@ def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.Mo
     file.write_text("SPECULANT_PORT=1\nSPECULANT_MAX_QUEUE=1\nSPECULANT_MAX_CONCURRENCY=1\nSPECULANT_API_KEYS=a, b\n")
     monkeypatch.setenv("SPECULANT_PORT", "2")
     monkeypatch.setenv("SPECULANT_MAX_QUEUE", "2")
-    found = load_settings({"port": 3, "host": None}, config=file)
+    found = load_settings({"port": 3}, config=file)
     assert (found.port, found.max_queue, found.max_concurrency) == (3, 2, 1)
-    assert [key.get_secret_value() for key in found.api_keys] == ["a", "b"]
-    assert "a" not in str(found.api_keys)
+    assert found.api_keys == ("a", "b")
+    assert "a', 'b" not in repr(found)
 
 
 def test_bytes_are_read_as_integrations_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +102,9 @@ def test_config_file_must_exist(tmp_path: Path) -> None:
         ("SPECULANT_PORT 9000", "is not of the form SPECULANT_NAME=value"),
         ("SPECULANT_PORT", "is not of the form SPECULANT_NAME=value"),
         ("SPECULANT_HOST='open", "is not of the form SPECULANT_NAME=value"),
-        ("SPECULANT_PORT=abc", "SPECULANT_PORT: .*integer.*'abc'"),
-        ("SPECULANT_MEMORY_LIMIT=lots", "SPECULANT_MEMORY_LIMIT: .*lots"),
-        ("SPECULANT_API_KEYS=with space", "SPECULANT_API_KEYS: a key must be"),
+        ("SPECULANT_PORT=abc", "SPECULANT_PORT must be a whole number .*'abc'"),
+        ("SPECULANT_MEMORY_LIMIT=lots", "SPECULANT_MEMORY_LIMIT must be .*lots"),
+        ("SPECULANT_API_KEYS=with space", "SPECULANT_API_KEYS must be of printable"),
     ],
 )
 def test_lines_of_the_file_that_are_refused(tmp_path: Path, line: str, match: str) -> None:
@@ -118,7 +124,7 @@ def test_wrong_values_in_the_environment(
     file = tmp_path / "settings"
     file.write_text("SPECULANT_PORT=1\n")
     monkeypatch.setenv(f"SPECULANT_{name}", value)
-    with pytest.raises(UsageError, match=f"the environment variable SPECULANT_{name}: .*{value}"):
+    with pytest.raises(UsageError, match=f"the environment variable SPECULANT_{name} must be .*{value}"):
         load_settings({}, config=file)
 
 
@@ -130,7 +136,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         load_settings({}, config=file)
 
 
-@pytest.mark.parametrize(("name", "near"), [("API_KEY", "API_KEYS"), ("HOTS", "HOST"), ("SAVE_EVERY", "SAVE_SECONDS")])
+@pytest.mark.parametrize(("name", "near"), [("API_KEY", "API_KEYS"), ("HOTS", "HOST")])
 def test_unknown_variables_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, near: str) -> None:
     """Guards misspelled variables: `SPECULANT_API_KEY` would leave a server open."""
     monkeypatch.setenv(f"SPECULANT_{name}", "1")

@@ -7,10 +7,10 @@ import torch
 
 from feed_forward_heads import HIDDEN, new_medusa, tiny_target
 from models import VOCABULARY
-from speculant.drafters.heads.tree_search import expected_length
 from speculant.training.rank_tree import find_tree, measure_ranks
 from speculant.training.recipe import TrainBatch
 from speculant.training.recipes.medusa import MedusaRecipe
+from trees import expected_length
 
 
 def test_ranks_are_counted_over_all_batches() -> None:

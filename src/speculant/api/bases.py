@@ -9,9 +9,8 @@ from pathlib import Path
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.drafters.mix.base import MOST_BASES, MixBase, read_base
 from speculant.memory.bases import bundled_base, find_base, find_bases, read_base_header
+from speculant.options.drafting import AUTOMATIC
 from speculant.registry import METHODS, Method
-
-AUTOMATIC = "auto"
 
 Base = str | Path | MixBase
 
@@ -36,7 +35,7 @@ def open_bases(
         FileError: there is no such file.
         MemoryFileError: a file cannot be used. Of the user's folder such files are left out, and logged as warnings.
     """
-    if base == AUTOMATIC:
+    if base in (AUTOMATIC, (AUTOMATIC,)):
         return _automatic(vocabulary, tokenizer) if method.takes_bases else ()
     given = [] if base is None else [base] if isinstance(base, Base) else list(base)
     if given and not method.takes_bases:

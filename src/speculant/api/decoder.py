@@ -8,9 +8,9 @@ the same from the other side.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speculant.api.batch import Batch
 from speculant.api.constraints import CompiledConstraint, Constraint
@@ -31,7 +31,11 @@ from speculant.drafters.forced import ForcedDrafter
 from speculant.drafters.mix.base import MixBase
 from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.engine import HFEngine
+from speculant.options.request import RequestKeywords, RequestOptions
 from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Decoder:
@@ -93,144 +97,31 @@ class Decoder:
         """The prepared model, which speculators of one model may share."""
         return self._fast
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logits_processor: list[Any] | None = None,
-        stopping_criteria: list[Any] | None = None,
-        generation_config: Any = None,
-        streamer: Any = None,
-        cache: Any = None,
-        logit_bias: Mapping[int, float] | None = None,
-        presence_penalty: float | None = None,
-        frequency_penalty: float | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        constraint: Constraint | CompiledConstraint | None = None,
-        **other_options: Any,
-    ) -> Result:
+    def generate(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Result:
         """Return the whole continuation of a prompt; the parameters are those of `stream`."""
-        stream = self.stream(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=stop,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            streamer=streamer,
-            cache=cache,
-            logit_bias=logit_bias,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            constraint=constraint,
-            **other_options,
-        )
+        stream = self.stream(prompt, **options)
         for _ in stream:
             pass
         return stream.result
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logits_processor: list[Any] | None = None,
-        stopping_criteria: list[Any] | None = None,
-        generation_config: Any = None,
-        streamer: Any = None,
-        cache: Any = None,
-        logit_bias: Mapping[int, float] | None = None,
-        presence_penalty: float | None = None,
-        frequency_penalty: float | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        constraint: Constraint | CompiledConstraint | None = None,
-        **other_options: Any,
-    ) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Stream:
         """Return the continuation of a prompt piece by piece.
 
         Args:
             prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
-            max_new_tokens: end of the text at the latest; less where the model has no more positions. None for what
-                `generation_config` or `max_length` says, else 256.
-            temperature: 0 for greedy, above 0 to sample; None for what the model's generation config says.
-            top_p, top_k, min_p: keep only the most probable tokens, as in transformers; they need sampling.
-            repetition_penalty: above 1 lowers tokens that the text contains already.
-            seed: of a random stream of its own; None uses torch's default stream. Either way the text is the one that
-                plain decoding yields with that stream.
-            stop: strings that end the text; the one that did is part of it, as in transformers.
-            logits_processor, stopping_criteria: of transformers, or functions with their parameters.
-            generation_config: a transformers GenerationConfig.
-            streamer: a transformers streamer.
-            cache: `Result.cache` of an earlier turn that this prompt continues.
-            logit_bias: what is added to the logits of tokens, -100 to 100 by token id, as in OpenAI's API.
-            presence_penalty, frequency_penalty: -2 to 2, subtracted from the logits of tokens that the generated text
-                holds, once and for each occurrence; the prompt does not count.
-            logprobs: record the log-probability of each token and of so many (0 to 20) most probable ones, of the
-                model's own distribution; they are in `Result.logprobs` and each piece.
-            prompt_logprobs: the same of each token of the prompt but the first, with its rank; they are in
-                `Result.prompt_logprobs`.
-            constraint: what the text must match: a `speculant.Constraint` of a JSON schema, a regular expression or a
-                grammar. Drafted tokens that it forbids are not verified, and tokens that it forces are drafted.
-            other_options: any other field of GenerationConfig, `attention_mask` or `position_ids`.
+            options: `speculant.options.request.RequestOptions` describes them: `max_new_tokens`, `temperature`, `seed`,
+                `stop`, `cache`, `constraint`, ..., and any field of transformers' GenerationConfig.
 
         Raises:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
-        generation = self.prepare(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=stop,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            streamer=streamer,
-            cache=cache,
-            logit_bias=logit_bias,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            constraint=constraint,
-            **other_options,
-        )
-        return Stream(generation, self.parts())
+        return Stream(self.prepare(prompt, **options), self.parts())
 
-    def prepare(self, prompt: Prompt, **options: Any) -> Generation:
+    def prepare(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Generation:
         """Return a request that is ready to be decoded by a batch; `options` as in `stream`."""
         self._probe()
-        generation = self._preparation.request(prompt, **options)
+        generation = self._preparation.request(prompt, RequestOptions.of(options))
         self.last_stats = generation.sequence.stats
         return generation
 

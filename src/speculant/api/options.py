@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from speculant.core.byte_size import read_bytes
 from speculant.core.errors import UsageError
 
 AUTO = "auto"
 MOST_BIAS = 100
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-}
 
 
 def check_model_object(model: Any, tokenizer: Any) -> None:
@@ -63,8 +51,7 @@ def check_nodes(nodes: Any) -> int | str | None:
 def check_bytes(limit: Any, *, name: str = "memory_limit", least: int = 1) -> int:
     """Return the limit `name` in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB".
 
-    A number without a unit is bytes, wherever it stands: in the library, in settings files and in the environment.
-    Options of the command line whose metavar is MB are not parsed here.
+    See `core.byte_size`.
 
     Args:
         limit: as users give it.
@@ -74,20 +61,11 @@ def check_bytes(limit: Any, *, name: str = "memory_limit", least: int = 1) -> in
     Raises:
         UsageError: it is no such number.
     """
-    found: float | None = None
-    if isinstance(limit, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", limit)
-        if match and match[2].lower() in _UNITS:
-            try:
-                found = float(match[1]) * _UNITS[match[2].lower()]
-            except ValueError:
-                found = None
-    elif isinstance(limit, int | float) and not isinstance(limit, bool):
-        found = float(limit)
-    if found is None or not math.isfinite(found) or found < least:
+    found = read_bytes(limit)
+    if found is None or found < least:
         above = "above 0" if least else "of 0 or more"
         raise UsageError(f"{name} must be a number of bytes {above}, such as 1e9 or '1GB', not {limit!r}.")
-    return int(found)
+    return found
 
 
 def check_number(

@@ -28,6 +28,8 @@ from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_
 from speculant.engines.hf.logprobs import TopLogprobs
 from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
 from speculant.engines.hf.sampler import end_tokens, make_sampler
+from speculant.options.kinds import read_temperature
+from speculant.options.request import RequestKeywords, RequestOptions
 
 MAX_NEW_TOKENS = 256
 MOST_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
@@ -42,10 +44,6 @@ REFUSED = {
     **dict.fromkeys(("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens"), _DRAFTING),
     "custom_generate": "this is what a speculator is",
 }
-OWN_OPTIONS = (
-    *("max_new_tokens", "seed", "stop", "streamer", "cache"),
-    *("logit_bias", "presence_penalty", "frequency_penalty", "logprobs", "prompt_logprobs", "constraint"),
-)
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
 Message = dict[str, str]
@@ -66,27 +64,12 @@ class Preparation:
         self._engine, self._tokenizer, self._method = engine, tokenizer, method
         self._compiler = ConstraintCompiler(tokenizer, engine.capabilities.vocabulary)
 
-    def request(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        streamer: Any = None,
-        cache: Any = None,
-        logit_bias: Mapping[int, float] | None = None,
-        presence_penalty: float | None = None,
-        frequency_penalty: float | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        constraint: Constraint | CompiledConstraint | None = None,
-        **options: Any,
-    ) -> Generation:
-        """Return a request, not begun yet; the parameters are those of `Speculator.stream`.
+    def request(self, prompt: Prompt, asked: RequestOptions) -> Generation:
+        """Return a request, not begun yet.
+
+        Args:
+            prompt: as in `Speculator.stream`.
+            asked: options of the request.
 
         Raises:
             PromptError: the prompt is empty or longer than the model's positions.
@@ -97,53 +80,47 @@ class Preparation:
                 "the active adapter is in effect only while its own `generate` runs; use "
                 "`model.generate(..., custom_generate=speculator)`."
             )
-        options = {name: value for name, value in options.items() if value is not None}
-        _check(options, temperature=temperature, top_p=top_p, top_k=top_k)
-        for name, penalty in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
-            check_number(name, penalty, least=-MOST_PENALTY, most=MOST_PENALTY)
-        for name, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-            check_number(name, count, least=0, most=MOST_LOGPROBS, whole=True)
-        if prompt_logprobs is not None:
-            _check_whole_prompt(cache, options)
-        bias = check_logit_bias(logit_bias, self._engine.capabilities.vocabulary)
-        if constraint is not None:
-            _check_constrained(options)
-        strings = check_stop(stop)
+        options = dict(asked.generation)
+        _check(options, asked)
+        temperature = None if asked.temperature is None else read_temperature(asked.temperature)
+        bias = check_logit_bias(asked.logit_bias, self._engine.capabilities.vocabulary)
+        strings = check_stop(asked.stop)
         ids = self._encode(prompt)
         padding = options.get("attention_mask")
         self._check_length(ids, padding)
         positions, taken = self._engine.capabilities.positions, self._positions_taken(ids, padding)
-        most, notes = _most(ids.shape[1], max_new_tokens, options), list[str]()
+        most, notes = _most(ids.shape[1], asked.max_new_tokens, options), list[str]()
         if most < 1:
             raise UsageError(f"new tokens must be 1 or more, not {most}: see max_new_tokens and max_length.")
         if positions is not None and taken + most > positions:
             most = positions - taken
             notes.append(f"only {most} new tokens: the model has {positions} positions.")
         options.setdefault("attention_mask", torch.ones_like(ids))
-        if presence_penalty or frequency_penalty:
-            lowered = OutputPenalties(ids.shape[1], presence=presence_penalty or 0, frequency=frequency_penalty or 0)
+        presence, frequency = asked.presence_penalty or 0, asked.frequency_penalty or 0
+        if presence or frequency:
+            lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
-        options |= sampling_options(temperature, top_p, top_k, **options)
+        options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
         name = getattr(self._engine.capabilities, "cache_argument", "past_key_values")
-        call, given = Call(), {} if cache is None else {name: cache}
+        call, given = Call(), {} if asked.cache is None else {name: asked.cache}
         try:
             self._engine.entry.generate(input_ids=ids, custom_generate=call, max_new_tokens=most, **given, **options)
         except (ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"transformers refuses these options: {error}") from error
         generation = self.captured(
             call,
-            streamer=streamer,
+            streamer=asked.streamer,
             stop=strings,
-            seed=seed,
+            seed=asked.seed,
             tokenizer=self._tokenizer,
             bias=bias,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            constraint=constraint,
+            logprobs=asked.logprobs,
+            prompt_logprobs=asked.prompt_logprobs,
+            constraint=asked.constraint,
         )
         generation.sequence.stats.notes += notes
-        if streamer is not None:
-            streamer.put(ids.cpu())
+        if asked.streamer is not None:
+            asked.streamer.put(ids.cpu())
         return generation
 
     def captured(
@@ -324,25 +301,31 @@ class Preparation:
         return int(call.padding[0, call.start :].bool().int().argmax())
 
 
-def _check(options: dict[str, Any], *, temperature: Any, top_p: Any, top_k: Any) -> None:
+def _check(options: dict[str, Any], asked: RequestOptions) -> None:
     """Refuse options that do not exist, cannot be honoured, or have values that transformers would misread."""
     known = {*GenerationConfig().to_dict(), *INPUTS}
     for name, value in options.items():
         if name in REFUSED and value is not False:
             raise UsageError(f"`{name}` is not taken here: {REFUSED[name]}.")
         if name not in known:
-            raise unknown_option(name, {*known, *OWN_OPTIONS} - set(REFUSED))
-    check_number("temperature", temperature, least=0)
-    if temperature and temperature < 1e-6:
-        raise UsageError(f"temperature {temperature:g} would overflow the logits; use 0 for greedy decoding.")
-    check_number("top_p", top_p, least=0, most=1, above=True)
-    check_number("top_k", top_k, least=0, whole=True)
+            raise unknown_option(name, {*known, *RequestKeywords.__annotations__} - set(REFUSED))
+    check_number("temperature", asked.temperature, least=0)
+    check_number("top_p", asked.top_p, least=0, most=1, above=True)
+    check_number("top_k", asked.top_k, least=0, whole=True)
     check_number("min_p", options.get("min_p"), least=0, most=1)
     check_number("repetition_penalty", options.get("repetition_penalty"), least=0, above=True)
     for name in ("logits_processor", "stopping_criteria"):
         parts = options.get(name, [])
         if not isinstance(parts, list) or not all(callable(part) for part in parts):
             raise UsageError(f"{name} is a list of callables (transformers' classes, or functions), not {parts!r:.60}.")
+    for name in ("presence_penalty", "frequency_penalty"):
+        check_number(name, getattr(asked, name), least=-MOST_PENALTY, most=MOST_PENALTY)
+    for name in ("logprobs", "prompt_logprobs"):
+        check_number(name, getattr(asked, name), least=0, most=MOST_LOGPROBS, whole=True)
+    if asked.prompt_logprobs is not None:
+        _check_whole_prompt(asked.cache, options)
+    if asked.constraint is not None:
+        _check_constrained(options)
 
 
 def _check_constrained(options: dict[str, Any]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from speculant.api.bases import AUTOMATIC, Base, open_bases
+from speculant.api.bases import open_bases
 from speculant.api.decoder import Decoder
 from speculant.api.draft_caches import check_merged, drafts_of
 from speculant.api.engines import can_verify, check_engine_can
 from speculant.api.loading import bundled_head_folder, load_model, means_bundled
 from speculant.api.options import check_alone, check_bytes, check_model_object, check_nodes
-from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.checked import checked
 from speculant.engines.hf.capabilities import optional_layers
@@ -20,8 +20,12 @@ from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
+from speculant.options.drafting import DraftingKeywords, DraftingOptions
 from speculant.registry import build_verifier, default_method, find_method, method_of
 from speculant.sharing.opening import check_sharing, open_sharing
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Speculator(Decoder):
@@ -32,70 +36,24 @@ class Speculator(Decoder):
         cls,
         model: Any,
         tokenizer: Any = None,
-        *,
-        method: str | None = None,
-        verifier: str | None = None,
-        lossy: bool = False,
-        nodes: int | str | None = None,
-        memory: str | Path | None = None,
-        memory_limit: int | float | str = MEMORY_LIMIT,
-        base: Base | Sequence[Base] | None = AUTOMATIC,
-        settings: Any = None,
-        draft_model: Any = None,
-        draft_tokenizer: Any = None,
-        head: Any = None,
-        online: Any = None,
-        fast: bool | Acceleration | None = None,
-        share: Any = None,
-        strict: bool = False,
-        drafter: Drafter | None = None,
+        **options: Unpack[DraftingKeywords],
     ) -> Speculator:
         """Wrap a loaded model.
 
         Args:
             model: a transformers causal LM, or a PEFT model around one.
             tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
-            method: a name from `speculant methods`; None for "mix", united with the head if there is one
-                ("mix-head"). Where the model's checkpoint has MTP layers of its own they are the head; a named method
-                leaves them out unless it drafts with a head. Distilled heads, and heads under rules that take drawn
-                tokens, draft alone.
-            verifier: an acceptance rule, with settings as in "typical:epsilon=0.1"; None for the method's own.
-            lossy: whether the rule may change the output.
-            nodes: most nodes per draft; "auto", the default, for as many as pay in each round, up to 64, by measured
-                pass latency and acceptance.
-            memory: a memory file to begin with, if it exists.
-            memory_limit: bytes the drafter's memory may take, as a number or as text such as "1GB".
-            base: frozen bases under the memory of `mix`, which `speculant corpus build --kind mix-base` makes: a file
-                or several; "bundled" for the one of stories that comes with the package; "auto" for those of the user's
-                folder that fit the tokenizer, and the bundled one if it fits; None for none. They are mapped read-only
-                and count for nothing in the limit.
-            settings: of the method's drafter, such as `MixSettings`, or a dict of some of them; None for its defaults.
-            draft_model: for methods that require one: a smaller model, loaded or by name; None for the bundled draft
-                model where the target is the bundled model. Where its tokenizer is another one it drafts the tokens
-                that both have; `stats.notes` says how many. A list for `specinfer`, which merges what they draft.
-                Speculators of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
-            draft_tokenizer: the draft model's tokenizer, or a list of them; None for what is loaded with a name.
-            head: for methods that require one: a trained head, by folder or hub id, "bundled" for the bundled model's,
-                or what `open_head` returned. Its format is detected; None for the bundled one where the target is the
-                bundled model.
-            online: True, or `training.online.settings.OnlineSettings` or a dict of some of them, to distil the draft
-                model or head to the target while requests are served. Its weights are changed in place, and saved as
-                the memory. Lossless like all drafting; updates run in a thread, which `close` ends.
-            fast: whether passes run the library's own code, on CPUs, or CUDA graphs; None: on CPUs, where it is faster.
-                Where it cannot be, `stats.notes` says why. Speculators of one model may share what was prepared:
-                `fast=other.fast`.
-            share: a store through which replicas learn from each other what they decode, such as
-                "redis://host:6379?tenant=NAME", or a `speculant.sharing.channel.Channel`; for methods whose memory
-                learns from text. Its failure costs drafts, never text; `close` ends its threads.
-            strict: whether to refuse a model that drafts cannot be verified on; else it is decoded plainly, without
-                what the method would load for drafting, and `stats.notes` says so.
-            drafter: one of your own, a `speculant.core.drafter.Drafter`, in place of a method; it is made already, so
-                options that make one are refused beside it.
+            options: fields of `DraftingOptions`, which describes them.
 
         Raises:
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
+        asked = DraftingOptions(**options)
+        method, verifier, head, online, share = asked.method, asked.verifier, asked.head, asked.online, asked.share
+        draft_model, draft_tokenizer, drafter = asked.draft_model, asked.draft_tokenizer, asked.drafter
+        lossy, strict, fast, nodes, memory = asked.lossy, asked.strict, asked.fast, asked.nodes, asked.memory
+        settings, memory_limit, base = asked.settings, asked.memory_limit, asked.base
         if drafter is not None:
             made = {"method": method, "settings": settings, "draft_model": draft_model, "head": head, "online": online}
             limit = None if memory_limit == MEMORY_LIMIT else memory_limit
@@ -186,55 +144,17 @@ class Speculator(Decoder):
         dtype: str | None = None,
         device: str | None = None,
         attention: str | None = None,
-        method: str | None = None,
-        verifier: str | None = None,
-        lossy: bool = False,
-        nodes: int | str | None = None,
-        memory: str | Path | None = None,
-        memory_limit: int | float | str = MEMORY_LIMIT,
-        base: Base | Sequence[Base] | None = AUTOMATIC,
-        settings: Any = None,
-        draft_model: Any = None,
-        draft_tokenizer: Any = None,
-        head: Any = None,
-        online: Any = None,
-        fast: bool | Acceleration | None = None,
-        share: Any = None,
-        strict: bool = False,
-        drafter: Drafter | None = None,
+        **options: Unpack[DraftingKeywords],
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
             name, dtype, device, attention: see `speculant.api.loading.load_model`.
-            method, verifier, lossy, nodes, memory, memory_limit, base, settings, fast, share: see `from_transformers`.
-            draft_model, draft_tokenizer, head, online, strict, drafter: see there too.
+            options: fields of `speculant.options.drafting.DraftingOptions`.
         """
-        if method is not None:
-            find_method(method)
-        if drafter is not None:
-            checked(drafter)
+        check_before_loading(options)
         model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
-        return cls.from_transformers(
-            model,
-            tokenizer,
-            method=method,
-            verifier=verifier,
-            lossy=lossy,
-            nodes=nodes,
-            memory=memory,
-            memory_limit=memory_limit,
-            base=base,
-            settings=settings,
-            draft_model=draft_model,
-            draft_tokenizer=draft_tokenizer,
-            head=head,
-            online=online,
-            fast=fast,
-            share=share,
-            strict=strict,
-            drafter=drafter,
-        )
+        return cls.from_transformers(model, tokenizer, **options)
 
     @classmethod
     def from_gguf(
@@ -249,20 +169,7 @@ class Speculator(Decoder):
         cache_type: str | None = None,
         sequences: int | None = None,
         mmap: bool = True,
-        method: str | None = None,
-        verifier: str | None = None,
-        lossy: bool = False,
-        nodes: int | str | None = None,
-        memory: str | Path | None = None,
-        memory_limit: int | float | str = MEMORY_LIMIT,
-        base: Base | Sequence[Base] | None = AUTOMATIC,
-        settings: Any = None,
-        draft_model: Any = None,
-        draft_tokenizer: Any = None,
-        online: Any = None,
-        share: Any = None,
-        strict: bool = False,
-        drafter: Drafter | None = None,
+        **drafting: Unpack[DraftingKeywords],
     ) -> Speculator:
         """Load a GGUF file with llama.cpp, weights, tokenizer and chat template, and wrap it.
 
@@ -272,18 +179,14 @@ class Speculator(Decoder):
             path: of the file.
             threads, gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: see
                 `engines.llamacpp.options.LlamaCppOptions`.
-            method, verifier, lossy, nodes, memory, memory_limit, base, settings: see `from_transformers`.
-            draft_model, draft_tokenizer, online, share, strict, drafter: see there too.
+            drafting: fields of `speculant.options.drafting.DraftingOptions`.
 
         Raises:
             ModelNotFoundError, ModelError: there is no such file, or it is damaged.
             UnsupportedError: llama.cpp is not installed, or drafts cannot be verified on this model.
             OutOfMemoryError: it does not fit.
         """
-        if method is not None:
-            find_method(method)
-        if drafter is not None:
-            checked(drafter)
+        check_before_loading(drafting)
         options = LlamaCppOptions(
             threads=threads,
             gpu_layers=gpu_layers,
@@ -295,21 +198,17 @@ class Speculator(Decoder):
             mmap=mmap,
         )
         model, tokenizer = load_gguf(path, options)
-        return cls.from_transformers(
-            model,
-            tokenizer,
-            method=method,
-            verifier=verifier,
-            lossy=lossy,
-            nodes=nodes,
-            memory=memory,
-            memory_limit=memory_limit,
-            base=base,
-            settings=settings,
-            draft_model=draft_model,
-            draft_tokenizer=draft_tokenizer,
-            online=online,
-            share=share,
-            strict=strict,
-            drafter=drafter,
-        )
+        return cls.from_transformers(model, tokenizer, **drafting)
+
+
+def check_before_loading(options: DraftingKeywords) -> None:
+    """Check what can be told before a model is loaded.
+
+    Raises:
+        UnknownMethodError, UsageError: there is no such option, method or drafter.
+    """
+    asked = DraftingOptions(**options)
+    if asked.method is not None:
+        find_method(asked.method)
+    if asked.drafter is not None:
+        checked(asked.drafter)

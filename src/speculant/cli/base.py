@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command, Group
-from speculant.cli.options import JsonFlag
 from speculant.cli.terminal import print_table, say
 
 if TYPE_CHECKING:

@@ -1,10 +1,14 @@
-"""What the header of a base says of the texts it was built from, for people."""
+"""What a base holds and was built from, for people."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from speculant.cli.terminal import counted
+
+if TYPE_CHECKING:
+    from speculant.corpus.base import BuiltBase
 
 NAMES = ("sources", "license", "source", "made")
 
@@ -22,10 +26,27 @@ def provenance(corpus: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def source_line(source: dict[str, Any]) -> str:
+def source_line(source: Mapping[str, Any]) -> str:
     """Return one of the sources in a base's header for people."""
     line = (
         f"{source['name']}, weight {source['weight']:g}: {counted(source['documents'], 'document')}, "
         f"{counted(source['tokens'], 'token')}"
     )
     return f"{line}; {counted(source['excluded'], 'document')} excluded" if source["excluded"] else line
+
+
+def built_lines(built: BuiltBase) -> list[str]:
+    """Return what to print of a base that was built."""
+    left_out = f"{built.lacking:,} in full lines, {built.surplus:,} beyond 16 a context"
+    lines = [
+        f"tokens      {built.tokens:,}",
+        *(f"source      {line}" for line in map(source_line, built.sources)),
+        f"entries     {built.entries:,}; left out {left_out}",
+        f"bytes       {built.size:,}: {built.size / built.tokens:.2f} per token",
+    ]
+    if built.network is not None:
+        tokens, size = built.network
+        lines.append(f"network     {tokens:,} tokens have vectors of their own; {size:,} of these bytes")
+    if built.refused:
+        lines.append(f"chats       {built.refused:,} were not taken by the chat template; learned message by message")
+    return lines

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.loading import find_draft_model, find_model, load_config
 from speculant.bench.suite.rows import check_same
 from speculant.bench.systems.hf_names import PREFIX, check_hf
-from speculant.cli.bench_values import batches, temperatures
 from speculant.cli.conditions import known_conditions
 from speculant.cli.files import file_size
 from speculant.cli.head_file import find_head
@@ -21,23 +20,21 @@ from speculant.memory.bases import find_base, read_base_header
 from speculant.registry import find_method
 
 if TYPE_CHECKING:
-    from speculant.cli.bench_settings import Bench
+    from speculant.cli.bench_settings import BenchOptions
 
 ROWS = "rows.jsonl"
 RESULTS = ("result.json", "table.md", "report.html")
 
 
-def check(asked: Bench, *, seeded: bool = False) -> None:
+def check(asked: BenchOptions) -> None:
     """Check before anything is loaded that the options fit together.
 
     Args:
         asked: the options.
-        seeded: whether --seed was given.
 
     Raises:
         UsageError, FileError: it cannot.
     """
-    batches(asked.batch)
     if asked.forced or asked.tasks is not None:
         task_names(asked)
     if (asked.forced and asked.tasks is not None) or not (asked.forced or asked.tasks or asked.growth):
@@ -55,9 +52,9 @@ def check(asked: Bench, *, seeded: bool = False) -> None:
     if not asked.restart and (before := earlier_settings(Path(asked.out) / ROWS)) is not None:
         known = known_conditions(asked)
         check_same(Path(asked.out), before, known, known)
-    if asked.forced and any(temperatures(asked.temperature)):
+    if asked.forced and any(asked.temperature):
         raise UsageError("a forced run follows recorded outputs and samples nothing; leave --temperature out.")
-    if seeded and not any(temperatures(asked.temperature)):
+    if asked.seed is not None and not any(asked.temperature):
         raise UsageError("--seed would be ignored: decoding is greedy. Add --temperature 1, or leave --seed out.")
     check_methods(asked.methods or "")
     check_named(asked)
@@ -79,7 +76,7 @@ def check_methods(names: str) -> None:
             find_method(name)
 
 
-def check_named(asked: Bench) -> None:
+def check_named(asked: BenchOptions) -> None:
     """Check that the folders and files that options name are there.
 
     Raises:
@@ -92,11 +89,11 @@ def check_named(asked: Bench) -> None:
     else:
         loading.check_placement(asked.loading.dtype, asked.loading.device)
         file_size(Path(asked.config) / "config.json" if Path(asked.config).is_dir() else Path(asked.config))
-    if asked.draft_model is not None:
-        find_draft_model(asked.draft_model)
-    if asked.head is not None:
-        find_head(asked.head)
-    for base in asked.bases:
+    if asked.drafting.draft_model is not None:
+        find_draft_model(asked.drafting.draft_model)
+    if asked.drafting.head is not None:
+        find_head(asked.drafting.head)
+    for base in asked.drafting.base:
         read_base_header(find_base(base))
     if asked.inflate is not None:
         layers, mlp = inflation(asked.inflate)
@@ -104,7 +101,7 @@ def check_named(asked: Bench) -> None:
             check_inflated(asked, layers, mlp)
 
 
-def check_inflated(asked: Bench, layers: int, mlp: int | None) -> None:
+def check_inflated(asked: BenchOptions, layers: int, mlp: int | None) -> None:
     """Check by the config of the model that it can be inflated, before its weights are loaded.
 
     Raises:
@@ -168,7 +165,7 @@ def flags(names: Sequence[str]) -> str:
     return " and ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
-def task_names(asked: Bench) -> list[str]:
+def task_names(asked: BenchOptions) -> list[str]:
     """Return what --tasks or --forced name.
 
     Raises:

@@ -12,8 +12,7 @@ from speculant.api.loading import bundled_draft_model, find_draft_model, load_mo
 from speculant.bench.report.extra import can_write_pages, missing_extra
 from speculant.cli.bench_checks import inflation, task_names
 from speculant.cli.bench_progress import shown
-from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, Bench
-from speculant.cli.bench_values import batches, temperatures
+from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, BenchOptions
 from speculant.cli.compiling import compilation_announced
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
@@ -27,13 +26,14 @@ from speculant.cli.loading import (
     quieten,
     set_threads_for,
 )
-from speculant.cli.options import BUNDLED, DEFAULT_METHOD
-from speculant.cli.rejected import Rejected
 from speculant.cli.replay_run import named_tokenizer
 from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import importing, print_table, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.rejected import Rejected
 from speculant.memory.bases import find_base
+from speculant.options.drafting import DEFAULT_METHOD
+from speculant.options.model import BUNDLED
 from speculant.registry import default_method
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 WIDTH = 120  # columns of what is printed below the table
 
 
-def run(asked: Bench) -> int:
+def run(asked: BenchOptions) -> int:
     """Load, decode, write.
 
     Raises:
         SpeculantError: something cannot be loaded, decoded or written.
     """
-    rejected = Rejected()
+    rejected = Rejected(say)
     recorded = named_tokenizer(asked.tokenizer)
     given = read_given(asked, rejected, recorded)
     if not (page := can_write_pages()):
@@ -70,28 +70,28 @@ def run(asked: Bench) -> int:
         from speculant.bench.systems.llamacpp import LLAMACPP
         from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model, takes_head
 
-    head_file = None if asked.head is None else read_head(asked.head)
+    head_file = None if asked.drafting.head is None else read_head(asked.drafting.head)
     united = [] if head_file is None else [default_method(head_file.format.method)]
     named = asked.methods or ",".join(["none", DEFAULT_METHOD, *united])
     source = model_source(asked.loading.model)
     heads = any(takes_head(name.strip()) for name in named.split(","))  # the model may have one of its own
     own = source is None or (heads and head_file is None and asked.config is None and has_own_head(source))
     methods = parse_methods(
-        named if asked.drafter is None else f"{named},{find_drafter(asked.drafter).name}",
+        named if asked.drafting.drafter is None else f"{named},{find_drafter(asked.drafting.drafter).name}",
         forced=bool(asked.forced),
         draft_model=(draft_source := draft_model_of(asked)) is not None,
         head=None if head_file is None else head_file.format.kind,
         bundled=asked.config is None and own,
-        sampled=any(temperatures(asked.temperature)),
+        sampled=any(asked.temperature),
     )
     drafting = any(map(takes_draft_model, methods))
-    if asked.draft_model is not None and not drafting:
+    if asked.drafting.draft_model is not None and not drafting:
         raise UsageError("--draft-model would be ignored: none of --methods drafts with a model.")
-    if asked.head is not None and not any(map(takes_head, methods)):
+    if asked.drafting.head is not None and not any(map(takes_head, methods)):
         raise UsageError("--head would be ignored: none of --methods drafts with a head.")
-    if asked.bases:
+    if asked.drafting.base:
         check_bases(methods, tokenizer=asked.config is None or asked.tokenizer is not None)  # before a model is loaded
-    chosen = build_settings_by_method(methods, asked.settings)
+    chosen = build_settings_by_method(methods, asked.drafting.settings or ())
     recorded = named_tokenizer(asked.tokenizer)
     model, tokenizer = target(asked)
     lengths = lengths_of(positions_of(model)) if asked.growth else []
@@ -99,11 +99,11 @@ def run(asked: Bench) -> int:
     if drafting:
         draft_model, draft_tokenizer = load_model(draft_source, **placement(asked))
     tasks, mapped = tasks_of(asked, given, model, tokenizer)
-    paths = [find_base(name) for name in asked.bases]
+    paths = [find_base(name) for name in asked.drafting.base]
     bases = open_target_bases(paths, methods, model, tokenizer if recorded is None else recorded, mapped=mapped)
     options: dict[str, Any] = {
-        "nodes": asked.nodes,
-        "memory_limit": asked.memory_limit << 20,
+        "nodes": asked.drafting.nodes,
+        "memory_limit": asked.drafting.memory_limit,
         "fast": asked.loading.fast,
         "settings": chosen,
         "tokenizer": tokenizer,
@@ -117,13 +117,18 @@ def run(asked: Bench) -> int:
         tasks=tasks,
         systems=systems,
         plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
-        samplings=[Sampling(temperature, asked.seed) for temperature in temperatures(asked.temperature)],
+        samplings=[Sampling(temperature, asked.seed or 0) for temperature in asked.temperature],
         trials=asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
-        batches=batches(asked.batch),
+        batches=asked.batch,
     )
-    drafter = Path(asked.draft_model or BUNDLED).name if drafting else None
+    drafter = Path(asked.drafting.draft_model or BUNDLED).name if drafting else None
     settings = conditions(
-        asked, runner, draft_model=drafter, head=asked.head and head_title(asked.head), settings=chosen, bases=bases
+        asked,
+        runner,
+        draft_model=drafter,
+        head=asked.drafting.head and head_title(asked.drafting.head),
+        settings=chosen,
+        bases=bases,
     )
     file = RowFile(Path(asked.out), settings, restart=asked.restart)
     if file.rows:
@@ -163,7 +168,7 @@ def run(asked: Bench) -> int:
 
 
 def measured_scaling(
-    asked: Bench,
+    asked: BenchOptions,
     model: Any,
     methods: Sequence[str],
     chosen: Mapping[str, Any],
@@ -181,7 +186,7 @@ def measured_scaling(
     drafting = next((name for name in own if not takes_head(name)), DEFAULT_METHOD)
     options: dict[str, Any] = {
         "method": drafting,
-        "memory_limit": asked.memory_limit << 20,
+        "memory_limit": asked.drafting.memory_limit,
         "base": bases if takes_bases(drafting) else None,
         "fast": asked.loading.fast,
         "settings": chosen.get(drafting),
@@ -190,22 +195,22 @@ def measured_scaling(
         return measure_scaling(lambda: Speculator.from_transformers(model, **options), advance=advance)
 
 
-def draft_model_of(asked: Bench) -> str | None:
+def draft_model_of(asked: BenchOptions) -> str | None:
     """Return the draft model: the one that is asked for, or the bundled one for the bundled model; None for none."""
-    if asked.draft_model is not None:
-        return find_draft_model(asked.draft_model)
+    if asked.drafting.draft_model is not None:
+        return find_draft_model(asked.drafting.draft_model)
     if asked.config is not None or model_source(asked.loading.model) is not None:
         return None
     return str(bundled_draft_model())
 
 
-def placement(asked: Bench) -> dict[str, Any]:
+def placement(asked: BenchOptions) -> dict[str, Any]:
     """Return how models are loaded."""
     loading = asked.loading
     return {"dtype": loading.dtype, "device": loading.device, "attention": loading.attention}
 
 
-def target(asked: Bench) -> tuple[Any, Any]:
+def target(asked: BenchOptions) -> tuple[Any, Any]:
     """Load or make the model that is asked for, and its tokenizer or None; set the threads that fit it."""
     from speculant.bench.systems.inflate import inflate
     from speculant.bench.systems.random_weights import random_model
@@ -227,7 +232,7 @@ def positions_of(model: Any) -> int | None:
     return found
 
 
-def read_given(asked: Bench, reject: Rejected, tokenizer: Any) -> Mapping[str, Sequence[Any]]:
+def read_given(asked: BenchOptions, reject: Rejected, tokenizer: Any) -> Mapping[str, Sequence[Any]]:
     """Return recordings or conversations by the names of their tasks, read before anything is loaded.
 
     Args:
@@ -258,7 +263,9 @@ def read_given(asked: Bench, reject: Rejected, tokenizer: Any) -> Mapping[str, S
     return given
 
 
-def tasks_of(asked: Bench, given: Mapping[str, Sequence[Any]], model: Any, tokenizer: Any) -> tuple[list[Task], bool]:
+def tasks_of(
+    asked: BenchOptions, given: Mapping[str, Sequence[Any]], model: Any, tokenizer: Any
+) -> tuple[list[Task], bool]:
     """Return the tasks that fit the model, and whether the ids of recordings were mapped into its vocabulary."""
     from speculant.bench.suite.tasks import prompt_task, recorded_task
 

@@ -2,40 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
-from speculant.cli.options import Loading
+from speculant.options import kinds, option
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
 
 TRIALS, FORCED_TRIALS = 3, 1
 NEW_TOKENS = 256
 
+_output = partial(option.option, panel="Output")
+_decoded = partial(option.option, panel="What is decoded")
+_how = partial(option.option, panel="How")
+_FILE = kinds.name(metavar="FILE")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """What is timed and how; see the options of the command."""
+class BenchOptions:
+    """What is timed and how.
 
-    loading: Loading
-    tasks: str | None
-    forced: Sequence[str]
-    tokenizer: str | None
-    config: str | None
-    data: str | None
-    limit: int | None
-    growth: bool
-    max_new_tokens: int | None
-    methods: str | None
-    drafter: str | None
-    draft_model: str | None
-    head: str | None
-    settings: Sequence[str]
-    nodes: int | str | None
-    memory_limit: int
-    bases: Sequence[str]
-    temperature: str
-    seed: int
-    batch: str
-    trials: int | None
-    inflate: str | None
-    out: str
-    restart: bool
+    Attributes:
+        out: folder of the results.
+        restart: whether what an earlier run left there is forgotten.
+        tasks, forced: what is decoded: prompts of tasks, or recorded outputs.
+        tokenizer: of the recordings.
+        config: shape of a model of random weights.
+        data: folder of the tasks' prompts.
+        limit: maximum items of each task.
+        growth: whether cost by length is measured.
+        max_new_tokens: maximum tokens per answer.
+        methods: names, with commas between them; None for the default.
+        temperature: temperatures.
+        seed: seed of sampling; None for 0.
+        batch: numbers of requests in a pass.
+        trials: how often everything is timed; None for the default.
+        inflate: layers and width of MLPs that the model is padded to.
+        loading, drafting: how the model is loaded and drafts are made; they are groups of their own.
+    """
+
+    out: str = _output(option.REQUIRED, "where the results go", kinds.name(metavar="DIR"))
+    restart: bool = _output(False, "forget what an earlier run left in DIR", kinds.FLAG)
+    tasks: str | None = _decoded(
+        None, "spec-bench, humaneval, gsm8k, mbpp, or .jsonl files of prompts", kinds.name(metavar="NAME,...")
+    )
+    forced: tuple[str, ...] = _decoded(
+        (), "follow these recorded outputs (token ids), one file or more", kinds.name(metavar="TRACES"), several=True
+    )
+    tokenizer: str | None = _decoded(
+        None,
+        "with --forced: the recordings' tokenizer, for --base and for rows of text",
+        kinds.name(metavar="PATH|ID"),
+    )
+    config: str | None = _decoded(None, "with --forced, --growth: random weights of this shape", _FILE)
+    data: str | None = _decoded(None, "where prompts lie; default: $SPECULANT_DATA/prompts", kinds.name(metavar="DIR"))
+    limit: int | None = _decoded(None, "only the first N items of each task", kinds.whole(1))
+    growth: bool = _decoded(False, "also, or only: how cost grows, to 8192 tokens and 256 nodes", kinds.FLAG)
+    max_new_tokens: int | None = _decoded(
+        None, f"maximum tokens per answer to --tasks; default: {NEW_TOKENS}", kinds.whole(1)
+    )
+    methods: str | None = _how(
+        None,
+        "of `speculant methods`, hf:generate, hf:prompt-lookup, hf:assisted, llamacpp; default: none,mix, and that of "
+        "--head",
+        kinds.name(metavar="NAME,..."),
+    )
+    temperature: tuple[float, ...] = _how((0.0,), "one or more; default: 0, greedy", kinds.separated(kinds.TEMPERATURE))
+    seed: int | None = _how(None, "seed of sampling; default: 0", kinds.whole(0))
+    batch: tuple[int, ...] = _how(
+        (1,), "requests in a pass, one or more sizes such as 1,4,8; default: 1", kinds.separated(kinds.whole(1))
+    )
+    trials: int | None = _how(
+        None, f"how often everything is timed; default: {TRIALS}, in forced runs {FORCED_TRIALS}", kinds.whole(1)
+    )
+    inflate: str | None = _how(
+        None,
+        "pad the model to that many layers, and MLPs of that width, without changing its outputs",
+        kinds.name(metavar="LAYERS[xMLP]"),
+    )
+    loading: ModelOptions = field(default_factory=ModelOptions)
+    drafting: DraftingOptions = field(default_factory=DraftingOptions)

@@ -11,46 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from speculant.cli.binding import bind
 from speculant.cli.commands import Command
-from speculant.cli.options import (
-    AttentionOption,
-    BaseOption,
-    DeviceOption,
-    DraftDeviceOption,
-    DraftDtypeOption,
-    DrafterOption,
-    Drafting,
-    DraftModelsOption,
-    DtypeOption,
-    FastOption,
-    HeadOption,
-    Loading,
-    LossyFlag,
-    MaxNewTokensOption,
-    MemoryLimitOption,
-    MemoryOption,
-    MethodOption,
-    ModelOption,
-    NoBaseFlag,
-    NodesOption,
-    OnlineFlag,
-    Sampling,
-    SeedOption,
-    SetOption,
-    ShareOption,
-    StopOption,
-    StrictFlag,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
-    VerifierOption,
-    named_bases,
-)
 from speculant.cli.painting import write_stream
 from speculant.cli.signals import Terminated
 from speculant.cli.terminal import say
 from speculant.core.errors import PromptError, TokenizerError
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
+from speculant.options.sampling import SamplingOptions
 
 if TYPE_CHECKING:
     from speculant.api.requests import Message
@@ -77,74 +46,17 @@ Ctrl-C ends an answer early, or the chat if none is being given."""
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("chat", cls=Command, help=HELP, epilog=EXAMPLES)(chat)
+    app.command("chat", cls=Command, help=HELP, epilog=EXAMPLES)(bind(chat))
 
 
-def chat(
-    max_new_tokens: MaxNewTokensOption = 256,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    method: MethodOption = None,
-    drafter: DrafterOption = None,
-    strict: StrictFlag = False,
-    settings: SetOption = None,
-    verifier: VerifierOption = None,
-    lossy: LossyFlag = False,
-    draft_model: DraftModelsOption = None,
-    draft_dtype: DraftDtypeOption = None,
-    draft_device: DraftDeviceOption = None,
-    head: HeadOption = None,
-    online: OnlineFlag = False,
-    nodes: NodesOption = None,
-    memory: MemoryOption = None,
-    memory_limit: MemoryLimitOption = 256,
-    base: BaseOption = None,
-    no_base: NoBaseFlag = False,
-    share: ShareOption = None,
-    model: ModelOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    attention: AttentionOption = None,
-    fast: FastOption = None,
-    threads: ThreadsOption = None,
-) -> int:
+def chat(*, sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions) -> int:
     """Talk until the input ends; save the memory however it ends."""
     from speculant.cli.files import check_writable
     from speculant.cli.loading import load_speculator, model_title
 
-    sampling = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
-    if memory is not None:
-        check_writable(memory)
-    drafting = Drafting(
-        method=method,
-        drafter=drafter,
-        strict=strict,
-        settings=tuple(settings or ()),
-        nodes=nodes,
-        memory=memory,
-        memory_limit=memory_limit,
-        bases=named_bases(base, no_base=no_base),
-        verifier=verifier,
-        lossy=lossy,
-        draft_models=tuple(draft_model or ()),
-        draft_dtype=draft_dtype,
-        draft_device=draft_device,
-        head=head,
-        online=online,
-        share=share,
-    )
-    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
-    loaded, title = load_speculator(loading, drafting), model_title(model)
+    if drafting.memory is not None:
+        check_writable(drafting.memory)
+    loaded, title = load_speculator(model, drafting), model_title(model.model)
     check_template(loaded.speculator, title)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
@@ -152,7 +64,7 @@ def chat(
         ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
             ending.callback(loaded.speculator.save, loaded.memory)
-        talk(Conversation(loaded.speculator, sampling.options()), title=title, method=loaded.speculator.method)
+        talk(Conversation(loaded.speculator, sampling.keywords()), title=title, method=loaded.speculator.method)
     return 0
 
 

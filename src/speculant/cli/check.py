@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.options import (
-    AttentionOption,
-    BaseOption,
-    DeviceOption,
-    DraftDeviceOption,
-    DraftDtypeOption,
-    DrafterOption,
-    Drafting,
-    DraftModelsOption,
-    DtypeOption,
-    FastOption,
-    HeadOption,
-    Loading,
-    LossyFlag,
-    MemoryLimitOption,
-    MethodOption,
-    ModelArgument,
-    ModelOption,
-    NoBaseFlag,
-    NodesOption,
-    SetOption,
-    StrictFlag,
-    ThreadsOption,
-    VerifierOption,
-    named_bases,
-)
-from speculant.cli.values import whole
 from speculant.core.errors import UsageError
+from speculant.options import kinds
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import MODEL_HELP, ModelOptions
 
 HELP = """\
 Decode greedily with drafts, then force every emitted token through the plain model, one pass a token, and report its
@@ -68,12 +46,11 @@ MARKS = {True: "near-tie", False: "WRONG"}
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("check", cls=Command, help=HELP, epilog=EXAMPLES)(check)
+    app.command("check", cls=Command, help=HELP, epilog=EXAMPLES)(bind(check))
 
 
 def check(
-    model: ModelArgument = None,
-    named: ModelOption = None,
+    named: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
     prompts: Annotated[
         str | None,
         typer.Option("--prompts", metavar="FILE", help="as for generate --prompts; default: three short ones"),
@@ -81,29 +58,16 @@ def check(
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-new-tokens", metavar="N", parser=whole(1), help="for each prompt; default: 128, for pairs 32"
+            "--max-new-tokens",
+            metavar="N",
+            parser=parse(kinds.whole(1)),
+            help="for each prompt; default: 128, for pairs 32",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, without any text")] = False,
-    method: MethodOption = None,
-    drafter: DrafterOption = None,
-    strict: StrictFlag = False,
-    settings: SetOption = None,
-    verifier: VerifierOption = None,
-    lossy: LossyFlag = False,
-    draft_model: DraftModelsOption = None,
-    draft_dtype: DraftDtypeOption = None,
-    draft_device: DraftDeviceOption = None,
-    head: HeadOption = None,
-    nodes: NodesOption = None,
-    memory_limit: MemoryLimitOption = 256,
-    base: BaseOption = None,
-    no_base: NoBaseFlag = False,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    attention: AttentionOption = None,
-    fast: FastOption = None,
-    threads: ThreadsOption = None,
+    *,
+    drafting: Annotated[DraftingOptions, Take(without=("memory", "online", "share"))],
+    model: ModelOptions,
 ) -> int:
     """Decode, force, count."""
     from speculant.cli.check_head import report_head
@@ -114,32 +78,17 @@ def check(
     from speculant.cli.terminal import say
 
     given = list(PROMPTS) if prompts is None else read_prompts(prompts)
-    if model is not None and named is not None:
+    if model.model is not None and named is not None:
         raise UsageError("MODEL and --model are the same; name the model once.")
-    model = model or named
-    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
-    if draft_model is not None and head is not None and method is None:
+    loading = model if named is None else replace(model, model=named)
+    pair, head, method = drafting.draft_model, drafting.head, drafting.method
+    if pair and head is not None and method is None:
         raise UsageError("--draft-model and --head are reported one at a time; leave one out, or add --method.")
-    described = (draft_model is not None or head is not None) and method is None and drafter is None
-    if described and len(draft_model or ()) > 1:
+    described = bool(pair or head is not None) and method is None and drafting.drafter is None
+    if described and len(pair or ()) > 1:
         raise UsageError("draft models are described one at a time; leave the others out, or add --method specinfer.")
-    if described and not (settings is None and nodes is None and verifier is None and not lossy):
+    if described and (drafting.settings or drafting.nodes is not None or drafting.verifier or drafting.lossy):
         raise UsageError("--set, --nodes, --verifier and --lossy belong to a method; add --method, or leave them out.")
-    drafting = Drafting(
-        method=method,
-        drafter=drafter,
-        strict=strict,
-        settings=tuple(settings or ()),
-        nodes=nodes,
-        memory_limit=memory_limit,
-        bases=named_bases(base, no_base=no_base),
-        verifier=verifier,
-        lossy=lossy,
-        draft_models=tuple(draft_model or ()),
-        draft_dtype=draft_dtype,
-        draft_device=draft_device,
-        head=head,
-    )
     if described:
         report = report_pair if head is None else report_head
         return report(loading, drafting, given, tokens=max_new_tokens, as_json=as_json)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculant.cli.head_file import head_title, read_head
-from speculant.cli.options import Drafting, Loading
 from speculant.cli.prompts import Prompt, encode_prompt
 from speculant.core.errors import UnsupportedError
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
 
 TOKENS = 32  # of a continuation
 NODES = 16  # of a draft
 
 
 def report_head(
-    loading: Loading, drafting: Drafting, prompts: Sequence[Prompt], *, tokens: int | None, as_json: bool
+    loading: ModelOptions, drafting: DraftingOptions, prompts: Sequence[Prompt], *, tokens: int | None, as_json: bool
 ) -> int:
     """Load the head and its target, compare, measure and print; return 1 if the head does not fit, else 0.
 

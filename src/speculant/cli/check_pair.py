@@ -6,14 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from speculant.cli.options import Drafting, Loading
 from speculant.cli.prompts import Prompt, encode_prompt
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
 
 TOKENS = 32  # of a continuation
 
 
 def report_pair(
-    loading: Loading, drafting: Drafting, prompts: Sequence[Prompt], *, tokens: int | None, as_json: bool
+    loading: ModelOptions, drafting: DraftingOptions, prompts: Sequence[Prompt], *, tokens: int | None, as_json: bool
 ) -> int:
     """Load both models, compare, measure and print; return 1 if the pair cannot be used, else 0.
 
@@ -28,7 +29,7 @@ def report_pair(
     from speculant.cli.loading import load, load_draft_model, model_title
 
     model, tokenizer, _ = load(loading)
-    [name] = drafting.draft_models
+    [name] = drafting.draft_model
     draft_model, draft_tokenizer = load_draft_model(name, drafting, loading)
     import numpy as np
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
-from speculant.cli.options import JsonFlag
 
 HELP = """\
 Print the ratios of B to A, per task and method that both have.

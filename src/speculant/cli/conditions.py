@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.bench_settings import FORCED_TRIALS, TRIALS
-from speculant.cli.bench_values import batches, temperatures
 from speculant.cli.loading import model_source
-from speculant.cli.options import BUNDLED
 from speculant.cli.settings import settings_json, settings_sentences
 from speculant.cli.terminal import counted
+from speculant.options.model import BUNDLED
 
 if TYPE_CHECKING:
     from speculant.bench.suite.runner import Runner
-    from speculant.cli.bench_settings import Bench
+    from speculant.cli.bench_settings import BenchOptions
     from speculant.drafters.mix.base import MixBase
 
 LABELS = ("forced", "random weights", "inflated")
 
 
-def model_name(asked: Bench) -> str:
+def model_name(asked: BenchOptions) -> str:
     """Return the model's name in the results: a hub id, or a folder without the path to it."""
     if asked.config is not None:
         config = Path(asked.config).resolve()
@@ -32,18 +31,18 @@ def model_name(asked: Bench) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
-def known_conditions(asked: Bench) -> dict[str, Any]:
+def known_conditions(asked: BenchOptions) -> dict[str, Any]:
     """Return those conditions that are known before a model is loaded."""
     return {
         "model": model_name(asked),
         "forced": bool(asked.forced),
         "random_weights": asked.config is not None,
         "inflated": asked.inflate,
-        "nodes": asked.nodes,
-        "memory_limit_mb": asked.memory_limit,
-        "temperatures": temperatures(asked.temperature),
-        "seed": asked.seed,
-        "batches": batches(asked.batch),
+        "nodes": asked.drafting.nodes,
+        "memory_limit_mb": asked.drafting.memory_limit / (1 << 20),
+        "temperatures": list(asked.temperature),
+        "seed": asked.seed or 0,
+        "batches": list(asked.batch),
         "trials": asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
         "limit": asked.limit,
         "max_new_tokens": asked.max_new_tokens,
@@ -51,7 +50,7 @@ def known_conditions(asked: Bench) -> dict[str, Any]:
 
 
 def conditions(
-    asked: Bench,
+    asked: BenchOptions,
     runner: Runner,
     *,
     draft_model: str | None,

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculant.cli import terminal
+from speculant.cli.base_facts import built_lines
+from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command, Group
-from speculant.cli.options import ModelOption
-from speculant.cli.rejected import Rejected
-from speculant.cli.terminal import importing, progress, waiting
-from speculant.cli.values import base_budget
+from speculant.cli.terminal import importing, progress, say, waiting
 from speculant.core.errors import ModelNotFoundError, UsageError
+from speculant.corpus.rejected import Rejected
+from speculant.options import kinds
+from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:
-    from speculant.cli.corpus_builders import Builder
-    from speculant.cli.sources import Source
+    from speculant.corpus.builders import Builder
+    from speculant.corpus.sources import Source
 
 HELP = """\
 Build a memory file from texts, for --memory and --corpus, or a frozen base, for --base.
@@ -46,6 +50,7 @@ speculant generate "Why?" --model your/model --method mtp --set vocabulary=frequ
 """
 
 BUDGET = 64_000_000
+MIN_BUDGET = 64_000
 
 
 class BuildCommand(Command):
@@ -68,7 +73,9 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
     group = typer.Typer(cls=Group, help="Build memories from texts.", epilog=EXAMPLES, rich_markup_mode=None)
     group.callback()(lambda: None)  # keeps `build` a command of its own
-    group.command("build", cls=BuildCommand, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(build)
+    group.command("build", cls=BuildCommand, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(
+        bind(build)
+    )
     app.add_typer(group, name="corpus")
 
 
@@ -87,7 +94,6 @@ def build(
             "ranked token ids, for heads that draft frequent tokens alone",
         ),
     ] = Kind.MIX,
-    model: ModelOption = None,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="the tokenizer, where there is no model")
     ] = None,
@@ -97,7 +103,7 @@ def build(
         typer.Option(
             "--budget",
             metavar="BYTES",
-            parser=base_budget,
+            parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
             help="most bytes of the file, as 64MB (default) or 256MB",
             rich_help_panel="Bases",
         ),
@@ -126,13 +132,15 @@ def build(
     restart: Annotated[
         bool, typer.Option("--restart", help="drop the work of an interrupted build", rich_help_panel="Bases")
     ] = False,
+    *,
+    named: Annotated[ModelOptions, Take(only=("model",), panel="Options")],
 ) -> int:
     """Read, write, and report what was built."""
-    from speculant.cli.documents import why_no_text
     from speculant.cli.files import check_memory_output
-    from speculant.cli.sources import find_source, split_weight
+    from speculant.corpus.documents import why_no_text
+    from speculant.corpus.sources import split_weight
 
-    start = time.perf_counter()
+    start, model = time.perf_counter(), named.model
     excluded = [Path(path) for path in exclude or ()]
     if kind is not Kind.MIX_BASE:
         options = {"--budget": budget, "--exclude": exclude, "--license": license_, "--source": source}
@@ -143,16 +151,16 @@ def build(
             "tokenizer only. --model bundled is the story model that comes with the package."
         )
     check_tokenizer(model, tokenizer)
-    rejected = Rejected()
-    sources = [find_source(text, rejected) for text in inputs]
+    rejected = Rejected(say)
+    sources = [find(text, rejected) for text in inputs]
     for path in excluded:
         why_no_text(path)  # fails here, before the work, if it cannot be read
     check_memory_output(output, [*(split_weight(text)[0] for text in inputs), *excluded], force=force)
     check_sources(sources, kind)
     loaded, vocabulary = load_vocabulary(model, tokenizer)
     if kind is Kind.MIX_BASE:
-        from speculant.cli.base_plan import BaseSettings
-        from speculant.cli.corpus_base import build_base
+        from speculant.corpus.base import build_base
+        from speculant.corpus.base_plan import BaseSettings
         from speculant.memory.fingerprint import tokenizer_fingerprint
 
         settings = BaseSettings(
@@ -164,7 +172,10 @@ def build(
             license=license_,
             source=source,
         )
-        facts = build_base(Path(output), sources, loaded, settings, rejected=rejected, restart=restart)
+        built = build_base(
+            Path(output), sources, loaded, settings, rejected=rejected, console=terminal, restart=restart
+        )
+        facts = built_lines(built)
     else:
         facts = build_memory(Path(output), sources, kind, loaded, vocabulary, rejected)
     for fact in facts:
@@ -178,6 +189,15 @@ def build(
     return 0
 
 
+def find(text: str, rejected: Rejected) -> Source:
+    """Return a source; see `corpus.sources.find_source`."""
+    from speculant.corpus.hub import PREFIX
+    from speculant.corpus.sources import find_source
+
+    with waiting(f"asking the hub for {text.removeprefix(PREFIX)}") if text.startswith(PREFIX) else nullcontext():
+        return find_source(text, rejected)
+
+
 def build_memory(
     path: Path, sources: Sequence[Source], kind: Kind, tokenizer: Any, vocabulary: int, rejected: Rejected
 ) -> list[str]:
@@ -187,8 +207,8 @@ def build_memory(
         UsageError: the sources hold no text.
         FileError: a source cannot be read, or the memory cannot be written.
     """
-    from speculant.cli.corpus_builders import build_contexts, build_ranking, build_suffixes, build_table, feed
-    from speculant.cli.sources import read_source
+    from speculant.corpus.builders import build_contexts, build_ranking, build_suffixes, build_table, feed
+    from speculant.corpus.sources import read_source
 
     sizes = [source.size for source in sources]
     total = None if None in sizes else sum(size or 0 for size in sizes)

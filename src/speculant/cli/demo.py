@@ -63,12 +63,12 @@ def demo(
     from speculant.cli.env import environment
     from speculant.cli.files import JSON, check_result, write_json
     from speculant.cli.loading import load
-    from speculant.cli.options import Loading
     from speculant.cli.terminal import progress
+    from speculant.options.model import ModelOptions
 
     check_result("--json", json, JSON)
     console = Console(highlight=False)
-    model, tokenizer, _ = load(Loading(device="cpu", threads=1))
+    model, tokenizer, _ = load(ModelOptions(device="cpu", threads=1))
     from speculant.bench.demo import REPETITIONS, measure, plays, scenes
 
     console.print(INTRODUCTION.format(repetitions=REPETITIONS))

@@ -12,8 +12,8 @@ import typer
 
 from speculant import __version__
 from speculant.api.loading import default_device
+from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
-from speculant.cli.options import JsonFlag
 from speculant.cli.terminal import importing
 
 PACKAGES = ("transformers", "numba", "numpy")

@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from speculant.cli.binding import bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.options import (
-    AttentionOption,
-    BaseOption,
-    DeviceOption,
-    DraftDeviceOption,
-    DraftDtypeOption,
-    DrafterOption,
-    Drafting,
-    DraftModelsOption,
-    DtypeOption,
-    FastOption,
-    HeadOption,
-    JsonSchemaOption,
-    Loading,
-    LossyFlag,
-    MaxNewTokensOption,
-    MemoryLimitOption,
-    MemoryOption,
-    MethodOption,
-    ModelOption,
-    NoBaseFlag,
-    NodesOption,
-    OnlineFlag,
-    RegexOption,
-    Sampling,
-    SeedOption,
-    SetOption,
-    ShareOption,
-    StopOption,
-    StrictFlag,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
-    VerifierOption,
-    named_bases,
-)
-from speculant.cli.values import whole
 from speculant.core.errors import UsageError
+from speculant.options import kinds
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
+from speculant.options.sampling import ConstraintOptions, SamplingOptions
 
 HELP = """\
 Continue a prompt.
@@ -68,7 +36,7 @@ speculant generate "The dog as JSON: " --json-schema dog.json
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("generate", cls=Command, help=HELP, epilog=EXAMPLES)(generate)
+    app.command("generate", cls=Command, help=HELP, epilog=EXAMPLES)(bind(generate))
 
 
 def generate(
@@ -85,7 +53,10 @@ def generate(
         ),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", metavar="N", parser=whole(1), help="with --prompts: decode up to N at a time")
+        int,
+        typer.Option(
+            "--batch", metavar="N", parser=parse(kinds.whole(1)), help="with --prompts: decode up to N at a time"
+        ),
     ] = 1,
     chat: Annotated[
         bool, typer.Option("--chat", help="send the prompt as a user's message, in the model's chat template")
@@ -103,37 +74,11 @@ def generate(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="report where time and drafts went, sizes and threads")
     ] = False,
-    max_new_tokens: MaxNewTokensOption = 256,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    json_schema: JsonSchemaOption = None,
-    regex: RegexOption = None,
-    method: MethodOption = None,
-    drafter: DrafterOption = None,
-    strict: StrictFlag = False,
-    settings: SetOption = None,
-    verifier: VerifierOption = None,
-    lossy: LossyFlag = False,
-    draft_model: DraftModelsOption = None,
-    draft_dtype: DraftDtypeOption = None,
-    draft_device: DraftDeviceOption = None,
-    head: HeadOption = None,
-    online: OnlineFlag = False,
-    nodes: NodesOption = None,
-    memory: MemoryOption = None,
-    memory_limit: MemoryLimitOption = 256,
-    base: BaseOption = None,
-    no_base: NoBaseFlag = False,
-    share: ShareOption = None,
-    model: ModelOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    attention: AttentionOption = None,
-    fast: FastOption = None,
-    threads: ThreadsOption = None,
+    *,
+    sampling: SamplingOptions,
+    constraint: ConstraintOptions,
+    drafting: DraftingOptions,
+    model: ModelOptions,
 ) -> int:
     """Decode every prompt; report, record and save what was done however it ends."""
     from speculant.cli.constraining import constraint_options
@@ -148,48 +93,23 @@ def generate(
         raise UsageError("name a PROMPT (- reads standard input), or a file of them by --prompts; not both.")
     if batch > 1 and (prompts is None or compare or color):
         raise UsageError("--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares.")
-    if compare and (json_schema is not None or regex is not None):
+    if compare and constraint != ConstraintOptions():
         raise UsageError("--compare also runs transformers, which has no --json-schema and --regex; leave one out.")
-    sampling = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=0 if compare and temperature and seed is None else seed,
-        stop=tuple(stop or ()),
-    )
+    if compare and sampling.temperature and sampling.seed is None:
+        say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
+        sampling = replace(sampling, seed=0)
+    memory = drafting.memory
     if memory is not None:
         check_writable(memory)
         check_no_input("--memory", memory, [prompts])
     check_result("--json", json, JSON, [prompts, memory])
     asked = [given_prompt(prompt)] if prompt is not None else read_prompts(str(prompts))
     together = single_turns(asked) if batch > 1 else []
-    if sampling.seed != seed:
-        say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
     output = Output(many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat)
-    drafting = Drafting(
-        method=method,
-        drafter=drafter,
-        strict=strict,
-        settings=tuple(settings or ()),
-        nodes=nodes,
-        memory=memory,
-        memory_limit=memory_limit,
-        bases=named_bases(base, no_base=no_base),
-        verifier=verifier,
-        lossy=lossy,
-        draft_models=tuple(draft_model or ()),
-        draft_dtype=draft_dtype,
-        draft_device=draft_device,
-        head=head,
-        online=online,
-        share=share,
-    )
-    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
     check_drafting(drafting)
-    check_named(loading, drafting)
-    options = sampling.options() | constraint_options(json_schema, regex)
-    loaded = load_speculator(loading, drafting)
+    check_named(model, drafting)
+    options = sampling.keywords() | constraint_options(constraint.json_schema, constraint.regex)
+    loaded = load_speculator(model, drafting)
     generation = Generation(loaded, options, output)
     with ExitStack() as ending:  # called from the last to the first, each of them even if another fails
         ending.callback(loaded.speculator.close)
@@ -201,7 +121,7 @@ def generate(
         if batch > 1:
             generation.decode_batch(together, batch)
         elif compare:
-            generation.compare(asked, memory_limit=memory_limit << 20)
+            generation.compare(asked, memory_limit=drafting.memory_limit)
         else:
             generation.decode(asked)
     return 0

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
-from speculant.cli.options import ModelArgument
 from speculant.core.errors import UsageError
 from speculant.core.hub import asking
+from speculant.options.model import ModelOptions
 
 HELP = """\
 Write a model and its tokenizer as a GGUF file, which llama.cpp runs.
@@ -28,17 +29,18 @@ FORMATS = "f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q4_0"  # those of engines/lla
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("gguf", cls=Command, help=HELP, epilog=EXAMPLES)(gguf)
+    app.command("gguf", cls=Command, help=HELP, epilog=EXAMPLES)(bind(gguf))
 
 
 def gguf(
     output: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="the new file, called .gguf")],
-    model: ModelArgument = None,
     format_: Annotated[
         str | None,
         typer.Option("--format", metavar="NAME", help=f"of the weights: {FORMATS}; default: the checkpoint's own"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a GGUF file of that name")] = False,
+    *,
+    named: Annotated[ModelOptions, Take(only=("model",), arguments={"model": "MODEL"})],
 ) -> int:
     """Check, load, write."""
     from speculant.api.gguf_format import check_gguf_format
@@ -46,7 +48,7 @@ def gguf(
     from speculant.cli.loading import is_gguf_model, quieten
     from speculant.cli.terminal import importing, say, waiting
 
-    path = Path(output)
+    path, model = Path(output), named.model
     check_gguf_output(path, force=force)
     if is_gguf_model(model):
         raise UsageError(f"{model} is a GGUF file already. Name the folder or hub id of a model of transformers.")

@@ -20,12 +20,13 @@ from speculant.api.loading import (
 )
 from speculant.cli.compiling import compilation_announced
 from speculant.cli.head_file import find_head, read_head
-from speculant.cli.options import BUNDLED, DEFAULT_METHOD, Drafting, Loading
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import importing, say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
 from speculant.core.hub import asking
 from speculant.memory.bases import find_base, read_base_header
+from speculant.options.drafting import AUTOMATIC, DEFAULT_METHOD, DraftingOptions
+from speculant.options.model import BUNDLED, ModelOptions
 from speculant.registry import Method, check_verifier, default_method, find_method, is_own
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Loaded:
     head: LoadedHead | None = None
 
 
-def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
+def load_speculator(loading: ModelOptions, drafting: DraftingOptions) -> Loaded:
     """Load a model and wrap it.
 
     Raises:
@@ -66,27 +67,27 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
     """
     named = check_drafting(drafting)
     check_named(loading, drafting)
+    named_drafts = drafting.draft_model or ()
     with importing("PyTorch and transformers"):
         found = None if drafting.head is None else read_head(drafting.head, named)
         own = None if found is None else found.format.method
         method = named or find_method(default_method(own, verifier=drafting.verifier, online=bool(drafting.online)))
         check_keeps(method, drafting)
         check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
-        settings = build_settings(method, drafting.settings)
+        settings = build_settings(method, drafting.settings or ())
         bundled = is_bundled(loading.model)
-        method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(drafting.draft_models))
-        if len(drafting.draft_models) > 1:
+        method.check_draft_model(given=(method.takes_draft_model and bundled) or bool(named_drafts))
+        if len(named_drafts) > 1:
             method.check_several()  # before models are loaded
         if found is not None or not (bundled or ({"mtp", "*"} & {*method.heads} and has_own_head(loading.model))):
             method.check_head(None if found is None else found.format.kind)
         if found is not None and not is_gguf_model(loading.model):
             found.check(find_model(loading.model))
-        from speculant.api.bases import AUTOMATIC
         from speculant.api.engines import check_engine_can
         from speculant.api.speculator import Speculator
     model, tokenizer, threads = load(loading, gguf=True)
     check_engine_can(model, method=method.name, head=found)
-    drafts = [load_draft_model(name, drafting, loading) for name in drafting.draft_models]
+    drafts = [load_draft_model(name, drafting, loading) for name in named_drafts]
     head = None if found is None else found.open(model)
     options = {} if settings is None else {"settings": settings}
     with compilation_announced():
@@ -101,8 +102,8 @@ def load_speculator(loading: Loading, drafting: Drafting) -> Loaded:
             head=head,
             online=drafting.online,
             nodes=drafting.nodes,
-            memory_limit=drafting.memory_limit << 20,
-            base=AUTOMATIC if drafting.bases is None else drafting.bases,
+            memory_limit=drafting.memory_limit,
+            base=drafting.base,
             fast=loading.fast,
             share=drafting.share,
             strict=drafting.strict,
@@ -142,7 +143,7 @@ def find_drafter(place: str) -> Method:
     return find_method(place)
 
 
-def check_drafting(drafting: Drafting) -> Method | None:
+def check_drafting(drafting: DraftingOptions) -> Method | None:
     """Check what can be told of the options without a package that takes seconds to import.
 
     Returns:
@@ -151,6 +152,13 @@ def check_drafting(drafting: Drafting) -> Method | None:
     Raises:
         UsageError: there is no such method or acceptance rule, or it keeps no memory or cannot be shared.
     """
+    if drafting.drafter is not None and (drafting.method is not None or drafting.head is not None):
+        option = "--method" if drafting.method is not None else "--head"
+        raise UsageError(f"--drafter and {option} both say what drafts; leave one of them out.")
+    given = {"--draft-dtype": drafting.draft_dtype, "--draft-device": drafting.draft_device}
+    ignored = " and ".join(name for name, value in given.items() if value is not None)
+    if ignored and not drafting.draft_model:
+        raise UsageError(f"{ignored} would be ignored without --draft-model. Add it, or leave {ignored} out.")
     if drafting.drafter is not None:
         named: Method | None = find_drafter(drafting.drafter)
     else:
@@ -162,7 +170,7 @@ def check_drafting(drafting: Drafting) -> Method | None:
     return named
 
 
-def check_keeps(method: Method, drafting: Drafting) -> None:
+def check_keeps(method: Method, drafting: DraftingOptions) -> None:
     """Check that a method has the memory that is to be kept or shared.
 
     Raises:
@@ -177,7 +185,7 @@ def check_keeps(method: Method, drafting: Drafting) -> None:
         check_address(drafting.share)
 
 
-def check_named(loading: Loading, drafting: Drafting | None = None) -> None:
+def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) -> None:
     """Check that the folders and files that options name are there, and what a GGUF file needs.
 
     Raises:
@@ -198,11 +206,11 @@ def check_named(loading: Loading, drafting: Drafting | None = None) -> None:
     if drafting is None:
         return
     check_placement(drafting.draft_dtype, drafting.draft_device, prefix="draft-")
-    for name in drafting.draft_models:
+    for name in drafting.draft_model or ():
         find_draft_model(name)
     if drafting.head is not None:
         find_head(drafting.head)
-    for base in drafting.bases or ():
+    for base in () if drafting.base == AUTOMATIC else drafting.base:
         read_base_header(find_base(base))
 
 
@@ -218,7 +226,7 @@ def check_placement(dtype: str | None, device: str | None, *, prefix: str = "") 
             check_device(device, option=f"--{prefix}device")
 
 
-def load(loading: Loading, *, gguf: bool = False) -> tuple[Any, Any, str]:
+def load(loading: ModelOptions, *, gguf: bool = False) -> tuple[Any, Any, str]:
     """Load a model; return it, its tokenizer or None, and how many threads there are and why.
 
     Args:
@@ -252,7 +260,7 @@ def load(loading: Loading, *, gguf: bool = False) -> tuple[Any, Any, str]:
     return model, tokenizer, set_threads_for(model, loading.threads)
 
 
-def load_gguf_model(name: str, loading: Loading) -> tuple[Any, Any, str]:
+def load_gguf_model(name: str, loading: ModelOptions) -> tuple[Any, Any, str]:
     """Load a GGUF file with llama.cpp; see `load`."""
     check_named(loading)
     with importing("PyTorch and transformers"):
@@ -275,7 +283,7 @@ def is_gguf_model(name: str | None) -> bool:
     return name is not None and not Path(name).is_dir() and is_gguf(name)
 
 
-def check_gguf_options(loading: Loading) -> None:
+def check_gguf_options(loading: ModelOptions) -> None:
     """Refuse options that a GGUF file has no use for.
 
     Raises:
@@ -295,7 +303,7 @@ def check_gguf_options(loading: Loading) -> None:
             )
 
 
-def load_draft_model(name: str, drafting: Drafting, loading: Loading) -> tuple[Any, Any]:
+def load_draft_model(name: str, drafting: DraftingOptions, loading: ModelOptions) -> tuple[Any, Any]:
     """Load one of the draft models, in the dtype and on the device of the target unless others are given.
 
     Returns:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from speculant.cli.base_facts import NAMES, provenance
+from speculant.cli.binding import JsonFlag, Take, bind
 from speculant.cli.commands import Command, Group
 from speculant.cli.files import check_writable
-from speculant.cli.options import JsonFlag, MemoryLimitOption
 from speculant.cli.terminal import say, waiting
 from speculant.core.errors import FileError, ForeignMemoryError, UsageError
+from speculant.options.drafting import DraftingOptions
 
 if TYPE_CHECKING:
     from speculant.memory.file import Memory
@@ -61,7 +62,9 @@ def register(app: typer.Typer) -> None:
     )
     verify = "Verify a memory file's checksums and describe what it holds."
     group.command("info", cls=Command, help=verify, short_help="describe what a file holds", epilog=INFO_EXAMPLES)(info)
-    group.command("merge", cls=Command, help=MERGE, short_help="make one file of several", epilog=MERGE_EXAMPLES)(merge)
+    group.command("merge", cls=Command, help=MERGE, short_help="make one file of several", epilog=MERGE_EXAMPLES)(
+        bind(merge)
+    )
     group.command("clear", cls=Command, help=CLEAR, short_help="empty a file", epilog=CLEAR_EXAMPLES)(clear)
     app.add_typer(group, name="memory")
 
@@ -94,7 +97,8 @@ def info(file: FileArgument, as_json: JsonFlag = False) -> int:
 def merge(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="two or more, the latest last")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="a new file, or one of those merged")],
-    memory_limit: MemoryLimitOption = 256,
+    *,
+    drafting: Annotated[DraftingOptions, Take(only=("memory_limit",), panel="Options")],
 ) -> int:
     """Write one memory that holds what several hold, as far as the limit lets it.
 
@@ -123,7 +127,7 @@ def merge(
     first = memories[0]
     with waiting(f"merging into {target}"):
         kind = find_memory_kind(first.kind)
-        arrays, facts = kind.merge(memories, memory_limit << 20)
+        arrays, facts = kind.merge(memories, drafting.memory_limit)
         write_memory(target.resolve(), kind=first.kind, tokenizer=first.tokenizer, arrays=arrays, facts=facts)
         merged = read_any_memory(target)
     for path, memory in zip([*paths, target], [*memories, merged], strict=True):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
-from speculant.cli.options import JsonFlag
 from speculant.cli.terminal import colored
 from speculant.core.errors import UsageError
 from speculant.registry import METHODS, VERIFIERS, Method, find_method

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.core.errors import FileError, PromptError, UsageError
+from speculant.corpus.rows import is_text
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -125,15 +126,6 @@ def prompt_of(place: str, item: Any) -> Prompt:
 
 def _content(part: str | Message) -> str:
     return part if isinstance(part, str) else part["content"]
-
-
-def is_text(text: str) -> bool:
-    """Say whether a string can be encoded; bytes that were no text arrive as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _lines(text: str) -> list[tuple[int, str]]:

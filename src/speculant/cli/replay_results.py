@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.replay_settings import Order, Replay, Trace
+from speculant.cli.replay_settings import SHUFFLED, ReplayOptions, Trace
 from speculant.cli.settings import settings_json, settings_sentences
 from speculant.cli.terminal import say, waiting
 
@@ -69,7 +69,7 @@ class Results:
         return replay_page(self.rows, excerpts, notes, token_ids=tokenizer is None)
 
 
-def conditions(asked: Replay, chosen: Mapping[str, Any], jobs: int, left_out: int) -> dict[str, Any]:
+def conditions(asked: ReplayOptions, chosen: Mapping[str, Any], jobs: int, left_out: int) -> dict[str, Any]:
     """Return how the replay was run.
 
     Args:
@@ -84,11 +84,11 @@ def conditions(asked: Replay, chosen: Mapping[str, Any], jobs: int, left_out: in
         "unite": asked.unite or None,
         "nodes": list(asked.nodes),
         "keep_memory": asked.keep_memory,
-        "memory_limit_mb": asked.memory_limit,
-        "bases": [Path(path).name for path in asked.bases],
+        "memory_limit_mb": asked.drafting.memory_limit / (1 << 20),
+        "bases": [Path(path).name for path in asked.drafting.base],
         "corpora": [Path(path).name for path in asked.corpora],
-        "order": asked.order.value,
-        "seed": asked.seed if asked.order is Order.SHUFFLED else None,
+        "order": asked.order,
+        "seed": asked.seed or 0 if asked.order == SHUFFLED else None,
         "limit": asked.limit,
         "jobs": jobs,
         "left_out": left_out,
@@ -117,7 +117,7 @@ def sentences(settings: dict[str, Any]) -> list[str]:
     return found
 
 
-def show(asked: Replay, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
+def show(asked: ReplayOptions, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
     """Print the table and write what was asked for."""
     from speculant.bench.report.replay_table import LEGEND, NAME_COLUMNS, replay_table
     from speculant.cli.env import environment

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.loading import find_tokenizer, load_tokenizer
 from speculant.bench.report.extra import check_extra
 from speculant.cli.compiling import compilation_announced
-from speculant.cli.loading import quieten
-from speculant.cli.rejected import Rejected
+from speculant.cli.loading import find_drafter, quieten
 from speculant.cli.replay_results import Results, conditions, show
-from speculant.cli.replay_settings import Order, Replay, Trace
+from speculant.cli.replay_settings import SHUFFLED, ReplayOptions, Trace
 from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import importing, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
+from speculant.corpus.rejected import Rejected
 from speculant.memory.bases import find_base
 from speculant.registry import METHODS, find_method
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PEER = "peer:"  # of other projects; see bench/systems/peers.py
 
 
-def run(asked: Replay) -> int:
+def run(asked: ReplayOptions) -> int:
     """Check, read, replay, show.
 
     Raises:
@@ -36,17 +36,19 @@ def run(asked: Replay) -> int:
     """
     from speculant.cli.files import JSON, PAGE, check_result, file_size
 
-    for path in [*asked.traces, *asked.corpora]:
+    for path in [*asked.files, *asked.corpora]:
         file_size(Path(path))  # fails here, before anything is loaded, if it cannot be read
-    base_files = [find_base(name) for name in asked.bases]
+    base_files = [find_base(name) for name in asked.drafting.base]
     if asked.tokenizer is not None:
         find_tokenizer(asked.tokenizer)
     if asked.html is not None:
         check_extra()
-    inputs = [*asked.traces, *asked.corpora, *asked.bases, asked.step_cost]
+    inputs = [*asked.files, *asked.corpora, *asked.drafting.base, asked.step_cost]
     check_result("--json", asked.json, JSON, inputs)
     check_result("--html", asked.html, PAGE, [*inputs, asked.json])
     methods = asked.methods
+    if asked.drafting.drafter is not None:
+        find_drafter(asked.drafting.drafter)  # modules of this folder are found from now on
     if not methods:
         raise UsageError("no method was named. `speculant methods` lists them.")
     for method in methods:
@@ -63,12 +65,12 @@ def run(asked: Replay) -> int:
         from speculant.cli.env import usable_cores
     for method in methods:
         check_method(method)
-    chosen = build_settings_by_method(methods, asked.settings)
+    chosen = build_settings_by_method(methods, asked.drafting.settings or ())
     corpora = assign(methods, [read_corpus(Path(path), tokenizer) for path in asked.corpora])
     if asked.corpora and (empty := [name for name in methods if name not in corpora]):
         say(f"beginning without a corpus, since they take none of this kind: {', '.join(empty)}.")
     bases = assign_bases(methods, base_files, tokenizer)
-    rejected = Rejected()
+    rejected = Rejected(say)
     traces = read_traces(asked, tokenizer, rejected)
     if head:
         check_recorded(head, traces)
@@ -79,7 +81,7 @@ def run(asked: Replay) -> int:
     return 0
 
 
-def step_cost(asked: Replay) -> StepCost:
+def step_cost(asked: ReplayOptions) -> StepCost:
     """Return what a pass costs, for drafts of as many nodes as are asked for.
 
     Raises:
@@ -93,7 +95,7 @@ def step_cost(asked: Replay) -> StepCost:
     return found
 
 
-def united_head(asked: Replay) -> str:
+def united_head(asked: ReplayOptions) -> str:
     """Return the name of the recorded head that methods are to be united with; "" for none.
 
     Raises:
@@ -131,7 +133,7 @@ def check_recorded(head: str, traces: Sequence[Trace]) -> None:
         raise UsageError(f"no file recorded the acceptance of '{head}'. {there}")
 
 
-def check_rows(asked: Replay) -> None:
+def check_rows(asked: ReplayOptions) -> None:
     """Check before drafters are loaded that the first rows are token ids, where no tokenizer is named.
 
     Raises:
@@ -140,7 +142,7 @@ def check_rows(asked: Replay) -> None:
     """
     from speculant.bench.replay.traces import read_recordings
 
-    for path in asked.traces:
+    for path in asked.files:
         next(read_recordings(Path(path), reject=lambda _: None), None)
 
 
@@ -155,7 +157,7 @@ def named_tokenizer(source: str | None) -> Any:
         return load_tokenizer(source)
 
 
-def read_traces(asked: Replay, tokenizer: Any, rejected: Rejected) -> list[Trace]:
+def read_traces(asked: ReplayOptions, tokenizer: Any, rejected: Rejected) -> list[Trace]:
     """Read every file.
 
     Raises:
@@ -165,7 +167,7 @@ def read_traces(asked: Replay, tokenizer: Any, rejected: Rejected) -> list[Trace
     from speculant.bench.replay.traces import read_recordings
     from speculant.cli.files import file_size
 
-    paths = [Path(path) for path in dict.fromkeys(asked.traces)]
+    paths = [Path(path) for path in dict.fromkeys(asked.files)]
     names = [path.stem for path in paths]
     traces = []
     with progress("reading", sum(map(file_size, paths)), "bytes") as advance:
@@ -173,13 +175,13 @@ def read_traces(asked: Replay, tokenizer: Any, rejected: Rejected) -> list[Trace
             found = list(read_recordings(path, tokenizer=tokenizer, reject=rejected, advance=advance))
             if not found:
                 raise FileError(f"{path} holds no row that can be replayed.")
-            ordered = in_order(found, shuffled=asked.order is Order.SHUFFLED, seed=asked.seed, limit=asked.limit)
+            ordered = in_order(found, shuffled=asked.order == SHUFFLED, seed=asked.seed or 0, limit=asked.limit)
             traces.append(Trace(name if names.count(name) == 1 else str(path), ordered))
     return traces
 
 
 def plan(
-    asked: Replay,
+    asked: ReplayOptions,
     traces: Sequence[Trace],
     corpora: Mapping[str, Corpus],
     bases: Mapping[str, tuple[Path, ...]],
@@ -203,7 +205,7 @@ def plan(
             chain=shape == "chain",
             keep_memory=asked.keep_memory,
             vocabulary=max(known, vocabulary_of(trace.recordings)),
-            memory_limit=asked.memory_limit << 20,
+            memory_limit=asked.drafting.memory_limit,
             corpus=corpora.get(method),
             settings=chosen.get(method),
             bases=bases.get(method, ()),
@@ -217,7 +219,7 @@ def plan(
 
 
 def play(runs: Sequence[Run], jobs: int) -> list[ReplayResult]:
-    """Replay the runs with a progress bar."""
+    """ReplayOptions the runs with a progress bar."""
     from speculant.bench.replay.workers import replay_runs
 
     with compilation_announced():

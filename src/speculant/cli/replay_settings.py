@@ -3,44 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
+
+from speculant.core.errors import UsageError
+from speculant.options import kinds, option
+from speculant.options.drafting import DEFAULT_METHOD, DraftingOptions
 
 if TYPE_CHECKING:
     from speculant.bench.replay.traces import Recording
 
+SHUFFLED = "shuffled"
 
-class Order(str, Enum):
-    """The order of requests."""
-
-    FILE = "file"
-    SHUFFLED = "shuffled"
+_drafting = partial(option.option, panel="Drafting")
+_requests = partial(option.option, panel="Requests")
+_output = partial(option.option, panel="Output")
+_FILE = kinds.name(metavar="FILE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """What is replayed and how; see the options of the command."""
+class ReplayOptions:
+    """What is replayed and how.
 
-    traces: Sequence[str]
-    tokenizer: str | None
-    methods: Sequence[str]
-    settings: Sequence[str]
-    nodes: tuple[int, ...]
-    shapes: tuple[str, ...]
-    unite: str
-    keep_memory: bool
-    memory_limit: int
-    corpora: Sequence[str]
-    bases: tuple[str, ...]
-    order: Order
-    seed: int
-    limit: int | None
-    step_cost: str | None
-    by_category: bool
-    json: str | None
-    html: str | None
-    jobs: int | None
+    Attributes:
+        traces: files of recordings.
+        tokenizer: of rows of text.
+        jobs: number of processes; None for as many as there are cores.
+        method: names, with commas between them; None for the default.
+        nodes: maximum numbers of tokens per draft.
+        chain, tree: shapes of the drafts; neither for trees.
+        unite: "recorded:NAME" of a head that the methods are united with; "" for none.
+        keep_memory: whether memory is kept over the requests of a file.
+        corpora: memories that methods begin with.
+        order, seed, limit: order of the requests, its seed, and how many of each file.
+        step_cost: file of what a target pass costs.
+        by_category: whether the categories of each file are shown.
+        json, html: files of the results.
+        drafting: how drafts are made; a group of its own.
+
+    Raises:
+        UsageError: an option would have no effect.
+    """
+
+    traces: tuple[str, ...] = option.option(
+        option.REQUIRED, ".jsonl files with a row per line, or .json lists", _FILE, several=True
+    )
+    tokenizer: str | None = option.option(
+        None, "the model's tokenizer, for rows of text", kinds.name(metavar="PATH|ID")
+    )
+    jobs: int | None = option.option(None, "processes; default: as many as there are cores", kinds.whole(1))
+    method: str | None = _drafting(
+        None,
+        "see `speculant methods`; peer:draftretriever and peer:arctic, if installed; default: mix",
+        kinds.name(metavar="NAME,..."),
+    )
+    nodes: tuple[int, ...] = _drafting(
+        (64,),
+        "maximum tokens per draft, one or more numbers such as 5,20,64; default: 64",
+        kinds.separated(kinds.NODE_LIMIT),
+    )
+    chain: bool = _drafting(False, "drafts are chains, which is all that vLLM verifies", kinds.FLAG)
+    tree: bool = _drafting(False, "drafts are trees; the default. With --chain, both", kinds.FLAG)
+    unite: str = _drafting(
+        "",
+        "also replay the methods united with a head whose acceptance the files recorded; for mix and suffix",
+        kinds.name(metavar="recorded:NAME"),
+    )
+    keep_memory: bool = _drafting(True, "over the requests of a file; the default", kinds.FLAG, tristate=True)
+    corpora: tuple[str, ...] = _drafting(
+        (),
+        "begin with this memory, where a method takes its kind; may be repeated",
+        _FILE,
+        flag="--corpus",
+        several=True,
+    )
+    order: str = _requests("file", "order of the requests; default: file", kinds.choice("file", SHUFFLED))
+    seed: int | None = _requests(None, "seed of --order shuffled; default: 0", kinds.whole(0))
+    limit: int | None = _requests(None, "only the first N requests of each file", kinds.whole(1))
+    step_cost: str | None = _output(
+        None, 'what a target pass costs, {"nodes", "seconds"}: adds the speed-up to expect', _FILE
+    )
+    by_category: bool = _output(False, "show the categories of each file too", kinds.FLAG)
+    json: str | None = _output(None, "write the figures as JSON; - prints them in place of the table", _FILE)
+    html: str | None = _output(None, "write a page with charts", _FILE)
+    drafting: DraftingOptions = field(default_factory=DraftingOptions)
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and self.order != SHUFFLED:
+            raise UsageError("--seed would be ignored: requests keep the file's order. Add --order shuffled.")
+
+    @property
+    def files(self) -> list[str]:
+        """The files of recordings, each once."""
+        return list(dict.fromkeys(self.traces))
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods, each once, the user's own drafter last."""
+        own = self.drafting.drafter
+        named = self.method if self.method is not None else DEFAULT_METHOD if own is None else ""
+        return list(dict.fromkeys(name.strip() for name in [*named.split(","), own or ""] if name.strip()))
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """The shapes that drafts have."""
+        return (*(["tree"] if self.tree or not self.chain else []), *(["chain"] if self.chain else []))
 
 
 @dataclass(frozen=True, slots=True)

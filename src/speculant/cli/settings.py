@@ -13,8 +13,8 @@ from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from speculant.cli.values import shortened
 from speculant.core.errors import UsageError
+from speculant.options.kinds import shorten
 from speculant.registry import METHODS, Method, find_method, is_own
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -79,7 +79,7 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
         name, mark, text = each.partition("=")
         name = name.strip().replace("-", "_")
         if not mark:
-            raise UsageError(f"--set takes NAME=VALUE, not '{shortened(each)}'.")
+            raise UsageError(f"--set takes NAME=VALUE, not '{shorten(each)}'.")
         if name not in known:
             raise UsageError(unknown(method, name, list(known)))
         if name in values:
@@ -170,7 +170,7 @@ def parse(setting: Setting, text: str) -> Any:
     try:
         return _parse(kind, text)
     except (ValueError, SyntaxError):
-        raise UsageError(f"--set {setting.name} takes {worded(setting.kind)}, not '{shortened(text)}'.") from None
+        raise UsageError(f"--set {setting.name} takes {worded(setting.kind)}, not '{shorten(text)}'.") from None
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:

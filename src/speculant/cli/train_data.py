@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.options import AttentionOption, DeviceOption, DtypeOption, Loading, ModelOption, ThreadsOption
-from speculant.cli.values import share, shortened, temperature, whole
 from speculant.core.errors import UsageError
+from speculant.options import kinds
+from speculant.options.kinds import shorten
+from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:
     from speculant.cli.prompts import Prompt
@@ -39,7 +42,7 @@ def register_data(group: typer.Typer) -> None:
     """Add the command to its group."""
     group.command(
         "data", cls=DataCommand, help=HELP, short_help="let a model write texts to train on", epilog=EXAMPLES
-    )(data)
+    )(bind(data))
 
 
 def data(
@@ -47,14 +50,17 @@ def data(
         list[str], typer.Option("--prompts", metavar="FILE...", help="prompts, as of `generate --prompts`")
     ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="the folder that gets the texts")],
-    model: ModelOption = None,
     texts: Annotated[
         int | None,
-        typer.Option("--texts", metavar="N", parser=whole(1), help="how many; default: one for every prompt"),
+        typer.Option(
+            "--texts", metavar="N", parser=parse(kinds.whole(1)), help="how many; default: one for every prompt"
+        ),
     ] = None,
     new_tokens: Annotated[
         int,
-        typer.Option("--new-tokens", metavar="N", parser=whole(1), help="of a text, at most; default: 256"),
+        typer.Option(
+            "--new-tokens", metavar="N", parser=parse(kinds.whole(1)), help="of a text, at most; default: 256"
+        ),
     ] = 256,
     temperatures: Annotated[
         str,
@@ -74,13 +80,13 @@ def data(
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option("--rows", metavar="N", parser=whole(1), help="texts written at once; default: up to 64"),
+        typer.Option(
+            "--rows", metavar="N", parser=parse(kinds.whole(1)), help="texts written at once; default: up to 64"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="default: 0")] = 0,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    attention: AttentionOption = None,
-    threads: ThreadsOption = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="default: 0")] = 0,
+    *,
+    model: Annotated[ModelOptions, Take(without=("fast",))],
 ) -> int:
     """Read the prompts, write the shards."""
     from speculant.cli.loading import check_named, load, model_name, model_title
@@ -90,14 +96,12 @@ def data(
     lengths = parse_opening(opening)
     shares = () if temperatures == MIX else parse_temperatures(temperatures)
     given = [prompt for path in prompts for prompt in read_prompts(path)]
-    check_named(Loading(model=model))
+    check_named(ModelOptions(model=model.model))
     with importing("PyTorch and transformers"):
         from speculant.training.workers import join_workers, launched_device
 
         shares = shares or parse_temperatures(MIX)
-    loading = Loading(
-        model=model, dtype=dtype, device=device or launched_device(), attention=attention, threads=threads
-    )
+    loading = replace(model, device=model.device or launched_device())
     target, tokenizer, used = load(loading)
     from speculant.training.fingerprint import identify
     from speculant.training.writing import WritingSettings, write_texts
@@ -113,7 +117,7 @@ def data(
         opening=lengths,
         seed=seed,
     )
-    identity = identify(target, tokenizer, name=model_title(model), source=model_name(model))
+    identity = identify(target, tokenizer, name=model_title(model.model), source=model_name(model.model))
     say(f"{counted(settings.shards, 'shard')} of {counted(rows, 'text')}; threads: {used}.")
     with progress("writing", settings.shards, "shards") as advance:
         try:
@@ -187,11 +191,11 @@ def parse_temperatures(text: str) -> tuple[tuple[float, float], ...]:
     try:
         parts = [part.split(":") for part in text.split(",")]
         if len(parts) == 1 and len(parts[0]) == 1:
-            return ((1.0, temperature(text)),)
-        return tuple((share(weight), temperature(value)) for value, weight in parts)
-    except (ValueError, typer.BadParameter):
+            return ((1.0, kinds.read_temperature(text)),)
+        return tuple((kinds.FRACTION.read(weight), kinds.read_temperature(value)) for value, weight in parts)
+    except ValueError:
         raise UsageError(
-            f"--temperature must be mix, a temperature, or shares as in 0:0.5,1:0.5, not '{shortened(text)}'."
+            f"--temperature must be mix, a temperature, or shares as in 0:0.5,1:0.5, not '{shorten(text)}'."
         ) from None
 
 
@@ -205,5 +209,5 @@ def parse_opening(text: str | None) -> tuple[int, int] | None:
         return None
     least, _, most = text.partition("-")
     if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
-        raise UsageError(f"--opening must be two numbers of tokens as in 6-24, not '{shortened(text)}'.")
+        raise UsageError(f"--opening must be two numbers of tokens as in 6-24, not '{shorten(text)}'.")
     return int(least), int(most or least)

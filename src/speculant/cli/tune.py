@@ -6,18 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.options import (
-    AttentionOption,
-    DeviceOption,
-    DtypeOption,
-    FastOption,
-    Loading,
-    ModelArgument,
-    ThreadsOption,
-)
-from speculant.cli.values import node_limit, whole
 from speculant.core.errors import FileError
+from speculant.options import kinds
+from speculant.options.model import ModelOptions
 
 HELP = """\
 Measure what a pass of the model over 0 to N drafted tokens costs on this machine, at a few lengths of text.
@@ -33,28 +26,31 @@ speculant tune your/model --json curve.json   # for replay --step-cost
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("tune", cls=Command, help=HELP, epilog=EXAMPLES)(tune)
+    app.command("tune", cls=Command, help=HELP, epilog=EXAMPLES)(bind(tune))
 
 
 def tune(
-    model: ModelArgument = None,
     nodes: Annotated[
         int,
-        typer.Option("--nodes", metavar="N", parser=node_limit(1), help="of the largest draft; default: 64"),
+        typer.Option(
+            "--nodes",
+            metavar="N",
+            parser=parse(kinds.whole(1, kinds.MAX_NODES)),
+            help="of the largest draft; default: 64",
+        ),
     ] = 64,
     seconds: Annotated[
         int,
-        typer.Option("--seconds", metavar="S", parser=whole(1), help="at each length of text; default: 15"),
+        typer.Option(
+            "--seconds", metavar="S", parser=parse(kinds.whole(1)), help="at each length of text; default: 15"
+        ),
     ] = 15,
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="write the curve here too, as `replay --step-cost` reads it"),
     ] = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    attention: AttentionOption = None,
-    fast: FastOption = None,
-    threads: ThreadsOption = None,
+    *,
+    model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
 ) -> int:
     """Measure, print, keep."""
     from speculant.cli.env import environment
@@ -63,12 +59,11 @@ def tune(
     from speculant.cli.terminal import progress, say
 
     check_result("--json", json, JSON)
-    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
-    loaded, tokenizer, used = load(loading, gguf=True)
+    loaded, tokenizer, used = load(model, gguf=True)
     from speculant.api.speculator import Speculator
     from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
 
-    speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=fast)
+    speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=model.fast)
     say(f"measuring at {len(PREFIXES)} lengths of text, up to {seconds} seconds each; threads: {used}.")
     with progress("measuring", len(PREFIXES), "lengths") as advance:
         curve = measure_step_cost(speculator.engine, most=nodes, seconds=seconds, advance=advance)

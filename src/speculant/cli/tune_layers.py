@@ -7,17 +7,10 @@ from typing import Annotated
 
 import typer
 
+from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.options import (
-    AttentionOption,
-    DeviceOption,
-    DtypeOption,
-    FastOption,
-    Loading,
-    ModelArgument,
-    ThreadsOption,
-)
-from speculant.cli.values import whole
+from speculant.options import kinds
+from speculant.options.model import ModelOptions
 
 HELP = """\
 Search the decoder layers that the method layer-skip should leave out, on a few typical prompts.
@@ -33,30 +26,30 @@ speculant tune-layers your/model --prompts typical.jsonl --trials 500
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("tune-layers", cls=Command, help=HELP, epilog=EXAMPLES)(tune_layers)
+    app.command("tune-layers", cls=Command, help=HELP, epilog=EXAMPLES)(bind(tune_layers))
 
 
 def tune_layers(
-    model: ModelArgument = None,
     prompts: Annotated[
         str | None,
         typer.Option("--prompts", metavar="FILE", help="typical prompts, as of `generate --prompts`"),
     ] = None,
     max_new_tokens: Annotated[
         int,
-        typer.Option("--max-new-tokens", metavar="N", parser=whole(2), help="to decode of each prompt; default: 64"),
+        typer.Option(
+            "--max-new-tokens", metavar="N", parser=parse(kinds.whole(2)), help="to decode of each prompt; default: 64"
+        ),
     ] = 64,
     trials: Annotated[
         int,
-        typer.Option("--trials", metavar="N", parser=whole(1), help="sets of layers to try; default: 200"),
+        typer.Option("--trials", metavar="N", parser=parse(kinds.whole(1)), help="sets of layers to try; default: 200"),
     ] = 200,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=whole(0), help="of the search; default: 0")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="of the search; default: 0")
+    ] = 0,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the result here too")] = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    attention: AttentionOption = None,
-    fast: FastOption = None,
-    threads: ThreadsOption = None,
+    *,
+    model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
 ) -> int:
     """Search and print."""
     from speculant.cli.env import environment
@@ -71,14 +64,13 @@ def tune_layers(
         raise UsageError("name a file of a few typical prompts by --prompts.")
     check_result("--json", json, JSON)
     given = [prompt[0] if isinstance(prompt, tuple) else prompt for prompt in read_prompts(prompts)]
-    loading = Loading(model=model, dtype=dtype, device=device, attention=attention, fast=fast, threads=threads)
-    check_named(loading)
+    check_named(model)
     check_packages(["optuna"], what="the search of layers to skip", extra="search")
-    loaded, tokenizer, _ = load(loading)
+    loaded, tokenizer, _ = load(model)
     from speculant.api.layer_tuning import search_skipped_layers
     from speculant.api.speculator import Speculator
 
-    speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=fast)
+    speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=model.fast)
     say(f"decoding {len(given)} prompts, then trying {trials} sets of layers.")
     with progress("searching", trials, "sets") as advance:
         best = search_skipped_layers(

@@ -19,8 +19,6 @@ from speculant.core.engine import Needs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Float64, Int32
 
-MEMORY_LIMIT = 256 << 20  # bytes that a drafter's memory may take if the user does not say
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:

@@ -185,12 +185,6 @@ class DraftTree:
             node = int(self.parents[node])
         return np.array(nodes[::-1], np.int32)
 
-    def leaves(self) -> Int32:
-        """Return the nodes without children, in order."""
-        inner = np.zeros(len(self) + 1, bool)
-        inner[self.parents] = True  # the root's -1 lands in the spare last place
-        return np.flatnonzero(~inner[: len(self)]).astype(np.int32)
-
     def rows(self, root: int) -> tuple[Int32, Int32]:
         """Return tokens and parents, Int32[N + 1 + Q] each, of the rows of a pass: root, nodes, queries.
 

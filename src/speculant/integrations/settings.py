@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from speculant.api.bases import AUTOMATIC, open_bases
+from speculant.api.bases import open_bases
 from speculant.api.options import check_bytes, check_number
-from speculant.core.drafter import MEMORY_LIMIT, Drafter
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Drafter
 from speculant.core.environment import PREFIX, check_variables, nearest
 from speculant.core.errors import FileError, UnsupportedError, UsageError
+from speculant.options.drafting import AUTOMATIC
 from speculant.registry import METHODS, Method, find_method
 from speculant.sharing.address import parse_address
 from speculant.sharing.opening import check_sharing, open_sharing

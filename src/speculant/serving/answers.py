@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from speculant.options.kinds import read_temperature
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
 from speculant.serving.formats import Format
@@ -19,12 +20,10 @@ from speculant.serving.schemas import SamplingRequest
 if TYPE_CHECKING:
     from speculant.api.constraints import CompiledConstraint
     from speculant.core.stats import Stats
+    from speculant.options.serving import ServingOptions
     from speculant.serving.engine_loop import EngineLoop
     from speculant.serving.grammars import GrammarCompiler
     from speculant.serving.prompts import PromptEncoder
-    from speculant.serving.settings import ServingSettings
-
-GREEDY = 1e-6  # temperatures below would overflow logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class Service:
     engine: EngineLoop
     prompts: PromptEncoder
     grammars: GrammarCompiler
-    settings: ServingSettings
+    settings: ServingOptions
     predicts: bool
     most_nodes: int
 
@@ -117,8 +116,8 @@ class Service:
             "prompt_logprobs": request.prompt_alternatives,
             "eos_token_id": self._ends(request),
         }
-        temperature = 1.0 if request.temperature is None else request.temperature
-        if temperature < GREEDY:  # whatever the other options keep, they keep the most probable token
+        temperature = 1.0 if request.temperature is None else read_temperature(request.temperature)
+        if not temperature:  # whatever the other options keep, they keep the most probable token
             return options | {"temperature": 0}
         return options | {
             "temperature": temperature,

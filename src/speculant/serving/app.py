@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from speculant import __version__
+from speculant.options.serving import ServingOptions
 from speculant.serving.access import AccessLog
 from speculant.serving.answers import Service, now
 from speculant.serving.bodies import BodyLimit
@@ -42,7 +43,6 @@ from speculant.serving.room import RequestRoom
 from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
 from speculant.serving.scoped_metrics import ScopedMetrics
-from speculant.serving.settings import ServingSettings
 from speculant.serving.streams import EventStream, event
 from speculant.serving.watch import Watch, add_watch_routes
 
@@ -50,9 +50,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 
-def create_app(
-    speculator: Speculator, settings: ServingSettings, *, model: str, method_settings: Any = None
-) -> FastAPI:
+def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, method_settings: Any = None) -> FastAPI:
     """Return the application that serves a model; its lifespan starts and ends the decoding.
 
     Args:
@@ -64,7 +62,7 @@ def create_app(
     Raises:
         SpeculantError: the memory cannot be kept as the settings say.
     """
-    keys = [key.get_secret_value() for key in settings.api_keys]
+    keys = list(settings.api_keys)
     tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
     metrics = ScopedMetrics(model, tenants)
     drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
@@ -141,7 +139,7 @@ def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
     return lifespan
 
 
-def _middleware(settings: ServingSettings, keys: list[str], metrics: ScopedMetrics) -> list[Middleware]:
+def _middleware(settings: ServingOptions, keys: list[str], metrics: ScopedMetrics) -> list[Middleware]:
     """Return what every request passes, the outermost first."""
     found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, most=settings.max_connections)]
     if settings.cors_origins:

@@ -24,7 +24,7 @@ from speculant.serving.connection import BoundedConnection
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from speculant.serving.settings import ServingSettings
+    from speculant.options.serving import ServingOptions
 
 HEADER_BYTES = 32 << 10
 KEEP_ALIVE_SECONDS = 30
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def bind(settings: ServingSettings) -> socket.socket:
+def bind(settings: ServingOptions) -> socket.socket:
     """Return a socket that listens where the settings say, so that a port in use is known before a model is loaded.
 
     Raises:
@@ -104,7 +104,7 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: FastAPI, settings: ServingSettings, ready: Callable[[], None]) -> Server:
+def make_server(app: FastAPI, settings: ServingOptions, ready: Callable[[], None]) -> Server:
     """Return a server of the application; `run(sockets=[...])` returns after it was drained."""
     options: dict[str, Any] = {
         "access_log": False,

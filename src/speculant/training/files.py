@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import UsageError
+from speculant.options import kinds, option
 
 SAVED = ("float32", "bfloat16", "float16")
+
+_option = partial(option.option, panel="Files")
+_draft_model = partial(option.option, panel="Draft model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +34,44 @@ class Files:
         dtype: of the weights that are written: float32, bfloat16 or float16.
     """
 
-    out: Path
-    cache: int = 0
-    cache_folder: Path | None = None
-    resume: bool = False
-    init: str | None = None
+    out: Path = _option(option.REQUIRED, "folder of what is trained", kinds.folder())
+    cache: int = _option(
+        0,
+        "disk that the target's hidden states may take, as in 2GB; default: 0, computed every time",
+        kinds.size(min=0, none=True),
+    )
+    cache_folder: Path | None = _option(
+        None,
+        "where they are kept for other trainings; default: in --out until the end",
+        kinds.folder(),
+        flag="--cache-dir",
+    )
+    resume: bool = _option(False, "go on with the training in DIR", kinds.FLAG)
+    init: str | None = _option(
+        None, "begin with this head or draft model; default: new weights", kinds.name(metavar="PATH|ID")
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
-    like: str | None = None
-    before: tuple[str, ...] = ()
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float = 5.0
-    dtype: str = "float32"
+    like: str | None = _draft_model(
+        None,
+        "a new model of this one's config, but with the target's vocabulary; default: a small Llama",
+        kinds.name(metavar="PATH|ID"),
+    )
+    before: tuple[str, ...] = _draft_model(
+        (),
+        "draft models beside which it will draft: learn only where they are wrong (Col-BT, for specinfer)",
+        kinds.name(metavar="PATH|ID..."),
+        several=True,
+    )
+    checkpoint_steps: int | None = _option(None, "steps between checkpoints; default: by the clock", kinds.whole(1))
+    checkpoint_minutes: float = _option(
+        5.0, "minutes between checkpoints; default: 5", kinds.number(above=True, metavar="M")
+    )
+    dtype: str = _option(
+        "float32",
+        "dtype of the weights that are written: float32, bfloat16 or float16",
+        kinds.name(),
+        flag="--save-dtype",
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in SAVED:

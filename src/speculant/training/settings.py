@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from speculant.core.errors import UsageError
+from speculant.options import kinds, option
 from speculant.training.loss_terms import parse_terms
 from speculant.training.schedule import SCHEDULES
 
@@ -15,6 +17,10 @@ PRECISIONS = ("float32", "bfloat16")
 KEPT = ("best", "last")
 MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change where a training goes on
 COUNTS = ("depth", "texts", "anchors", "accumulate", "evaluate_every", "held_out", "opening", "new_tokens")  # 1 or more
+
+
+_option = partial(option.option, panel="Training")
+_draft_model = partial(option.option, panel="Draft model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,33 +52,65 @@ class TrainSettings:
         new_tokens: that it writes, at most.
     """
 
-    steps: int | None = None
-    minutes: float | None = None
-    loss: str = "kl"
-    feature_weight: float = 0.0
-    depth: int = 1
-    depth_from: float = 0.0
-    decay: float = 0.8
+    steps: int | None = _option(
+        None, "steps to train; default: 5 passes over the data, without --minutes", kinds.whole(1)
+    )
+    minutes: float | None = _option(
+        None, "maximum minutes to train; results are repeatable by --steps alone", kinds.number(above=True, metavar="M")
+    )
+    loss: str = _option(
+        "kl",
+        "ce, kl, rkl, jsd, tvd, top, or a weighted sum as in kl+0.1ce; default: the kind's",
+        kinds.name(metavar="LOSS"),
+    )
+    feature_weight: float = _option(
+        0.0, "weight of the distance of hidden states, for kinds that predict them", kinds.number(metavar="W")
+    )
+    depth: int = _option(1, "drafted tokens that are trained; default: the kind's", kinds.whole(1, 64))
+    depth_from: float = _option(
+        0.0,
+        "train the first token alone until this share of the training; default: 0",
+        kinds.number(metavar="SHARE"),
+    )
+    decay: float = _option(
+        0.8, "weights of the losses by depth: D^(depth - 1); default: the kind's, 0.8", kinds.FRACTION
+    )
     measured: int = 4
-    lr: float = 1e-3
-    optimizer: str = "adamw"
-    schedule: str = "linear"
-    warmup: int = 50
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    texts: int = 8
-    anchors: int = 32
-    accumulate: int = 1
-    precision: str = "float32"
-    seed: int = 0
-    evaluate_every: int = 200
-    patience: int = 0
-    held_out: int = 128
-    keep: str = "best"
-    on_policy: float = 0.0
-    temperature: float = 1.0
-    opening: int = 16
-    new_tokens: int = 64
+    lr: float = _option(
+        1e-3, "learning rate; default: the kind's, about 0.001", kinds.number(above=True, metavar="RATE")
+    )
+    optimizer: str = _option("adamw", "adamw or muon", kinds.name())
+    schedule: str = _option("linear", "schedule of the learning rate: linear, cosine or constant", kinds.name())
+    warmup: int = _option(50, "steps over which the learning rate rises", kinds.whole(0))
+    weight_decay: float = _option(0.0, "weight decay of matrices; default: 0", kinds.number(metavar="W"))
+    clip: float = _option(1.0, "gradient-norm clip; 0 disables", kinds.number(metavar="NORM"))
+    texts: int = _option(8, "texts per batch", kinds.whole(1))
+    anchors: int = _option(32, "maximum trained positions per text; default: the kind's", kinds.whole(1))
+    accumulate: int = _option(1, "batches per step", kinds.whole(1))
+    precision: str = _option(
+        "float32", "precision of the arithmetic: float32 or bfloat16; weights stay float32", kinds.name()
+    )
+    seed: int = _option(0, "seed of new weights, order and anchors; default: 0", kinds.whole(0))
+    evaluate_every: int = _option(
+        200, "steps between measurements of held-out acceptance", kinds.whole(1), flag="--evaluate-steps"
+    )
+    patience: int = _option(0, "end after so many measurements without gain; default: 0, never", kinds.whole(0))
+    held_out: int = _option(128, "texts to measure on, a tenth of all at most", kinds.whole(1))
+    keep: str = _option(
+        "best",
+        "the weights that are written: the best ones in greedy decoding on held-out texts (default), or the last",
+        kinds.name(metavar="best|last"),
+    )
+    on_policy: float = _draft_model(
+        0.0,
+        "share of the batches whose texts the draft model continues itself (DistillSpec); default: 0",
+        kinds.number(metavar="SHARE"),
+    )
+    temperature: float = _draft_model(
+        1.0, "temperature at which it writes them; default: 1", kinds.number(above=True, metavar="T")
+    )
+    opening: int = _draft_model(16, "tokens of a text that it continues where the data has no prompts", kinds.whole(1))
+    new_tokens: int = _draft_model(64, "maximum tokens that it writes", kinds.whole(1))
 
     def __post_init__(self) -> None:
         parse_terms(self.loss)

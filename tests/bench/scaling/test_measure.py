@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from architecture_matrix.catalogue import build, names
 from models import SHAPE, tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.architectures.catalogue import build, names
 from speculant.bench.report.scaling_section import scaling_section
 from speculant.bench.report.scaling_table import scaling_findings, scaling_table
 from speculant.bench.scaling.measure import FEW_NODES, NODES, clock_of, lengths_of, measure_scaling

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from architecture_matrix.catalogue import build
 from models import tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.architectures.catalogue import build
 from speculant.bench.suite.tasks import Request, Sampling
 from speculant.bench.systems.hf import HuggingFace, check_hf
 from speculant.bench.systems.system import SpeculantSystem

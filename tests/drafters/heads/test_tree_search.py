@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.published_trees import PUBLISHED_TREES, published_tree
-from speculant.drafters.heads.tree_search import expected_length, rank_accuracies, search_tree
+from speculant.drafters.heads.tree_search import rank_accuracies, search_tree
+from trees import expected_length
 
 
 @st.composite

@@ -25,7 +25,7 @@ from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAc
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS as REGISTRY
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
-from trees import make_tree, paths_of
+from trees import leaves, make_tree, paths_of
 
 PROMPT = [5, 9, 14, 3, 8]
 METHODS = [
@@ -110,7 +110,7 @@ def test_the_cache_stays_in_step_with_the_text(pair: tuple[Any, Any], name: str,
         assert np.array_equal(tree.parents, fresh.parents)
         np.testing.assert_allclose(tree.weights, fresh.weights, rtol=1e-4)
         assert 0 < len(tree) <= 9
-        assert trees or len(tree.leaves()) == 1
+        assert trees or len(leaves(tree)) == 1
         path = tree.path(int(random.integers(len(tree)))).tolist() if turn % 3 else []
         tokens = [*tree.tokens[path].tolist(), int(random.integers(3, 50))]
         session.observe(verified(tree, path, tokens))
@@ -234,7 +234,7 @@ def test_trees_of_several_models_are_merged(pair: tuple[Any, Any], temperature: 
         assert set(paths_of(tree)) == {path for each in alone for path in paths_of(each.propose(budget))}
         path = tree.path(len(tree) - 1).tolist()
         text = verified(tree, path, [*tree.tokens[path].tolist(), 7])
-    assert len(merged.propose(Budget(nodes=20, depth=3, trees=False)).leaves()) == 1
+    assert len(leaves(merged.propose(Budget(nodes=20, depth=3, trees=False)))) == 1
 
 
 def test_several_models_are_for_the_method_that_merges_them(pair: tuple[Any, Any]) -> None:

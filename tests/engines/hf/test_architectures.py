@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import cache_utils
 
+from architecture_matrix.catalogue import names
+from architecture_matrix.compare import examine
+from architecture_matrix.table import table
 from models import PHI3, TRANSFORMERS
-from speculant.bench.architectures.catalogue import names
-from speculant.bench.architectures.compare import examine
-from speculant.bench.architectures.table import table
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"

@@ -13,8 +13,8 @@ from transformers import (
     T5Config,
 )
 
+from architecture_matrix.catalogue import build, names
 from models import SHAPE, tiny_model
-from speculant.bench.architectures.catalogue import build, names
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf import capabilities
 from speculant.engines.hf.capabilities import check_model

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from architecture_matrix.catalogue import build, names
 from passes import IDS, opened, rows_of
-from speculant.bench.architectures.catalogue import build, names
 from speculant.core.errors import OutOfMemoryError
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.indexed_layer import IndexedLayer

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from architecture_matrix.catalogue import build
+from architecture_matrix.compare import Guesses
 from models import DYNAMIC, PHI3, tiny_model
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build
-from speculant.bench.architectures.compare import Guesses
 from speculant.engines.hf.engine import HFEngine
 
 NAMES = [

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import cache_utils
 
+from architecture_matrix.catalogue import build, names
+from architecture_matrix.compare import Guesses, random_prompt
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build, names
-from speculant.bench.architectures.compare import Guesses, random_prompt
 
 LENGTHS = (2, 9, 33)
 # Older releases let GIT's sequences share a pass, and decode states only from a text's beginning.

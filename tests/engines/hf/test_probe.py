@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from architecture_matrix.catalogue import build
 from models import DYNAMIC, PHI3, SHAPE, tiny_model
 from passes import IDS, plain_text
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf import probe, tiny
 from speculant.engines.hf.capabilities import check_model

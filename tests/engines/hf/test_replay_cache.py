@@ -11,10 +11,10 @@ import torch
 from packaging.version import Version
 from transformers import RwkvForCausalLM
 
+from architecture_matrix.catalogue import build, names
 from models import TRANSFORMERS
 from passes import IDS
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build, names
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.engine import HFEngine

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
 from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32

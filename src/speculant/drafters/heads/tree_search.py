@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -56,11 +56,6 @@ def search_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Rank
         wait(path, -negative, 0)
         wait(path[:-1], above, place + 1)
     return tuple(found)
-
-
-def expected_length(accuracies: Sequence[Sequence[float]], paths: Iterable[RankPath]) -> float:
-    """Return the expected tokens of a round with a tree, the bonus token included."""
-    return 1 + math.fsum(math.prod(accuracies[depth][rank] for depth, rank in enumerate(path)) for path in paths)
 
 
 def rank_accuracies(logits: Tensor, tokens: Tensor, ranks: int = 10) -> Tensor:

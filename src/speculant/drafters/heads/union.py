@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree

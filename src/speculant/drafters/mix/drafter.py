@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import (
-    MEMORY_LIMIT,
     Budget,
     Drafter,
     Inspectable,

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import MEMORY_LIMIT, Budget, Drafter, Persistent, Session, Start, Verified
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent, Session, Start
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Drafter, Persistent, Session, Start
 from speculant.core.engine import Needs
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import MEMORY_LIMIT, Budget, Session, Start, Verified
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.history import History, HistoryDrafter
 from speculant.drafters.suffix.nodes import EDGE

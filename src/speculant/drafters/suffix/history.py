@@ -14,7 +14,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from speculant.core.drafter import MEMORY_LIMIT, Drafter, Persistent
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Drafter, Persistent
 from speculant.core.engine import NO_NEEDS, Needs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32

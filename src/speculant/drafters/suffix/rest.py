@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from speculant.core.drafter import MEMORY_LIMIT, Budget, Session, Start, Verified
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.array import SORTED, Block, continuations, longest_match

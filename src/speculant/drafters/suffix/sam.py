@@ -16,7 +16,8 @@ from weakref import ref
 
 import numpy as np
 
-from speculant.core.drafter import MEMORY_LIMIT, Budget, Session, Start, Verified
+from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.core.drafter import Budget, Session, Start, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.automaton import ROOT, SuffixAutomaton, advance
 from speculant.drafters.suffix.history import History, HistoryDrafter

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from architecture_matrix.catalogue import build
+from architecture_matrix.compare import Guesses
 from passes import IDS, plain_text
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build
-from speculant.bench.architectures.compare import Guesses
 from speculant.core.engine import Needs
 from speculant.engines.hf.states.layers import LinearAttentionLayer
 

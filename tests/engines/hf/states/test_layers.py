@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from architecture_matrix.catalogue import build
 from passes import IDS, opened
 from speculant import PrefixCache, Speculator
-from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import OutOfMemoryError, UnsupportedError
 from speculant.engines.hf import prompt_reader
 from speculant.engines.hf.cache import state_layers

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from architecture_matrix.catalogue import build
 from passes import IDS, opened, plain_text, rows_of
 from speculant import Speculator
-from speculant.bench.architectures.catalogue import build
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe_rounds import wrong_rows

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from architecture_matrix.catalogue import build
+from architecture_matrix.compare import examine
 from interrupts import interrupted
 from passes import Greedy, opened, plain_text, rows_of
-from speculant.bench.architectures.catalogue import build
-from speculant.bench.architectures.compare import examine
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.engine import HFEngine

@@ -1,0 +1,100 @@
+"""The reference of all options, docs/options.md, from the groups that state them.
+
+python benchmarks/options_report.py > docs/options.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from speculant.cli.bench_settings import BenchOptions
+from speculant.cli.replay_settings import ReplayOptions
+from speculant.core.environment import PREFIX
+from speculant.options.drafting import DraftingOptions
+from speculant.options.kinds import FLAG
+from speculant.options.model import ModelOptions
+from speculant.options.option import Option, options_of
+from speculant.options.sampling import ConstraintOptions, SamplingOptions
+from speculant.options.serving import ServingOptions
+from speculant.training.files import Files
+from speculant.training.settings import TrainSettings
+
+HEAD = """\
+# Options
+
+<!-- written by `python benchmarks/options_report.py` -->
+
+Every option of the command line and its environment variable. `speculant COMMAND --help` lists those of one command.
+
+Flags come first, then variables, then the lines of `serve --config FILE`. `serve` reads the variables of its own
+options; processes of several kinds may share an environment, and a variable that none of them knows is an error. A
+size is bytes, or has a unit: `256MB` is decimal, `256MiB` binary. Lists in variables have commas between their items.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A section: its title, who takes these options, their group, and whether a server reads their variables."""
+
+    title: str
+    takers: str
+    group: Any
+    variables: bool = False
+
+
+PAGES = (
+    Page(
+        "The model",
+        "All commands that run one. `bench`, `check`, `serve` and `tune` take it as MODEL.",
+        ModelOptions,
+        True,
+    ),
+    Page(
+        "Drafting",
+        "`generate`, `chat`, `check` and `serve`; keywords of `Speculator.from_pretrained`.",
+        DraftingOptions,
+        True,
+    ),
+    Page("Text", "`generate` and `chat`.", SamplingOptions),
+    Page("Structured text", "`generate`, with `pip install 'speculant[structured]'`.", ConstraintOptions),
+    Page("The server", "`serve`.", ServingOptions, True),
+    Page("Benchmarks", "`bench`, beside most drafting options.", BenchOptions),
+    Page("Replay", "`replay`, beside some drafting options.", ReplayOptions),
+    Page("Training", "`train KIND`.", TrainSettings),
+    Page("Files of a training", "`train KIND`.", Files),
+)
+
+
+def page() -> str:
+    """Return the page in Markdown."""
+    return "\n".join([HEAD, *(section(each) for each in PAGES)])
+
+
+def section(page: Page) -> str:
+    """Return one section in Markdown."""
+    rows = [row(each, variables=page.variables) for each in options_of(page.group).values() if each.flag]
+    heads = ["option", *(["variable"] if page.variables else []), "meaning"]
+    lines = [f"## {page.title}", "", page.takers, "", table_row(heads), table_row(["---"] * len(heads))]
+    return "\n".join([*lines, *rows, ""])
+
+
+def row(option: Option, *, variables: bool) -> str:
+    """Return the row of one option."""
+    flag = f"{option.flag} {option.kind.metavar}" if option.kind is not FLAG else option.flag
+    names = [flag, *option.aliases, *([option.off] if option.off else [])]
+    if option.tristate:
+        names.append(f"--no-{option.flag[2:]}")
+    cells = [", ".join(f"`{name}`" for name in names)]
+    if variables:
+        cells.append(f"`{PREFIX}{option.name.upper()}`")
+    return table_row([*cells, option.described])
+
+
+def table_row(cells: list[str]) -> str:
+    """Return a row of a Markdown table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,29 @@
+"""Sizes in bytes: how they are read everywhere, and the default size of a drafter's memory."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+MEMORY_LIMIT = 256 << 20  # of a drafter's memory
+MIN_MEMORY = 1 << 20
+_DECIMAL = {"": 0, "b": 0, "kb": 3, "mb": 6, "gb": 9, "tb": 12}
+_BINARY = {"kib": 10, "mib": 20, "gib": 30, "tib": 40}
+
+
+def read_bytes(value: Any) -> int | None:
+    """Return a number of bytes, given as a number or as text; None if it is none.
+
+    "256MB" is decimal and "256MiB" binary, in letters of either case; a number without a unit is bytes.
+    """
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)\s*([a-z]*)\s*", value.lower())
+        if match is None or match[2] not in {**_DECIMAL, **_BINARY}:
+            return None
+        found = float(match[1]) * (10 ** _DECIMAL[match[2]] if match[2] in _DECIMAL else 1 << _BINARY[match[2]])
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        found = float(value)
+    else:
+        return None
+    return int(found) if math.isfinite(found) and found >= 0 else None

@@ -1,0 +1,181 @@
+"""What `speculant corpus build` makes of texts: tri-gram tables, learned contexts, suffix arrays, ranked token ids."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from speculant.core.errors import FileError, UsageError
+from speculant.corpus.rows import Document, batches
+
+if TYPE_CHECKING:
+    from speculant.core.drafter import Drafter
+
+RANKS = (1024, 4096, 8192, 16384, 32768, 65536)  # of a ranking, how many tokens of the texts these ids are is printed
+
+
+class Builder(Protocol):
+    """Takes the documents of a corpus."""
+
+    tokens: int
+
+    def add(self, ids: Any) -> None:
+        """Take a document of ids, Int[T]."""
+
+
+def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Count tri-grams, write their table, and return what to print of it.
+
+    Raises:
+        UsageError: the texts hold none.
+        FileError: the table cannot be written.
+    """
+    from speculant.drafters.aded.corpus import TrigramCounter, count_trigrams
+    from speculant.drafters.aded.drafter import save_table
+    from speculant.memory.fingerprint import tokenizer_fingerprint
+
+    counter = TrigramCounter(vocabulary)
+    read(counter)
+    if counter.tokens < 3:
+        raise UsageError("the texts hold no tri-grams. Name files with more text in them.")
+    table = counter.table()
+    save_table(path, table, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary), vocabulary=vocabulary)
+    trigrams, written = count_trigrams(table), path.stat().st_size
+    facts = [f"tokens      {counter.tokens}", f"tri-grams   {trigrams}"]
+    if counter.floor:
+        facts.append(f"            those seen up to {counter.floor} times were dropped where room was short")
+    return [
+        *facts,
+        f"bytes       {written}: {written / max(1, trigrams):.2f} per tri-gram, bi-grams and index included",
+    ]
+
+
+class Prompts:
+    """Has a drafter learn documents as if they were prompts."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.tokens = 0
+        self._drafter = drafter
+
+    def add(self, ids: Any) -> None:
+        """Learn a document of ids, Int[T]."""
+        import numpy as np
+
+        from speculant.core.drafter import Start
+
+        self.tokens += len(ids)
+        self._drafter.open(Start(prompt=np.asarray(ids, np.int32))).close()
+
+
+def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Learn the contexts that `mix` looks up, write them, and return what to print of it.
+
+    Raises:
+        UsageError: the texts hold none.
+        FileError: the memory cannot be written.
+    """
+    from speculant.drafters.mix.drafter import MixDrafter
+    from speculant.memory.fingerprint import tokenizer_fingerprint
+
+    drafter = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
+    prompts = Prompts(drafter)
+    read(prompts)
+    if not prompts.tokens:
+        raise UsageError("the texts are empty. Name files with more text in them.")
+    drafter.save(path)
+    return [f"tokens      {prompts.tokens}", f"bytes       {path.stat().st_size}"]
+
+
+def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Sort suffixes, write them, and return what to print of them; sorted blocks wait in a folder beside the file.
+
+    Raises:
+        UsageError: the texts hold none.
+        FileError: the disk is full.
+    """
+    from speculant.drafters.suffix.array import SuffixArrayBuilder
+    from speculant.drafters.suffix.rest import save_corpus
+    from speculant.memory.fingerprint import tokenizer_fingerprint
+
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            builder = SuffixArrayBuilder(vocabulary, Path(folder))
+            read(builder)
+            if builder.tokens < 3:
+                raise UsageError("the texts are empty. Name files with more text in them.")
+            blocks = builder.blocks()
+            save_corpus(path, blocks, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
+    except OSError as error:
+        raise FileError(f"cannot write beside {path}: {error.strerror}. Name a folder with more room.") from error
+    written = path.stat().st_size
+    return [
+        f"tokens      {builder.tokens}",
+        f"blocks      {len(blocks)}",
+        f"bytes       {written}: {written / builder.tokens:.2f} per token",
+    ]
+
+
+class TokenCounter:
+    """Counts the tokens of documents.
+
+    Attributes:
+        counts: Int64[V], by token id.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        import numpy as np
+
+        self.tokens, self.counts = 0, np.zeros(vocabulary, np.int64)
+
+    def add(self, ids: Any) -> None:
+        """Count a document of ids, Int[T]."""
+        import numpy as np
+
+        self.tokens += len(ids)
+        self.counts += np.bincount(np.asarray(ids, np.int64), minlength=len(self.counts))
+
+
+def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Write the token ids of texts as a JSON list, the most frequent first, and return what to print of it.
+
+    The end of a text comes first: no document has it, and every answer ends with it.
+
+    Raises:
+        UsageError: the texts are empty.
+        FileError: the list cannot be written.
+    """
+    counter = TokenCounter(vocabulary)
+    read(counter)
+    if not counter.tokens:
+        raise UsageError("the texts are empty. Name files with more text in them.")
+    end = getattr(tokenizer, "eos_token_id", None)
+    ranked = [int(token) for token in (-counter.counts).argsort(kind="stable") if counter.counts[token]]
+    ids = ranked if end is None else [int(end), *(token for token in ranked if token != end)]
+    aside = path.with_name(f"{path.name}.tmp")
+    try:
+        aside.write_text(json.dumps(ids), "utf-8")
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {error.strerror}.") from error
+    covered = counter.counts[ids].cumsum() / counter.tokens
+    shares = [f"{covered[size - 1]:.2%} by {size}" for size in RANKS if size < len(ids)]
+    return [
+        f"tokens      {counter.tokens}",
+        f"ids         {len(ids)} of {vocabulary}",
+        *([f"covered     {', '.join(shares)}"] if shares else []),
+    ]
+
+
+def feed(builder: Builder, documents: Iterable[Document], tokenizer: Any) -> None:
+    """Add documents to a builder; texts are tokenised as prompts are, many at a time."""
+    for batch in batches(documents, len):
+        texts = [document for document in batch if isinstance(document, str)]
+        for ids in tokenizer(texts)["input_ids"] if texts else []:
+            builder.add(ids)
+        for document in batch:
+            if not isinstance(document, str):
+                builder.add(document)

@@ -1,0 +1,53 @@
+"""How a model is loaded and run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from speculant.options import kinds, option
+
+BUNDLED = "bundled"
+MODEL_HELP = "a folder, a hub id or a .gguf file; default: bundled, the story model that comes with the package"
+
+_option = partial(option.option, panel="Model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """How a model is loaded and run.
+
+    Attributes:
+        model: a folder, a hub id or a GGUF file; None for the bundled model.
+        dtype, device, attention, fast: as in `Speculator.from_pretrained`.
+        threads: number of CPU threads; None for a number that fits the model.
+    """
+
+    model: str | None = _option(
+        None,
+        MODEL_HELP,
+        kinds.text(f"name a folder or a hub id, or leave the option out for the {BUNDLED} model", metavar="PATH|ID"),
+    )
+    dtype: str | None = _option(
+        None, "float32, bfloat16, float16 or auto; default: float32 on a CPU, else auto", kinds.name()
+    )
+    device: str | None = _option(
+        None,
+        "cpu, cuda, cuda:1, mps, or auto to spread the model; default: an accelerator if there is one",
+        kinds.name(),
+    )
+    attention: str | None = _option(
+        None,
+        "attention implementation: sdpa and eager verify trees; default: the model's",
+        kinds.name(),
+        flag="--attn",
+    )
+    fast: bool | None = _option(
+        None,
+        "run passes with Speculant's own kernels on CPUs, as CUDA graphs on GPUs; default: on CPUs, where faster",
+        kinds.FLAG,
+        tristate=True,
+    )
+    threads: int | None = _option(
+        None, "CPU threads; default: by the model's size, or OMP_NUM_THREADS", kinds.whole(1, 4096)
+    )

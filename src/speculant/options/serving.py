@@ -1,0 +1,164 @@
+"""Where the server listens, who may ask, what it keeps, and every limit."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from speculant.core.errors import UsageError
+from speculant.options import kinds, option
+from speculant.options.drafting import DraftingOptions
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+_server = partial(option.option, panel="Server")
+_limit = partial(option.option, panel="Limits")
+_memory = partial(option.option, panel="Drafting")
+
+
+def _read_key(value: Any) -> str:
+    if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError("must be of printable ASCII characters, without spaces, and not empty.")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOptions:
+    """Where the server listens, who may ask, what it keeps, and its limits.
+
+    Attributes:
+        host, port: address that it listens on.
+        api_keys: keys that requests must carry one of; an empty list disables authentication.
+        allow_no_key: whether it may listen beyond this machine without keys.
+        cors_origins: origins whose pages may send requests from a browser.
+        allowed_hosts: allowed values of the header `Host`; empty for the loopback names where it listens on loopback
+            without keys, which keeps other sites' pages from reaching it by a name of their own, else for any.
+        log_format: "text" for key=value lines, "json" for JSON lines.
+        per_request_metrics: whether responses hold `metrics.speculative_decoding`.
+        max_concurrency: maximum requests decoded together.
+        max_queue: maximum requests that wait beyond these; more get 429.
+        prefix_cache: bytes in which what prompts have in common is kept, such as system prompts; 0 for nothing.
+            Prompts share with those of the same key only, since how much was cached tells what others have asked.
+        prompt_chunk: maximum prompt tokens that are read between two rounds, which is how long streams may pause; 0
+            for as many as suit the device.
+        max_new_tokens: maximum new tokens that a request may ask for, and gets if it asks for none.
+        max_prompt_tokens: maximum prompt tokens of a request; 0 for as many as the model has positions.
+        max_body_bytes: maximum size of a request.
+        max_choices: maximum answers to one request, over all its prompts.
+        max_connections: maximum requests that are being answered; more get 503, `/health` excepted. As many connections
+            may be open; beyond, the one that has had no request for longest is closed.
+        request_seconds: maximum time of a request, waiting included.
+        body_seconds: time in which a request's headers must arrive, and then its body.
+        stall_seconds: time that an answer may wait without the client reading any of it.
+        buffer_tokens: maximum tokens of an answer that may wait for its client; beyond, it is cancelled.
+        drain_seconds: time in which requests may end after SIGTERM.
+        memory: file that the drafter's memory begins with and is saved to.
+        memory_strict: whether the server refuses to start where that file cannot be used, rather than to begin with an
+            empty memory that is not saved.
+        corpus: memory file that it begins with where `memory` does not exist yet; it is only read.
+        base, memory_limit: as in `DraftingOptions`; with scope "key", the limit is for all memories together.
+        memory_scope: "shared" for one memory, "key" for one per API key.
+        save_seconds: time between two savings.
+
+    Raises:
+        UsageError: a value makes no sense, the server would listen beyond this machine without a key, or memories by
+            key lack keys.
+    """
+
+    host: str = _server("127.0.0.1", "where to listen", kinds.text("it is empty", metavar="ADDRESS"))
+    port: int = _server(8000, "default: 8000; 0 for any", kinds.whole(0, 65535))
+    api_keys: tuple[str, ...] = _server(
+        (),
+        "a key that requests must carry; may be repeated. SPECULANT_API_KEYS keeps it out of the process list",
+        kinds.Kind("KEY", _read_key),
+        flag="--api-key",
+        several=True,
+        secret=True,
+    )
+    allow_no_key: bool = _server(False, "listen beyond this machine without a key", kinds.FLAG)
+    cors_origins: tuple[str, ...] = _server(
+        (),
+        "let pages of this origin send requests from a browser; may be repeated",
+        kinds.text("it is empty", metavar="ORIGIN"),
+        flag="--cors-origin",
+        several=True,
+    )
+    allowed_hosts: tuple[str, ...] = _server(
+        (),
+        "allowed value of the header Host; may be repeated; default: loopback names, or any",
+        kinds.text("it is empty", metavar="NAME"),
+        flag="--allowed-host",
+        several=True,
+    )
+    log_format: str = _server("text", "text or json", kinds.choice("text", "json"))
+    per_request_metrics: bool = _server(False, "put drafting figures into every answer, as vLLM does", kinds.FLAG)
+    max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
+    max_queue: int = _limit(64, "maximum requests that wait", kinds.whole(0))
+    prefix_cache: int = _limit(
+        256 << 20, "size for what prompts have in common; default: 256MiB, 0 for none", kinds.size(none=True)
+    )
+    prompt_chunk: int = _limit(
+        0, "maximum prompt tokens between two rounds; default: 128 on CPUs, 512 on other devices", kinds.whole(0)
+    )
+    max_new_tokens: int = _limit(4096, "maximum new tokens per request", kinds.whole(1))
+    max_prompt_tokens: int = _limit(
+        0, "maximum prompt tokens per request; default: what the model has positions for", kinds.whole(0)
+    )
+    max_body_bytes: int = _limit(1 << 20, "maximum size of a request; default: 1MiB", kinds.size(min=1))
+    max_choices: int = _limit(16, "maximum answers to a request", kinds.whole(1))
+    max_connections: int = _limit(512, "maximum requests being answered", kinds.whole(1))
+    request_seconds: float = _limit(600.0, "maximum time of a request, waiting included", kinds.seconds())
+    body_seconds: float = _limit(20.0, "time for a request's headers, and then its body", kinds.seconds())
+    stall_seconds: float = _limit(10.0, "time that a client may not read its answer", kinds.seconds())
+    buffer_tokens: int = _limit(8192, "maximum tokens that wait for a client", kinds.whole(1))
+    drain_seconds: int = _limit(
+        30, "time for requests to end after SIGTERM", kinds.whole(1, kinds.MAX_SECONDS, metavar="S")
+    )
+    memory: Path | None = option.reuse(
+        DraftingOptions,
+        "memory",
+        help="begin with this memory if it exists; save it there now and then, and at the end",
+        kind=kinds.PATH,
+    )
+    memory_strict: bool = _memory(
+        False,
+        "refuse to start with a --memory file that cannot be used, in place of learning without saving",
+        kinds.FLAG,
+    )
+    corpus: Path | None = _memory(
+        None,
+        "begin with this memory, such as one of `speculant corpus`, if --memory is not there yet; read only",
+        kinds.PATH,
+    )
+    base: Any = option.reuse(DraftingOptions, "base")
+    memory_limit: int = option.reuse(DraftingOptions, "memory_limit")
+    memory_scope: str = _memory("shared", "shared, or key: a memory for each API key", kinds.choice("shared", "key"))
+    save_seconds: float = _memory(
+        300.0, "time between two savings of the memory", kinds.seconds(), old_names=("save_every",)
+    )
+
+    def __post_init__(self) -> None:
+        option.read_values(self)
+        if not self.loopback and not self.api_keys and not self.allow_no_key:
+            raise UsageError(
+                f"host {self.host} is reachable from other machines, and there is no API key: whoever reaches it could "
+                "use the model. Add --api-key (or SPECULANT_API_KEYS), or allow it by --allow-no-key."
+            )
+        if self.memory_scope == "key" and not self.api_keys:
+            raise UsageError("memory scope 'key' needs API keys; add --api-key, or leave it 'shared'.")
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names that the header `Host` may hold; empty for any."""
+        return list(self.allowed_hosts or (LOOPBACK_NAMES if self.loopback and not self.api_keys else ()))
