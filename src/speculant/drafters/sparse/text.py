@@ -18,7 +18,7 @@ class SparseText(LevelText):
     """Drafts on chosen rows of the target's cache, which are chosen anew after so many committed tokens."""
 
     def __init__(self, start: Start, budget: RowBudget, *, refresh: int, min_context: int) -> None:
-        """Prepare; rows are chosen when the first draft begins.
+        """Prepare; rows are chosen once the prompt is read, or later, when the text is long enough.
 
         Args:
             start: of the request; its target is lent.
@@ -31,6 +31,7 @@ class SparseText(LevelText):
         self._refresh, self._min_context = refresh, min_context
         self._sparse: SparseCache | None = None
         self._chosen_at = 0  # tokens that were committed when the rows were chosen
+        self._choosing = False  # whether this round's draft begins by choosing
         self._root, self._count = ROOT, 0
 
     @property
@@ -43,14 +44,12 @@ class SparseText(LevelText):
 
     def begin(self) -> Tensor:
         """Begin a draft on the chosen rows, or choose them; asked again in a round, it does the same again."""
-        length, self._count = self._target.length, 1
-        since = length - self._chosen_at
-        if self._sparse is not None and 0 < since < self._refresh:
-            return self._warping(self._sparse.begin(self._root))
-        self._sparse = self._sparse or self._target.open_sparse(self._budget)
-        logits = self._sparse.retrieve(self._root)
-        self._chosen_at = length
-        return self._warping(logits)
+        self._count = 1
+        due = self._choosing or self._target.length - self._chosen_at >= self._refresh
+        if self._sparse is None or due:
+            self._choosing = True
+            return self._warping(self._choose())
+        return self._warping(self._sparse.begin(self._root))
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
         assert self._sparse is not None  # a draft begins before it is read on
@@ -61,7 +60,21 @@ class SparseText(LevelText):
         return rows, self._warping(logits)
 
     def observe(self, verified: Verified) -> None:
-        self._root = int(verified.tokens[-1])
+        """Take the new root. Behind a long prompt the rows are chosen at once, so that no draft costs more than others.
+
+        Sizes are chosen by what the first drafts cost; that of choosing belongs to reading the prompt.
+        """
+        first, self._root, self._choosing = self._root == ROOT, int(verified.tokens[-1]), False
+        if first and self.depth:
+            self._choose()
+
+    def _choose(self) -> Tensor:
+        """Choose rows by a pass over the root; return its logits [1, V]."""
+        if self._sparse is None:
+            self._sparse = self._target.open_sparse(self._budget)
+        logits: Tensor = self._sparse.retrieve(self._root)
+        self._chosen_at = self._target.length
+        return logits
 
     def release(self) -> None:
         """Free the chosen rows; the target's cache stays the sequence's."""

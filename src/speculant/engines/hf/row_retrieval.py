@@ -54,14 +54,16 @@ class RetrievalCache(BatchCache):
         attended = super().attend(module, query, key, value, attention_mask, **kwargs)
         layer = self._caches[0].layers[self._layer]
         keys, own_row = layer.keys[0], layer.keys.shape[-2] - 1
-        places = torch.arange(own_row, device=keys.device) if self._seen is None else self._seen.to(keys.device)
+        places = None if self._seen is None else self._seen.to(keys.device)
         if attention_mask.shape[-1] == SLIDING:
             assert self._window is not None
-            rows = places[-self._window :].expand(len(keys), -1)
+            text = torch.arange(own_row, device=keys.device) if places is None else places
+            rows = text[-self._window :].expand(len(keys), -1)
             self.sliding.add(self._layer)
         else:
             weights = attention_weights(query[0, :, 0], keys, kwargs.get("scaling"), kwargs.get("softcap"))
-            rows = places[choose_rows(weights[:, places], self._budget)]
+            rows = choose_rows(weights[:, :own_row] if places is None else weights[:, places], self._budget)
+            rows = rows if places is None else places[rows]
         self.chosen[self._layer] = copied_rows(layer, torch.cat([rows, rows.new_full((len(keys), 1), own_row)], dim=1))
         return attended
 
@@ -103,7 +105,7 @@ def choose_rows(weights: Tensor, budget: RowBudget) -> Tensor:
     if count >= pages:
         return torch.arange(length, device=weights.device).expand(heads, -1)
     end = budget.sinks + pages * budget.page
-    by_page = weights[:, budget.sinks : end].unflatten(1, (pages, budget.page)).sum(-1)
+    by_page = weights[:, budget.sinks : end].reshape(heads, pages, budget.page).sum(-1)
     best = by_page.topk(count, dim=1).indices.sort(dim=1).values
     inside = torch.arange(budget.page, device=weights.device)
     middle = (budget.sinks + best[:, :, None] * budget.page + inside).flatten(1)
