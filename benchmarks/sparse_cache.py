@@ -23,7 +23,7 @@ import copy
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -41,7 +41,8 @@ from speculant.drafters.sparse.drafter import SparseCacheSettings
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 
-LENGTHS = (2, 4, 8)  # tokens of a draft whose costs are timed
+LENGTHS = (1, 2, 4, 8)  # tokens of drafts whose verification is timed
+TIMED = 4  # tokens of the draft that is timed: each pass behind the first one is taken to cost the same
 ACCEPTANCES = (0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 REFRESH = SparseCacheSettings().refresh
 
@@ -72,16 +73,17 @@ def draft_passes(sparse: SparseCache, nodes: int) -> None:
         sparse.forward(np.ones(1, np.int32), np.array([row], np.int32))
 
 
-def cost(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what passes cost, by the length of the text."""
+def cost(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]]]:
+    """Yield what was run, and what passes cost, for each length of the text."""
     config, dtype = AutoConfig.from_pretrained(args.config), getattr(torch, args.dtype)
     config.max_position_embeddings = max(args.contexts) + 64
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     engine = HFEngine(model, acceleration=prepare_model(model, True))
-    rows = {str(tokens): context_cost(engine, config, tokens, args) for tokens in args.contexts}
     parameters = sum(p.numel() for p in model.parameters())
     about = {"model": args.config.name, "parameters": parameters, "dtype": args.dtype, "rounds": args.rounds}
-    return {"machine": environment(model), **about, "refresh": REFRESH, "contexts": rows}
+    about |= {"machine": environment(model), "refresh": REFRESH}
+    for tokens in args.contexts:
+        yield about, tokens, context_cost(engine, config, tokens, args)
 
 
 def context_cost(engine: HFEngine, config: Any, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def context_cost(engine: HFEngine, config: Any, tokens: int, args: argparse.Name
         sparse = cache.open_sparse(SparseCacheSettings(**row_budget(budget)).row_budget())
         kinds[f"retrieve {budget}"] = partial(sparse.retrieve, 1)
         kinds[f"begin {budget}"] = partial(draft_passes, sparse, 1)
-        kinds |= {f"draft {budget} {nodes}": partial(draft_passes, sparse, nodes) for nodes in LENGTHS}
+        kinds[f"draft {budget}"] = partial(draft_passes, sparse, TIMED)
     taken: dict[str, list[float]] = defaultdict(list)
     for turn in range(args.rounds + 1):
         for kind, run in kinds.items():
@@ -133,7 +135,9 @@ def ratio(found: dict[str, float], budget: int, acceptance: float) -> dict[str, 
     best = {"ratio": 0.0, "length": 0.0}
     for nodes in LENGTHS:
         expected = sum(acceptance**level for level in range(nodes + 1))
-        spent = found[f"draft {budget} {nodes}"] + found[f"verify {nodes}"] + choosing * expected / REFRESH
+        further = (found[f"draft {budget}"] - found[f"begin {budget}"]) / (TIMED - 1)
+        drafting = found[f"begin {budget}"] + (nodes - 1) * further
+        spent = drafting + found[f"verify {nodes}"] + choosing * expected / REFRESH
         if (value := round(expected * found["plain"] / spent, 3)) > best["ratio"]:
             best = {"ratio": value, "length": nodes}
     return best
@@ -150,8 +154,8 @@ def systems(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], Any]]:
     return found
 
 
-def decode(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what decoding behind held-out text yields, by the length of the text."""
+def decode(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]]]:
+    """Yield what was run, and what decoding behind held-out text yields, for each length of the text."""
     model = LlamaForCausalLM.from_pretrained(args.model).eval()
     model.generation_config.pad_token_id = 0
     plain = Speculator.from_transformers(model, method="none")
@@ -161,13 +165,13 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
         )
         for name, (settings, nodes) in systems(args).items()
     }
-    text, contexts = np.load(args.model / "held-out.npy").astype(np.int64), {}
+    about = {"model": "sparse_cache_model.py", "parameters": sum(p.numel() for p in model.parameters())}
+    about |= {"machine": environment(model), "new_tokens": args.new, "nodes": args.nodes}
+    text = np.load(args.model / "held-out.npy").astype(np.int64)
     for tokens in args.contexts:
         starts = np.linspace(0, len(text) - tokens - 1, args.prompts).astype(int)
         prompts = [torch.from_numpy(text[start : start + tokens]) for start in starts]
-        contexts[str(tokens)] = context_gain(plain, found, prompts, args.new)
-    about = {"model": "sparse_cache_model.py", "parameters": sum(p.numel() for p in model.parameters())}
-    return {"machine": environment(model), **about, "new_tokens": args.new, "nodes": args.nodes, "contexts": contexts}
+        yield about, tokens, context_gain(plain, found, prompts, args.new)
 
 
 def context_gain(
@@ -227,11 +231,12 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, help="where to write; contexts that stand there already stay")
     args = parser.parse_args()
     with torch.no_grad():
-        record = cost(args) if args.part == "cost" else decode(args)
-    if args.out is not None:
-        if args.out.exists():
-            record["contexts"] = json.loads(args.out.read_text(encoding="utf-8"))["contexts"] | record["contexts"]
-        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        for about, tokens, found in (cost if args.part == "cost" else decode)(args):
+            if args.out is None:
+                continue
+            before = json.loads(args.out.read_text(encoding="utf-8"))["contexts"] if args.out.exists() else {}
+            record = about | {"contexts": before | {str(tokens): found}}
+            args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
