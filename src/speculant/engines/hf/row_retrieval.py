@@ -17,9 +17,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from speculant.core.errors import UnsupportedError
 from speculant.core.sparse_cache import RowBudget
-from speculant.engines.hf.batch_attention import SLIDING, BatchCache
+from speculant.engines.hf.batch_attention import SLIDING, BatchCache, attention_function
 from speculant.engines.hf.in_place_layer import InPlaceLayer
+
+NO_QUERIES = (
+    "this model attends in a way that shows no queries of cached rows, so no rows can be chosen by them; use a method "
+    "such as 'mix'."
+)
 
 
 class RetrievalCache(BatchCache):
@@ -47,25 +53,40 @@ class RetrievalCache(BatchCache):
         self.chosen: dict[int, InPlaceLayer] = {}
         self.sliding: set[int] = set()
 
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Append the row and return all rows, as the sequence's own cache does."""
+        self._layer, self._updates = layer_idx, self._updates + 1
+        return self._caches[0].update(key_states, value_states, layer_idx)
+
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        """Run the model's own attention and choose rows by it; see `BatchCache.attend`."""
-        attended = super().attend(module, query, key, value, attention_mask, **kwargs)
+        """Run the model's own attention and choose rows by it; see `BatchCache.attend`.
+
+        Keys may be others than the cached ones, such as those that are computed from a latent row (MLA).
+
+        Raises:
+            UnsupportedError: they are not one for each cached row.
+        """
+        kind = attention_mask.shape[-1]
+        attended = attention_function(module, self._own)(module, query, key, value, self._masks[kind][0], **kwargs)[0]
+        self._attended += 1
         layer = self._caches[0].layers[self._layer]
-        keys, own_row = layer.keys[0], layer.keys.shape[-2] - 1
-        places = None if self._seen is None else self._seen.to(keys.device)
-        if attention_mask.shape[-1] == SLIDING:
+        heads, own_row = layer.keys.shape[1], layer.keys.shape[-2] - 1
+        places = torch.arange(own_row, device=key.device) if self._seen is None else self._seen.to(key.device)
+        if kind == SLIDING:
             assert self._window is not None
-            text = torch.arange(own_row, device=keys.device) if places is None else places
-            rows = text[-self._window :].expand(len(keys), -1)
+            rows = places[-self._window :].expand(heads, -1)
             self.sliding.add(self._layer)
         else:
-            weights = attention_weights(query[0, :, 0], keys, kwargs.get("scaling"), kwargs.get("softcap"))
-            rows = choose_rows(weights[:, :own_row] if places is None else weights[:, places], self._budget)
-            rows = rows if places is None else places[rows]
-        self.chosen[self._layer] = copied_rows(layer, torch.cat([rows, rows.new_full((len(keys), 1), own_row)], dim=1))
-        return attended
+            if query.shape[1] % key.shape[1] or key.shape[1] % heads or key.shape[2] != own_row + 1:
+                raise UnsupportedError(NO_QUERIES)
+            weights = attention_weights(query[0, :, 0], key[0], kwargs.get("scaling"), kwargs.get("softcap"))
+            weights = weights.reshape(heads, -1, own_row + 1).sum(1)
+            rows = choose_rows(weights[:, :own_row] if self._seen is None else weights[:, places], self._budget)
+            rows = rows if self._seen is None else places[rows]
+        self.chosen[self._layer] = copied_rows(layer, torch.cat([rows, rows.new_full((heads, 1), own_row)], dim=1))
+        return attended, None
 
     def counts(self) -> tuple[int, int]:
         """Return how many rows of the text were chosen in layers without a window and in those with one; 0 for none."""

@@ -23,7 +23,7 @@ from speculant.engines.hf.draft_rows import DraftRows, NewRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, as_ids
 from speculant.engines.hf.in_place_layer import InPlaceLayer
 from speculant.engines.hf.layer_selection import shares_keys
-from speculant.engines.hf.row_retrieval import RetrievalCache
+from speculant.engines.hf.row_retrieval import NO_QUERIES, RetrievalCache
 
 ROOT_ROW = np.array([-1], np.int32)
 
@@ -86,10 +86,7 @@ class HFSparseCache:
         finally:
             text.drop_partial()
         if not joined.complete:
-            raise UnsupportedError(
-                "this model attends in a way that shows no queries, so no rows can be chosen by them; use a method "
-                "such as 'mix'."
-            )
+            raise UnsupportedError(NO_QUERIES)
         cache = runner.empty_cache()
         cache.layers = [joined.chosen.get(index, InPlaceLayer()) for index in range(len(text.cache.layers))]
         full, sliding = joined.counts()
