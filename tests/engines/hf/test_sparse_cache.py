@@ -11,6 +11,7 @@ import torch
 from interrupts import interrupted
 from models import hybrid_model, tiny_model
 from passes import IDS, opened, rows_of
+from speculant.bench.architectures.catalogue import build, names
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget
 from speculant.engines.hf.cpu.accelerate import prepare_model
@@ -60,9 +61,21 @@ def test_with_all_rows_a_draft_has_the_targets_logits(name: str, attention: str,
         cache.keep([0, 1, 2])
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma4_text", "gpt_oss", "llama (rope: longrope)"])
+def test_other_attention(name: str) -> None:
+    """Guards keys made of latent rows, heads of several sizes, attention with sinks of its own, and rotary factors."""
+    if name not in names():
+        pytest.skip("this release of transformers has no such class")
+    cache = opened(HFEngine(build(name, "eager", positions=128)), LONG)
+    expected = cache.forward(*rows_of(4, TREE)).logits
+    cache.rollback()
+    torch.testing.assert_close(grown(sparse_of(cache, ALL), 4), expected, atol=2e-4, rtol=1e-3)
+    assert grown(sparse_of(cache, FEW), 4).isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_with_few_rows_others_are_not_read(name: str) -> None:
-    """Guards the mask's meaning: a draft on few rows is a pass in which all others are hidden from it."""
+    """Guards what a cache holds: so many rows, and a draft's logits are of these alone, again and again the same."""
     model = tiny_model(name, "eager", num_hidden_layers=3)
     cache = opened(HFEngine(model), LONG)
     sparse = sparse_of(cache, FEW)
