@@ -24,7 +24,8 @@ TOKENS = 40
 METHODS_HERE = [  # that draft from tokens or from the target's logits
     method.name
     for method in METHODS.values()
-    if not (method.takes_draft_model or method.takes_layers or method.heads) and method.exactness == "lossless"
+    if not (method.takes_draft_model or method.takes_layers or method.takes_rows or method.heads)
+    and method.exactness == "lossless"
 ]
 
 

@@ -16,7 +16,11 @@ from speculant.registry import METHODS
 from trees import paths_of
 
 VOCABULARY = 80
-NAMES = tuple(name for name, each in METHODS.items() if not (each.takes_draft_model or each.takes_layers or each.heads))
+NAMES = tuple(
+    name
+    for name, each in METHODS.items()
+    if not (each.takes_draft_model or each.takes_layers or each.takes_rows or each.heads)
+)
 BUDGETS = tuple(
     Budget(nodes=nodes, depth=depth, trees=trees, queries=queries)
     for nodes in (0, 1, 5, 64)

@@ -71,6 +71,8 @@ def check_engine_can(model: Any, *, method: str | None, head: Any) -> None:
         why = "trained heads read hidden states of decoder layers"
     elif found and found.takes_layers:
         why = f"the method '{method}' runs a part of the target's layers"
+    elif found and found.takes_rows:
+        why = f"the method '{method}' runs the target on a part of its cache"
     if why is not None:
         raise UnsupportedError(
             f"{why}, which llama.cpp does not offer. Use a method such as 'mix' or 'draft-model', or the model in "

@@ -17,6 +17,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.checked import checked
 from speculant.engines.hf.capabilities import optional_layers
 from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.hf.sparse_cache import whole_cache_reason
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
@@ -106,6 +107,7 @@ class Speculator(Decoder):
             open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
             translation=drafts[0].pair.translation if drafts else None,
             layers=optional_layers(model) if found.takes_layers else 0,
+            whole_cache=whole_cache_reason(model) if found.takes_rows else "",
             head=opened,
             sampled=rule.sampled,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from speculant.core.errors import UnsupportedError
+from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
 
 Array = Any
@@ -209,6 +210,14 @@ class TargetCache(Protocol):
         raise UnsupportedError(
             "keys and values of single layers cannot be read on this engine; use a head that needs none."
         )
+
+    def open_sparse(self, budget: RowBudget) -> SparseCache:
+        """Return a cache of a few of this text's rows, which drafts with the same weights are grown on.
+
+        Raises:
+            UnsupportedError: passes of this model cannot read a part of their cache; the message gives the reason.
+        """
+        raise UnsupportedError("this engine's passes read their whole cache; use a method such as 'mix'.")
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         """Run the last `count` committed tokens again through some decoder layers; the cache stays as it is.

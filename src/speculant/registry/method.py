@@ -71,6 +71,7 @@ class Method:
         settings: Any = None,
         open_cache: Any = None,
         layers: int = 0,
+        whole_cache: str = "",
         translation: Any = None,
         head: Any = None,
         sampled: bool = False,
@@ -85,12 +86,13 @@ class Method:
             settings: an object of its settings' class, or a dict of some of them; None for the defaults.
             open_cache: opens caches of a draft model, see `DraftModelDrafter`.
             layers: decoder layers of the target, if its passes can leave some out; else 0.
+            whole_cache: why passes of the target read their whole cache; "" where they can read a part.
             translation: between the target's and the draft model's tokens, for methods that draft through text.
             head: a trained head on its target, see `drafters.heads.drafter.LoadedHead`.
             sampled: whether the acceptance rule takes tokens drawn with replacement.
 
         Raises:
-            UnsupportedError: the method leaves out layers of the target, which is not possible.
+            UnsupportedError: the method leaves out layers of the target, or rows of its cache, which is not possible.
             UsageError: the method needs a draft model or a head, or takes none, not this kind or no such settings.
         """
         self.check_draft_model(given=open_cache is not None)
@@ -104,6 +106,7 @@ class Method:
             "settings": self._settings(kind, settings),
             "open_cache": open_cache,
             "layers": layers,
+            "whole_cache": whole_cache,
             "translation": translation,
             "head": head,
             "sampled": sampled,
@@ -196,6 +199,11 @@ class Method:
     def takes_layers(self) -> bool:
         """Whether its drafter runs some of the target's layers."""
         return "layers" in self._parameters()
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether its drafter runs the target on some rows of its cache."""
+        return "whole_cache" in self._parameters()
 
     @property
     def drafts_text(self) -> bool:

@@ -163,7 +163,9 @@ class ModelRunner:
         with decode_mode(self.model):
             return self.run(given, cache, **options)
 
-    def mask(self, rows: DraftRows, start: int, before: int, *, seen: Bool | None, hidden: int) -> Any:
+    def mask(
+        self, rows: DraftRows, start: int, before: int, *, seen: Bool | None, hidden: int, sliding: int | None = None
+    ) -> Any:
         """Return the mask of a pass over rows in the form the model takes.
 
         By kind of layer where it has two, additive for eager attention.
@@ -172,20 +174,22 @@ class ModelRunner:
             rows: those beside the committed text.
             start: the first of them that the pass runs.
             before, seen, hidden: see `DraftRows.mask`.
+            sliding: how many of the last `before` tokens layers with a window hold; None for all.
         """
-        capabilities, full, sliding = self.capabilities, None, None
+        capabilities, full, windowed = self.capabilities, None, None
         if not capabilities.attends:
             return None
         if capabilities.mixed or capabilities.window is None:
             full = rows.mask(start, before, seen=seen, hidden=hidden)
         if capabilities.window is not None:
-            sliding = rows.mask(start, before, seen=seen, window=capabilities.window, hidden=hidden)
+            held = before if sliding is None else sliding
+            windowed = rows.mask(start, held, seen=seen, window=capabilities.window, hidden=hidden)
         if capabilities.mixed:
-            masks = {"full_attention": self._to_device(full), "sliding_attention": self._to_device(sliding)}
+            masks = {"full_attention": self._to_device(full), "sliding_attention": self._to_device(windowed)}
             if capabilities.indexed:
                 masks["indexed_attention"] = masks["full_attention"]
             return masks | dict.fromkeys(STATE_LAYERS) if capabilities.states else masks
-        return self._to_device(full if capabilities.window is None else sliding)
+        return self._to_device(full if capabilities.window is None else windowed)
 
     def _to_device(self, mask: Bool | None) -> Tensor:
         assert mask is not None

@@ -19,6 +19,7 @@ from transformers import GenerationMixin
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import ModelError, UnsupportedError
+from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.capabilities import STATE_ON_MODULES, decode_mode
 from speculant.engines.hf.forward_pass import out_of_memory
@@ -134,6 +135,9 @@ class PlainTargetCache:
 
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
         raise UnsupportedError("keys and values of single layers cannot be read on this model.")
+
+    def open_sparse(self, budget: RowBudget) -> SparseCache:
+        raise UnsupportedError("passes of this model read their whole cache.")
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         raise UnsupportedError("single layers of this model cannot be run.")

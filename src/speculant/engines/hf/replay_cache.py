@@ -21,6 +21,7 @@ from torch import Tensor
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import (
@@ -193,6 +194,9 @@ class ReplayTargetCache:
 
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
         raise UnsupportedError("keys and values of single layers cannot be read on this model; use another head.")
+
+    def open_sparse(self, budget: RowBudget) -> SparseCache:
+        raise UnsupportedError("passes of this model read their whole cache.")
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         raise UnsupportedError("single layers of this model cannot be run.")

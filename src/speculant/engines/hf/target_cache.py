@@ -17,7 +17,8 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_NEEDS, Needs, Pass
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.tree import UNLIMITED, DraftTree, Int32
+from speculant.core.sparse_cache import RowBudget, SparseCache
+from speculant.core.tree import UNLIMITED, Bool, DraftTree, Int32
 from speculant.engines.hf.cache import (
     begin_own_pass,
     cached_length,
@@ -41,6 +42,7 @@ from speculant.engines.hf.forward_pass import (
 from speculant.engines.hf.prompt import Prompt, PromptPart
 from speculant.engines.hf.prompt_reader import PromptReader
 from speculant.engines.hf.rotary_limit import RotaryLimit
+from speculant.engines.hf.sparse_cache import HFSparseCache, sparse_refusal
 from speculant.engines.hf.states.recorder import RecordedRows, Recorder
 
 
@@ -106,6 +108,11 @@ class HFTargetCache:
     def position(self) -> int:
         """The position of the token that follows the last committed one."""
         return self._length - self._prompt.shift
+
+    @property
+    def seen(self) -> Bool | None:
+        """Bool[T], False at the prompt's padding; None without padding."""
+        return self._prompt.seen
 
     @property
     def depth(self) -> int:
@@ -238,6 +245,11 @@ class HFTargetCache:
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
         self._check_cache()
         return layer_rows(self.cache, layer, self._length, seen=self._prompt.seen)
+
+    def open_sparse(self, budget: RowBudget) -> SparseCache:
+        if reason := sparse_refusal(self._runner.capabilities, self._runner.model):
+            raise UnsupportedError(reason)
+        return HFSparseCache(self._runner, self, budget)
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         self._check_cache()

@@ -56,6 +56,16 @@ SELF_DRAFTING: tuple[Method, ...] = (
         requires=_LAYERS,
     ),
     Method(
+        name="sparse-cache",
+        family="self-drafting, sparse cache",
+        summary="the target drafts a chain on a part of its cache: first, last and retrieved rows; for long texts",
+        drafter="speculant.drafters.sparse.drafter:SparseCacheDrafter",
+        source="TriForce: Sun et al. 2024, arXiv 2404.11912; MagicDec: Sadhukhan et al. 2024, arXiv 2408.11049",
+        verifier="speculative-sampling",
+        samples="iid",
+        requires="a cache of keys and values",
+    ),
+    Method(
         name="jacobi",
         family="self-drafting, mask-predict",
         summary="guesses all next tokens at once; every pass replaces them by its argmaxes",

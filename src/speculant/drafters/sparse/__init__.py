@@ -1,0 +1,1 @@
+"""Drafters that run the whole target on a part of its cache."""

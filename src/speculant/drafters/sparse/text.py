@@ -1,0 +1,82 @@
+"""A committed text on a sparse cache of the target's, and the rows of the draft that grows below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from speculant.core.drafter import Start, Verified
+from speculant.core.sparse_cache import RowBudget, SparseCache
+from speculant.core.tree import ROOT
+from speculant.drafters.models.level_session import LevelText
+from speculant.drafters.models.warping import Warping
+
+
+class SparseText(LevelText):
+    """Drafts on chosen rows of the target's cache, which are chosen anew after so many committed tokens."""
+
+    def __init__(self, start: Start, budget: RowBudget, *, refresh: int, min_context: int) -> None:
+        """Prepare; rows are chosen once the prompt is read, or later, when the text is long enough.
+
+        Args:
+            start: of the request; its target is lent.
+            budget: how many rows are chosen.
+            refresh: committed tokens after which they are chosen anew.
+            min_context: committed tokens below which nothing is drafted.
+        """
+        assert start.target is not None  # lent by every path that decodes with a model
+        self._target, self._budget, self._warping = start.target, budget, Warping(start.sampling)
+        self._refresh, self._min_context = refresh, min_context
+        self._sparse: SparseCache | None = None
+        self._chosen_at = 0  # tokens that were committed when the rows were chosen
+        self._choosing = False  # whether this round's draft begins by choosing
+        self._root, self._count = ROOT, 0
+
+    @property
+    def depth(self) -> int:
+        return self._target.depth if self._target.length >= self._min_context else 0
+
+    @property
+    def trees(self) -> bool:
+        return self._target.trees
+
+    def begin(self) -> Tensor:
+        """Begin a draft on the chosen rows, or choose them; asked again in a round, it does the same again."""
+        self._count = 1
+        due = self._choosing or self._target.length - self._chosen_at >= self._refresh
+        if self._sparse is None or due:
+            self._choosing = True
+            return self._warping(self._choose())
+        return self._warping(self._sparse.begin(self._root))
+
+    def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
+        assert self._sparse is not None  # a draft begins before it is read on
+        parents = [max(0, row) for row in above]  # the root's own row is row 0
+        logits = self._sparse.forward(np.array(tokens, np.int32), np.array(parents, np.int32))
+        rows = list(range(self._count, self._count + len(tokens)))
+        self._count += len(tokens)
+        return rows, self._warping(logits)
+
+    def observe(self, verified: Verified) -> None:
+        """Take the new root. Behind a long prompt the rows are chosen at once, so that no draft costs more than others.
+
+        Sizes are chosen by what the first drafts cost; that of choosing belongs to reading the prompt.
+        """
+        first, self._root, self._choosing = self._root == ROOT, int(verified.tokens[-1]), False
+        if first and self.depth:
+            self._choose()
+
+    def _choose(self) -> Tensor:
+        """Choose rows by a pass over the root; return its logits [1, V]."""
+        if self._sparse is None:
+            self._sparse = self._target.open_sparse(self._budget)
+        logits: Tensor = self._sparse.retrieve(self._root)
+        self._chosen_at = self._target.length
+        return logits
+
+    def release(self) -> None:
+        """Free the chosen rows; the target's cache stays the sequence's."""
+        if self._sparse is not None:
+            self._sparse.release()
