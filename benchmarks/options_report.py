@@ -12,6 +12,7 @@ from speculant.cli.bench_settings import BenchOptions
 from speculant.cli.replay_settings import ReplayOptions
 from speculant.core.environment import PREFIX
 from speculant.options.drafting import DraftingOptions
+from speculant.options.hosting import HostingOptions
 from speculant.options.kinds import FLAG
 from speculant.options.model import ModelOptions
 from speculant.options.option import Option, options_of
@@ -35,7 +36,7 @@ size is bytes, or has a unit: `256MB` is decimal, `256MiB` binary. Lists in vari
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A section: its title, who takes these options, their group, and whether a server reads their variables."""
+    """A section: its title, who takes these options, their group, and whether variables give them."""
 
     title: str
     takers: str
@@ -59,6 +60,12 @@ PAGES = (
     Page("Text", "`generate` and `chat`.", SamplingOptions),
     Page("Structured text", "`generate`, with `pip install 'speculant[structured]'`.", ConstraintOptions),
     Page("The server", "`serve`.", ServingOptions, True),
+    Page(
+        "Drafts inside an engine",
+        "[vLLM](vllm.md) and [SGLang](sglang.md), by variables or a file.",
+        HostingOptions,
+        True,
+    ),
     Page("Benchmarks", "`bench`, beside most drafting options.", BenchOptions),
     Page("Replay", "`replay`, beside some drafting options.", ReplayOptions),
     Page("Training", "`train KIND`.", TrainSettings),
@@ -73,19 +80,20 @@ def page() -> str:
 
 def section(page: Page) -> str:
     """Return one section in Markdown."""
-    rows = [row(each, variables=page.variables) for each in options_of(page.group).values() if each.flag]
-    heads = ["option", *(["variable"] if page.variables else []), "meaning"]
+    options, flags = options_of(page.group).values(), page.group is not HostingOptions
+    rows = [row(each, flag=flags, variables=page.variables) for each in options]
+    heads = [*(["option"] if flags else []), *(["variable"] if page.variables else []), "meaning"]
     lines = [f"## {page.title}", "", page.takers, "", table_row(heads), table_row(["---"] * len(heads))]
     return "\n".join([*lines, *rows, ""])
 
 
-def row(option: Option, *, variables: bool) -> str:
+def row(option: Option, *, flag: bool, variables: bool) -> str:
     """Return the row of one option."""
-    flag = f"{option.flag} {option.kind.metavar}" if option.kind is not FLAG else option.flag
-    names = [flag, *option.aliases, *([option.off] if option.off else [])]
+    form = f"{option.flag} {option.kind.metavar}" if option.kind is not FLAG else option.flag
+    names = [form, *option.aliases, *([option.off] if option.off else [])]
     if option.tristate:
         names.append(f"--no-{option.flag[2:]}")
-    cells = [", ".join(f"`{name}`" for name in names)]
+    cells = [", ".join(f"`{name}`" for name in names)] if flag else []
     if variables:
         cells.append(f"`{PREFIX}{option.name.upper()}`")
     return table_row([*cells, option.described])

@@ -82,5 +82,5 @@ def test_settings_without_effect() -> None:
     check_settings(IntegrationSettings())
     with pytest.raises(UnsupportedError, match="drafted_per_step"):
         check_settings(IntegrationSettings(drafted_per_step=8))
-    with pytest.raises(UnsupportedError, match="least_probability"):
-        check_settings(IntegrationSettings(least_probability=0.1))
+    with pytest.raises(UnsupportedError, match="min_probability"):
+        check_settings(IntegrationSettings(min_probability=0.1))

@@ -8,69 +8,37 @@ runs.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from speculant.api.bases import open_bases
-from speculant.api.options import check_bytes, check_number
-from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Drafter
-from speculant.core.environment import PREFIX, check_variables, nearest
+from speculant.core.environment import nearest
 from speculant.core.errors import FileError, UnsupportedError, UsageError
-from speculant.options.drafting import AUTOMATIC
+from speculant.options.hosting import HostingOptions
+from speculant.options.option import options_of
+from speculant.options.variables import read_variables
 from speculant.registry import METHODS, Method, find_method
 from speculant.sharing.address import parse_address
 from speculant.sharing.opening import check_sharing, open_sharing
 
 CONFIG = "SPECULANT_CONFIG"
-DRAFTED_PER_STEP = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntegrationSettings:
-    """How to draft inside an engine.
-
-    Attributes:
-        method: a drafting method that learns from text alone.
-        memory: a memory file to begin with, if it exists, and to save to; None to forget everything at the end.
-        corpus: a memory file to begin with where there is no `memory` file yet; never written.
-        base: frozen bases under the memory, several separated as in PATH; "auto" for those of the user's folder that
-            fit. They are not found unasked: ranks on several machines must draft the same tokens, and their folders
-            may differ.
-        memory_limit: bytes that the drafter's memory may take.
-        save_every: seconds between saves in the background; it is also saved at exit.
-        drafted_per_step: the most tokens drafted in a step, for all its requests together.
-        least_probability: of being accepted, as the drafter estimates it, that a drafted token must have; each costs
-            time where passes are limited by computation, as on CPUs and under load.
-        settings: of the method's drafter; None for the defaults.
-        allow_untested: whether engines of versions that were not tested are accepted.
-        share: the URL of a store that replicas learn from each other through, see `sharing.address`; None for none.
+class IntegrationSettings(HostingOptions):
+    """Options of drafts inside an engine, which were checked, and the drafter that they make.
 
     Raises:
         UsageError: a value makes no sense, or there is no such method.
         UnsupportedError: the method needs more of its target than tokens, or is lossy, or keeps no memory.
     """
 
-    method: str = "mix"
-    memory: Path | None = None
-    corpus: Path | None = None
-    base: tuple[Path, ...] | str = ()
-    memory_limit: int = MEMORY_LIMIT
-    save_every: float = 300.0
-    drafted_per_step: int = DRAFTED_PER_STEP
-    least_probability: float = 0.0
-    settings: Mapping[str, Any] | None = None
-    allow_untested: bool = False
-    share: str | None = field(default=None, repr=False)  # may hold a password
-
     def __post_init__(self) -> None:
-        check_number("save_every", self.save_every, least=0, above=True)
-        check_number("drafted_per_step", self.drafted_per_step, least=0, whole=True)
-        check_number("least_probability", self.least_probability, least=0, most=1)
+        HostingOptions.__post_init__(self)
         method = find_method(self.method)
         if not drafts_from_text(method):
             usable = ", ".join(name for name, each in METHODS.items() if drafts_from_text(each))
@@ -122,49 +90,19 @@ def read_settings(environment: Mapping[str, str]) -> IntegrationSettings:
         FileError: the file cannot be read.
         UsageError: a name is not a setting, or a value makes no sense.
     """
-    named = {each.name for each in fields(IntegrationSettings)}
+    options = options_of(IntegrationSettings)
+    names = {name: each for each in options.values() for name in (each.name, *each.old_names)}
     found: dict[str, Any] = {}
     if path := environment.get(CONFIG):
         for name, value in _read_file(Path(path)).items():
-            if name not in named:
-                raise UsageError(f"{path}: there is no setting {name!r}. {nearest(name, named)}")
-            found[name] = value
-    variables = {PREFIX + name.upper(): name for name in named}
-    check_variables(environment, known={*named, "config"}, what="a setting")
-    given = {name.upper(): value for name, value in environment.items()}
-    found |= {name: given[variable] for variable, name in variables.items() if given.get(variable)}
-    return IntegrationSettings(**{name: _parse(name, value) for name, value in found.items()})
-
-
-def _parse(name: str, value: Any) -> Any:
-    """Return a setting's value, given as text or as a value of the file's format."""
-    if name == "base" and value == AUTOMATIC:
-        return AUTOMATIC
-    if name == "base":
-        given = value.split(os.pathsep) if isinstance(value, str) else value
-        if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
-            raise UsageError(f"base must be a path, a list of paths, or auto, not {value!r}.")
-        return tuple(Path(path).expanduser() for path in given if path)
-    if name in ("memory", "corpus"):
-        if not isinstance(value, str):
-            raise UsageError(f"{name} must be a path, not {value!r}.")
-        return Path(value).expanduser()
-    if name == "memory_limit":
-        return check_bytes(value)
-    if name in ("method", "share"):
-        return str(value)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise UsageError(f"{name} must be a number, true or false, or JSON, not {value!r}.") from None
-    if name == "settings" and not isinstance(value, dict):
-        raise UsageError(f'settings must be an object such as {{"row_memory": 8}}, not {value!r}.')
-    if name == "allow_untested":
-        if value not in (True, False):
-            raise UsageError(f"allow_untested must be true or false (1 or 0), not {value!r}.")
-        return bool(value)
-    return value
+            if name not in names:
+                raise UsageError(f"{path}: there is no setting {name!r}. {nearest(name, names)}")
+            try:
+                found[names[name].name] = names[name].read(value)
+            except ValueError as error:
+                raise UsageError(f"{path}: {name} {error}") from None
+    given = read_variables((IntegrationSettings,), flags={}, environment=environment, file=None, what="a setting")
+    return IntegrationSettings(**found | given)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import re
 from typing import Any
 
 from speculant.core.errors import UnsupportedError
-from speculant.integrations.settings import DRAFTED_PER_STEP, IntegrationSettings
+from speculant.integrations.settings import IntegrationSettings
+from speculant.options.hosting import DRAFTED_PER_STEP
 
 OLDEST, BEYOND = (0, 5, 20), (0, 5, 24)
 TESTED = "0.5.23 (its interface classes, without a GPU)"
@@ -40,7 +41,7 @@ def check_settings(settings: IntegrationSettings) -> None:
     Raises:
         UnsupportedError: the tokens of a step are bounded, or improbable ones left out.
     """
-    for name, unset in (("drafted_per_step", DRAFTED_PER_STEP), ("least_probability", 0.0)):
+    for name, unset in (("drafted_per_step", DRAFTED_PER_STEP), ("min_probability", 0.0)):
         if getattr(settings, name) != unset:
             raise UnsupportedError(
                 f"SGLang verifies a fixed number of tokens per request, so {name} has no effect; leave it out and set "

@@ -68,7 +68,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang is not typed
         if may_save and first and settings.memory is not None and isinstance(drafter, Persistent):
             rows = corpus.rows
             self._saver = BackgroundSaver(
-                drafter, settings.memory, every=settings.save_every, learned=lambda: rows.learned
+                drafter, settings.memory, every=settings.save_seconds, learned=lambda: rows.learned
             )
         return corpus
 

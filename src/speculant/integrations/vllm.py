@@ -58,7 +58,7 @@ class Proposer:
             vocabulary=memory.vocabulary,
             budget=chain_budget,
             most_per_step=settings.drafted_per_step,
-            least_probability=settings.least_probability,
+            least_probability=settings.min_probability,
             ends=memory.ends,
         )
         self._saver = memory.saver(learned=lambda: rows.learned, finish=rows.finish)

@@ -23,20 +23,20 @@ class VllmMemory:
         vocabulary: V of the model.
         ends: tokens that end a text.
         path: the file to save to; None where this process saves nothing.
-        save_every: seconds between saves.
+        save_seconds: seconds between saves.
     """
 
     drafter: Drafter
     vocabulary: int
     ends: frozenset[int]
     path: Path | None
-    save_every: float
+    save_seconds: float
 
     def saver(self, *, learned: Callable[[], int], finish: Callable[[], object]) -> BackgroundSaver | None:
         """Return what saves the memory from now on, see `BackgroundSaver`; None where this process saves nothing."""
         if self.path is None or not isinstance(self.drafter, Persistent):
             return None
-        return BackgroundSaver(self.drafter, self.path, every=self.save_every, learned=learned, finish=finish)
+        return BackgroundSaver(self.drafter, self.path, every=self.save_seconds, learned=learned, finish=finish)
 
 
 def open_memory(settings: IntegrationSettings, vllm_config: Any, *, first: bool) -> VllmMemory:
@@ -60,7 +60,7 @@ def open_memory(settings: IntegrationSettings, vllm_config: Any, *, first: bool)
         vocabulary=vocabulary,
         ends=_end_tokens(model),
         path=path if may_save and first else None,
-        save_every=settings.save_every,
+        save_seconds=settings.save_seconds,
     )
 
 

@@ -60,7 +60,7 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
             memory.drafter,
             vocabulary=memory.vocabulary,
             most_per_step=settings.drafted_per_step,
-            least_probability=settings.least_probability,
+            least_probability=settings.min_probability,
             ends=memory.ends,
         )
         self._saver = memory.saver(learned=lambda: chains.rows.learned, finish=chains.forget)

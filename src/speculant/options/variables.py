@@ -16,11 +16,12 @@ from typing import Any
 from speculant.core.environment import PREFIX, check_variables, nearest
 from speculant.core.errors import FileError, UsageError
 from speculant.options.drafting import DraftingOptions
+from speculant.options.hosting import HostingOptions
 from speculant.options.model import ModelOptions
 from speculant.options.option import Option, options_of
 from speculant.options.serving import ServingOptions
 
-FRONT_ENDS = (ModelOptions, DraftingOptions, ServingOptions)
+FRONT_ENDS = (ModelOptions, DraftingOptions, ServingOptions, HostingOptions)
 
 logger = logging.getLogger(__name__)
 
