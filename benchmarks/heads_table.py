@@ -109,6 +109,7 @@ def systems(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
         ]
         own["method"] = "mix-head"
         found += [DraftingSystem(name=f"mix and {name}, {nodes} nodes", nodes=nodes, **own) for nodes in (UNION, TREE)]
+        found.append(DraftingSystem(name=f"mix and {name}, automatic", nodes="auto", **own))
     return found
 
 

@@ -13,9 +13,11 @@ from models import tiny_model
 from passes import plain_text
 from speculant import Speculator
 from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import HeadDrafter
 from speculant.drafters.heads.union import MixHeadDrafter, SuffixHeadDrafter, UnionHeadDrafter, UnionHeadSettings
+from speculant.drafters.heads.united import Reach
 from speculant.drafters.mix.drafter import MixDrafter
 from trees import paths_of
 
@@ -104,3 +106,21 @@ def test_the_union_is_ahead_of_a_useless_part() -> None:
         for method, head in (("mix", None), ("mix-head", oracle(model, begin=5)))
     }
     assert mats["mix-head"] > 2 > 0.5 * mats["mix"]
+
+
+def test_the_memory_proposes_more_where_it_reaches_far() -> None:
+    """Guards texts that repeat themselves: a memory that is right nearly as far as the head fills the draft."""
+    reach = Reach()
+    assert reach.proposed(16, 64) == 16
+    for _ in range(200):
+        reach.observe(head=2, memory=3)
+    assert (reach.proposed(16, 64), reach.proposed(16, 8)) == (64, 16)
+    for _ in range(200):
+        reach.observe(head=4, memory=1)
+    assert reach.proposed(16, 64) == 16
+
+
+def test_settings_out_of_range() -> None:
+    """Guards widths that no draft can have."""
+    with pytest.raises(UsageError, match="wide is 1 to 64, not 0"):
+        UnionHeadSettings(wide=0)

@@ -17,7 +17,7 @@ from speculant.drafters.heads.head import head_needs
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.text import HeadText
-from speculant.drafters.heads.united import FIRST_WEIGHTS, UnitedSession
+from speculant.drafters.heads.united import FIRST_WEIGHTS, Reach, UnitedSession
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.mixture import Mixture
@@ -32,7 +32,8 @@ class UnionHeadSettings(UnionSettings):
     """Settings of methods that unite a memory with a head.
 
     Attributes:
-        proposed: nodes of the tree that the memory proposes.
+        proposed: nodes of the tree that the memory proposes; as many as are drafted, if that is more, where it has been
+            right nearly as far as the head.
         depth: steps of the head.
         top_k: nodes that each of them extends, and candidates of each.
         wide: the same where more than 16 nodes are drafted. In smaller drafts so many candidates cost acceptance, since
@@ -78,7 +79,7 @@ class UnionHeadDrafter(Drafter, Persistent):
         """Take both; `settings` are None for the defaults. Raises as `HeadDrafter`."""
         self.memory, self._settings = memory, settings or UnionHeadSettings()
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
-        self._mixture, self._acceptance = Mixture(FIRST_WEIGHTS), LevelAcceptance()
+        self._mixture, self._reach, self._acceptance = Mixture(FIRST_WEIGHTS), Reach(), LevelAcceptance()
         self.states = KeptStates(head.head, head.target)
 
     @property
@@ -96,7 +97,7 @@ class UnionHeadDrafter(Drafter, Persistent):
         s = self._settings
         shape = BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, wide=s.wide)
         own = HeadSession(HeadText(self.states, start), start, shape)
-        return UnitedSession(own, self.memory.open(start), self._mixture, s.proposed)
+        return UnitedSession(own, self.memory.open(start), self._mixture, self._reach, s.proposed)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         return propose_together(sessions, budgets)

@@ -29,7 +29,25 @@ from speculant.drafters.models.level_session import heaviest
 from speculant.drafters.models.mixture import Mixture, logit
 from speculant.drafters.models.shapes import MOST_NODES
 
-FIRST_WEIGHTS = (0.0, 1.0, 0.25, 0.0, 0.0)
+FIRST_WEIGHTS = (0.5, 0.9, 0.6, 0.0, -0.3)
+_REACH_RATE = 0.02  # per round
+_NEARLY = 0.75
+
+
+class Reach:
+    """How far the own drafts of a head and of a memory were right of late, over all requests."""
+
+    def __init__(self) -> None:
+        self._head, self._memory = 1.0, 0.0
+
+    def observe(self, head: int, memory: int) -> None:
+        """Take how many tokens of each draft were those of the text."""
+        self._head += _REACH_RATE * (head - self._head)
+        self._memory += _REACH_RATE * (memory - self._memory)
+
+    def proposed(self, least: int, most: int) -> int:
+        """Return how many nodes the memory proposes: as many as are drafted where it reaches nearly as far."""
+        return max(least, most) if self._memory > _NEARLY * self._head else least
 
 
 @dataclass(slots=True)
@@ -93,17 +111,18 @@ class UnitedSession(Session):
         own: of the head.
     """
 
-    def __init__(self, own: HeadSession, memory: Session, mixture: Mixture, proposed: int) -> None:
+    def __init__(self, own: HeadSession, memory: Session, mixture: Mixture, reach: Reach, proposed: int) -> None:
         """Unite two sessions.
 
         Args:
             own: of the head; its drafts are of chosen tokens.
             memory: its node weights are probabilities.
             mixture: of all requests, with `FIRST_WEIGHTS`.
-            proposed: nodes of the tree that the memory proposes.
+            reach: of all requests.
+            proposed: nodes of the tree that the memory proposes, more where it reaches nearly as far as the head.
         """
-        self.own, self._memory, self._mixture, self._proposed = own, memory, mixture, proposed
-        self._drafted = DraftTree.empty()  # by the head
+        self.own, self._memory, self._mixture, self._reach, self._proposed = own, memory, mixture, reach, proposed
+        self._drafted, self._recalled = DraftTree.empty(), DraftTree.empty()  # by the head, and by the memory
         self._seen: dict[tuple[int, ...], tuple[list[int], Float64]] = {}  # by the tokens from the root
 
     def propose(self, budget: Budget) -> DraftTree:
@@ -120,7 +139,9 @@ class UnitedSession(Session):
         self._drafted, self._seen = drafted, {}
         united = United()
         united.add(drafted, 0)
-        united.add(self._memory.propose(Budget(nodes=self._proposed, depth=budget.depth, trees=budget.trees)), 1)
+        nodes = self._reach.proposed(self._proposed, budget.nodes)
+        self._recalled = self._memory.propose(Budget(nodes=nodes, depth=budget.depth, trees=budget.trees))
+        united.add(self._recalled, 1)
         weights, paths = [0.0] * len(united.tokens), dict[int, tuple[int, ...]]()
         paths[ROOT] = ()
         for parent in range(ROOT, len(united.tokens)):
@@ -146,8 +167,10 @@ class UnitedSession(Session):
         self._mixture.learn_path(self._seen, tokens)
         self.own.text.observe(verified)
         if len(self._drafted):
-            self.own.learn(self._drafted, _followed(self._drafted, tokens))
-        self._drafted, self._seen = DraftTree.empty(), {}
+            path = _followed(self._drafted, tokens)
+            self.own.learn(self._drafted, path)
+            self._reach.observe(len(path), len(_followed(self._recalled, tokens)))
+        self._drafted, self._recalled, self._seen = DraftTree.empty(), DraftTree.empty(), {}
         self._memory.observe(verified)
 
     def close(self) -> None:
