@@ -10,6 +10,7 @@ from tests.models import VOCABULARY, tiny_model
 from torch import Tensor
 
 from speculant import Speculator
+from speculant.api.heads import open_head
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_parts import HFTargetParts
@@ -135,7 +136,7 @@ def overfit(
 
 
 def check_greedy(model: Any, head: Any, *, settings: dict[str, Any] | None = None, nodes: int = 6) -> Speculator:
-    """Check that text with a head is the target's own: alone, in a second turn and in a batch."""
+    """Check that text of a head that drafts alone is the target's own: by itself, in a second turn and in a batch."""
     prompt = [5, 7, 9, 11, 13, 8, 4, 6]
 
     def plain(text: list[int], count: int) -> list[int]:
@@ -144,7 +145,9 @@ def check_greedy(model: Any, head: Any, *, settings: dict[str, Any] | None = Non
         found: list[int] = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)[0].tolist()
         return found[len(text) :]
 
-    speculator = Speculator.from_transformers(model, head=head, settings=settings, nodes=nodes, fast=False)
+    opened = open_head(head, model, fast=False)
+    options: dict[str, Any] = {"head": opened, "method": opened.method, "settings": settings, "nodes": nodes}
+    speculator = Speculator.from_transformers(model, **options, fast=False)
     result = speculator.generate(prompt, max_new_tokens=24, temperature=0)
     assert list(result.ids) == plain(prompt, 24)
     assert result.stats.drafted > 0

@@ -33,11 +33,15 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
 
 
 def test_the_default_method() -> None:
-    """A head is united with `mix`, but for rules that take drawn tokens, and while it learns."""
+    """A head is united with `mix`, but for rules that take drawn tokens, its own settings, and while it learns."""
     assert default_method() == default_method(online=True) == "mix"
     assert default_method("eagle2") == default_method("eagle2", verifier="sample-then-follow") == "mix-head"
     assert default_method("eagle2", verifier="speculative-sampling") == "eagle2"
     assert default_method("medusa", online=True) == "medusa"
+    for settings in (("proposed=4",), {"top_k": 4}):
+        assert default_method("eagle2", settings=settings) == "mix-head"
+    for settings in (("tree=chain",), {"tree": "static"}):
+        assert default_method("eagle2", settings=settings) == "eagle2"
 
 
 def test_the_table_is_read_only() -> None:

@@ -78,7 +78,9 @@ class Speculator(Decoder):
             from speculant.api.native_heads import find_native_head
 
             opened, notes = find_native_head(model, fast=compiled)
-        method = method or default_method(opened.method if opened else None, verifier=verifier, online=bool(online))
+        if method is None:
+            own = None if opened is None else opened.method
+            method = default_method(own, verifier=verifier, online=bool(online), settings=settings)
         found = find_method(method) if drafter is None else method_of(drafter.inner)
         method = found.name
         if opened is None and found.heads:

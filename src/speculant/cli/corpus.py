@@ -45,8 +45,8 @@ speculant corpus build --model your/model --kind suffix -o log.mem *.jsonl
 speculant corpus build --model your/model --kind mix-base -o our.base \\
     chats.jsonl.gz@2 docs/ --exclude test.jsonl --budget 64MB
 speculant generate "def main" --model your/model --memory code.speculant
-speculant corpus build --model your/model --kind vocabulary -o frequent.json *.jsonl
-speculant generate "Why?" --model your/model --method mtp --set vocabulary=frequent.json --set vocabulary_size=32768
+speculant corpus build --model your/model --kind vocabulary -o ids.json *.jsonl
+speculant generate "Why?" --model your/model --set vocabulary=ids.json
 """
 
 BUDGET = 64_000_000

@@ -71,7 +71,9 @@ def load_speculator(loading: ModelOptions, drafting: DraftingOptions) -> Loaded:
     with importing("PyTorch and transformers"):
         found = None if drafting.head is None else read_head(drafting.head, named)
         own = None if found is None else found.format.method
-        method = named or find_method(default_method(own, verifier=drafting.verifier, online=bool(drafting.online)))
+        method = named or find_method(
+            default_method(own, verifier=drafting.verifier, online=bool(drafting.online), settings=drafting.settings)
+        )
         check_keeps(method, drafting)
         check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)
         settings = build_settings(method, drafting.settings or ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -100,24 +101,38 @@ def find_method(name: str) -> Method:
     )
 
 
-def default_method(own: str | None = None, *, verifier: str | None = None, online: bool = False) -> str:
+def default_method(
+    own: str | None = None, *, verifier: str | None = None, online: bool = False, settings: Any = None
+) -> str:
     """Return the method that drafts where none is named: `mix`, united with the head if there is one.
 
-    A head drafts alone where it is distilled meanwhile, and under rules that take drawn tokens, since the tokens of a
-    union are chosen.
+    A head drafts alone where it is distilled meanwhile, under rules that take drawn tokens, since the tokens of a union
+    are chosen, and where settings are given that only its own method has.
 
     Args:
         own: the method that drafts with the head alone; None without a head.
         verifier: the acceptance rule that was named, or None.
         online: whether the head learns while it drafts.
+        settings: that were given: an object of a settings class, a dict, texts "name=value", or None.
 
     Raises:
         UsageError: there is no such rule.
     """
     if own is None:
         return "mix"
+    if settings and not _has_settings(METHODS["mix-head"], settings):
+        return own
     drawn = verifier is not None and "iid" in find_rule(verifier, lossy=True)[0].drafts
     return own if online or (drawn and find_method(own).samples) else "mix-head"
+
+
+def _has_settings(method: Method, settings: Any) -> bool:
+    """Return whether settings, in any form, are all of one method."""
+    kind = method.settings_class()
+    if kind is None or is_dataclass(settings):
+        return kind is not None and isinstance(settings, kind)
+    names = [str(each).partition("=")[0].strip().replace("-", "_") for each in settings]  # of a dict, or "name=value"
+    return set(names) <= {each.name for each in fields(kind)}
 
 
 def build_verifier(method: str | Method, name: str | None = None, *, lossy: bool = False) -> Verifier:

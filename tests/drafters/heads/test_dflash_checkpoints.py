@@ -282,8 +282,7 @@ def test_public_ids_are_the_layers_whose_outputs_are_read(tmp_path: Path) -> Non
     """Guards both conventions of layer ids, which name the same layers: drafts from a folder are those of the head."""
     model, _ = target_of()
     head = write(tmp_path, "z-lab")
-    speculator = Speculator.from_transformers(model, head=str(tmp_path), nodes=4, fast=False)
-    assert speculator.method == "dflash"
+    speculator = Speculator.from_transformers(model, method="dflash", head=str(tmp_path), nodes=4, fast=False)
     assert speculator.drafter.needs.hidden_layers == head.taps == (0, 1)
     assert speculator.generate(PROMPT, max_new_tokens=6, temperature=0).stats.drafted > 0
 

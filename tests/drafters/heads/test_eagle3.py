@@ -113,8 +113,9 @@ def test_greedy_text_is_the_targets(tmp_path: Path, name: str) -> None:
     model = tiny_model(name)
     eagle3.save(eagle3_head(taps=(0, 1, 2)), tmp_path, HFTargetParts(model))
     for settings in ({}, {"tree": "chain", "depth": 3}):
-        speculator = Speculator.from_transformers(model, head=str(tmp_path), nodes=6, settings=settings)
-        assert speculator.method == "eagle3"
+        speculator = Speculator.from_transformers(
+            model, method="eagle3", head=str(tmp_path), nodes=6, settings=settings
+        )
         results = speculator.generate_batch(PROMPTS, size=3, max_new_tokens=16, temperature=0)
         for result, prompt in zip(results, PROMPTS, strict=True):
             assert list(result.ids) == plain_text(model, prompt, 16)

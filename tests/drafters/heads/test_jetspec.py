@@ -17,6 +17,7 @@ from tests.drafters.heads.test_dflash import BLOCKS, PROMPT, made
 from tests.drafters.heads.test_dflash_checkpoints import SIZES, inner
 
 from speculant import Speculator
+from speculant.api.heads import open_head
 from speculant.api.sizes import Sizes, most_rows
 from speculant.core.drafter import Budget, Start
 from speculant.core.errors import UsageError
@@ -70,8 +71,9 @@ def test_automatic_sizes_go_to_the_setting() -> None:
     assert drafter.needs.most_nodes == 256 == most_rows(drafter.needs, 1)
     assert int(Sizes("auto", drafter.needs, known=None).of(1).open().wanted) == 256
     settings = {"most_nodes": 100}
-    speculator = Speculator.from_transformers(model, head=loaded(parts), settings=settings, fast=False)
-    assert speculator.method == "jetspec"
+    speculator = Speculator.from_transformers(
+        model, method="jetspec", head=loaded(parts), settings=settings, fast=False
+    )
     assert speculator.drafter.needs.most_nodes == 100
     assert speculator.generate(PROMPT, max_new_tokens=12, temperature=0).stats.rounds > 0
     with pytest.raises(UsageError, match="most_nodes"):
@@ -84,7 +86,7 @@ def test_a_checkpoint_is_known_by_its_causal_head(tmp_path: Path) -> None:
     config = SIZES | {"block_size": 5} | inner(causal_head=True)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(made(BLOCKS["JetSpec"]).state_dict(), tmp_path / "model.safetensors")
-    speculator = Speculator.from_transformers(model, head=str(tmp_path), nodes=80, fast=False)
-    assert speculator.method == "jetspec"
+    head = open_head(str(tmp_path), model)
+    speculator = Speculator.from_transformers(model, method=head.method, head=head, nodes=80, fast=False)
     stats = speculator.generate(PROMPT, max_new_tokens=40, temperature=0).stats
     assert stats.drafted / stats.rounds > 64

@@ -47,7 +47,7 @@ def test_the_published_layout(name: str, clusters: int, tmp_path: Path) -> None:
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     speculator = Speculator.from_transformers(model, head=tmp_path, nodes=4)
-    assert speculator.method == "assistant"
+    assert speculator.method == "mix-head"
     assert speculator.generate([5, 7, 9], max_new_tokens=6, temperature=0).stats.drafted > 0
 
 
