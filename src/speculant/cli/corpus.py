@@ -45,7 +45,7 @@ speculant corpus build --model your/model --kind suffix -o log.mem *.jsonl
 speculant corpus build --model your/model --kind mix-base -o our.base \\
     chats.jsonl.gz@2 docs/ --exclude test.jsonl --budget 64MB
 speculant generate "def main" --model your/model --memory code.speculant
-speculant corpus build --model your/model --kind vocabulary -o ids.json *.jsonl
+speculant corpus build --model your/model --kind vocabulary -o ids.json *.md
 speculant generate "Why?" --model your/model --set vocabulary=ids.json
 """
 
