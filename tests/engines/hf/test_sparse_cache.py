@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from speculant.bench.architectures.catalogue import build, names
 
+from architecture_matrix.catalogue import build, names
 from interrupts import interrupted
 from models import hybrid_model, tiny_model
 from passes import IDS, opened, rows_of
