@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from speculant.cli.bench_settings import BenchOptions
-from speculant.cli.binding import Take, bind
+from speculant.cli.binding import SEVERAL_METHODS, Take, bind
 from speculant.cli.commands import Command
-from speculant.options import kinds
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 
 DRAFTING = Take(
     only=("drafter", "draft_model", "head", "settings", "nodes", "memory_limit", "base"),
     panel="How",
-    changes={
+    changes=dict(SEVERAL_METHODS)
+    | {
         "drafter": {"help": "a drafter of your own, timed too; modules of this folder are found, too"},
         "draft_model": {
             "help": "a smaller model with the same vocabulary, for the methods that draft with one and hf:assisted",
@@ -26,15 +26,6 @@ DRAFTING = Take(
         },
         "head": {
             "help": "a trained head of the model, for the methods that draft with one; default: the bundled model's"
-        },
-        "settings": {
-            "help": "a setting of one of the methods, see `speculant methods NAME`; may be repeated",
-            "kind": kinds.name(metavar="[METHOD.]NAME=VALUE"),
-        },
-        "base": {
-            "help": "a frozen base for the methods that take any, up to three; bundled: that of the story model; "
-            "default: none",
-            "off": "",
         },
     },
     defaults={"base": ()},

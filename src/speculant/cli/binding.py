@@ -13,16 +13,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from speculant.core.environment import PREFIX
 from speculant.core.errors import UsageError
+from speculant.options import kinds
 from speculant.options.kinds import FLAG, Kind
 from speculant.options.option import Option, options_of
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
+SEVERAL_METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {  # options of drafting in commands that take several methods
+        "settings": {
+            "help": "a setting of one of the methods, see `speculant methods NAME`; may be repeated",
+            "kind": kinds.name(metavar="[METHOD.]NAME=VALUE"),
+        },
+        "base": {
+            "help": "a frozen base for the methods that take any, up to three; bundled: that of the story model; "
+            "default: none",
+            "off": "",
+        },
+    }
+)
 _OPTIONAL_FLAG = bool | None
 _OPTIONAL_LIST = list[str] | None
 

@@ -7,25 +7,16 @@ from typing import Annotated
 
 import typer
 
-from speculant.cli.binding import Take, bind
+from speculant.cli.binding import SEVERAL_METHODS, Take, bind
 from speculant.cli.commands import Command
 from speculant.cli.replay_settings import ReplayOptions
-from speculant.options import kinds
 from speculant.options.drafting import DraftingOptions
 
 DRAFTING = Take(
     only=("drafter", "settings", "memory_limit", "base"),
-    changes={
+    changes=dict(SEVERAL_METHODS)
+    | {
         "drafter": {"help": "a drafter of your own beside --method, or alone; modules of this folder are found, too"},
-        "settings": {
-            "help": "a setting of one of the methods, see `speculant methods NAME`; may be repeated",
-            "kind": kinds.name(metavar="[METHOD.]NAME=VALUE"),
-        },
-        "base": {
-            "help": "a frozen base for the methods that take any, up to three; bundled: that of the story model; "
-            "default: none",
-            "off": "",
-        },
     },
     defaults={"base": ()},
 )
