@@ -18,9 +18,10 @@ from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
 from speculant.drafters.models.draft_model import SpecInferDrafter, WidthsSettings
 from speculant.drafters.models.draft_text import DraftText
+from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
-from speculant.drafters.models.shapes import BestFirst, Chain, Sequences, Shape, Widths
+from speculant.drafters.models.shapes import BestFirst, Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS as REGISTRY

@@ -17,9 +17,10 @@ from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
+from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
-from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, Sequences, Shape, Widths
+from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, Shape
 from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, SiblingAcceptance
 
 
