@@ -146,3 +146,13 @@ def test_a_stall_is_not_what_drafting_takes() -> None:
     model.observe(0, 1.0)
     times = [model.observe_drafting(8, seconds) for seconds in (500.0, 0.1, 300.0, 0.1, 0.1, 200.0)]
     assert max(times) < 0.5
+
+
+def test_starting_a_head_is_told_from_its_levels() -> None:
+    """Guards drafts that can do without a head: what it takes before its first level is paid for apart."""
+    model, random = LatencyModel(most=64, known=STEEP), np.random.default_rng(2)
+    for levels in random.integers(0, 8, 600).tolist():
+        model.observe(0, 1.0)
+        model.observe_drafting(levels, 0.1 + 0.05 * levels + 0.4 * (levels > 0), even=True)
+    assert model.further_level == pytest.approx(0.05, rel=0.1)
+    assert model.level_start == pytest.approx(0.4, rel=0.1)

@@ -35,6 +35,7 @@ class Budget:
             first. Chosen nodes are cut to it afterwards, so only queries and drafts that are sampled must keep to it.
         level_price: accepted tokens that the time for a further level of the draft would yield elsewhere. Drafts that
             grow level by level and whose tokens are chosen end where they expect less; 0 never ends them.
+        start_price: the same for drafting by levels at all, for drafts that can do without.
         node_price: the same for verifying a further node; nodes below this probability need not be expanded.
     """
 
@@ -44,6 +45,7 @@ class Budget:
     queries: int = 0
     branches: int = UNLIMITED
     level_price: float = 0.0
+    start_price: float = 0.0
     node_price: float = 0.0
 
 

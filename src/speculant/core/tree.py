@@ -100,6 +100,7 @@ class DraftTree:
             accepted; never above its parent's.
         proposal: None if every token was chosen rather than sampled.
         queries: rows asked for their logits only, within the budget's `queries`.
+        levels: levels that took time to draft; None where all of the tree did.
 
     Raises:
         ValueError: the arrays disagree in length, a parent does not come first, or a weight exceeds its parent's.
@@ -110,6 +111,7 @@ class DraftTree:
     weights: Float32
     proposal: Proposal | None = None
     queries: Queries = NO_QUERIES
+    levels: int | None = None
     _depths: Int32 | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -126,11 +128,19 @@ class DraftTree:
                 raise ValueError("a node's weight is a joint probability and cannot exceed its parent's, or 1")
 
     @classmethod
-    def trusted(cls, tokens: Int32, parents: Int32, weights: Float32, *, queries: Queries = NO_QUERIES) -> DraftTree:
+    def trusted(
+        cls,
+        tokens: Int32,
+        parents: Int32,
+        weights: Float32,
+        *,
+        queries: Queries = NO_QUERIES,
+        levels: int | None = None,
+    ) -> DraftTree:
         """Return a tree of chosen tokens without checking it, for kernels that guarantee what is checked."""
         tree = object.__new__(cls)
         fields = {"tokens": tokens, "parents": parents, "weights": weights, "proposal": None, "queries": queries}
-        for name, value in {**fields, "_depths": None}.items():
+        for name, value in {**fields, "levels": levels, "_depths": None}.items():
             object.__setattr__(tree, name, value)
         return tree
 
@@ -204,7 +214,9 @@ class DraftTree:
         if n >= len(self):
             return self
         if self.proposal is None:
-            return DraftTree.trusted(self.tokens[:n], self.parents[:n], self.weights[:n], queries=self.queries)
+            return DraftTree.trusted(
+                self.tokens[:n], self.parents[:n], self.weights[:n], queries=self.queries, levels=self.levels
+            )
         chosen = self.proposal.chosen
         if chosen is None or not chosen[n:].all():
             raise ValueError("a sampled node cannot be dropped after it was drawn; set the budget before")
@@ -273,6 +285,10 @@ class DraftTree:
             reached[node] &= reached[parent]
         return self._only(np.flatnonzero(reached[:-1]))
 
+    def with_levels(self, levels: int) -> DraftTree:
+        """Return a tree of chosen tokens of which so many levels took time to draft."""
+        return DraftTree.trusted(self.tokens, self.parents, self.weights, queries=self.queries, levels=levels)
+
     def _only(self, kept: Int64 | Int32) -> DraftTree:
         """Return these nodes, rising and with their parents, and all queries; of a tree of chosen tokens."""
         if len(kept) == len(self):
@@ -280,7 +296,11 @@ class DraftTree:
         renumbered = np.full(len(self) + 1, ROOT, np.int32)
         renumbered[kept] = np.arange(len(kept))
         return DraftTree.trusted(
-            self.tokens[kept], renumbered[self.parents[kept]], self.weights[kept], queries=self.queries
+            self.tokens[kept],
+            renumbered[self.parents[kept]],
+            self.weights[kept],
+            queries=self.queries,
+            levels=self.levels,
         )
 
     @staticmethod

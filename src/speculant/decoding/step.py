@@ -206,6 +206,7 @@ def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: 
             queries=sequence.cache.depth,
             branches=branches,
             level_price=_state(sequence).level_price,
+            start_price=_state(sequence).start_price,
             node_price=_state(sequence).node_price,
         )
         for sequence, most in zip(sequences, nodes, strict=True)

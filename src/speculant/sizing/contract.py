@@ -28,7 +28,8 @@ class SizingState:
         asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
         by_level: whether drafting is to be paid by the level in this round, else by the node.
         levels: of this round's draft before it was trimmed.
-        level_price, node_price: what a further level, or node, of this round's draft has to gain.
+        level_price, start_price, node_price: what a further level of this round's draft, drafting by levels at all, and
+            a further node have to gain.
         pausing: rounds without a draft.
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes, query rows.
@@ -48,6 +49,7 @@ class SizingState:
     levels: int = 0
     gain: float = 0.0
     level_price: float = 0.0
+    start_price: float = 0.0
     node_price: float = 0.0
     pausing: Pausing = field(default_factory=Pausing)
     text: list[int] = field(default_factory=lambda: [-1, -1])

@@ -69,8 +69,10 @@ class LatencyModel:
         self._level = plain
         self._curve = self._base
         self._draft_times: deque[float] = deque(maxlen=_DRAFT_TIMES)
-        self._draft_rates: deque[float] = deque(maxlen=_DRAFT_TIMES)  # times over nodes, `_START` more of them
+        # Times over nodes, `_START` more of them; apart where drafts cost nothing by the node or level.
+        self._draft_rates: tuple[deque[float], deque[float]] = deque(maxlen=_DRAFT_TIMES), deque(maxlen=_DRAFT_TIMES)
         self._line = [0.0] * 5  # decayed: rounds, nodes, nodes squared, time of drafting, time by nodes
+        self._free_times: deque[float] = deque(maxlen=_DRAFT_TIMES)  # of drafts without a level that takes time
         self.drafting = self.further_level = 0.0
 
     @property
@@ -165,6 +167,15 @@ class LatencyModel:
         """What drafting takes in a round, in units of `curve`: the lower quartile, which stalls do not change."""
         return _lower_quartile(self._draft_times) if len(self._draft_times) > 1 else 0.0
 
+    @property
+    def level_start(self) -> float:
+        """What drafting by levels takes beside its levels, and more than a draft without them, in units of `curve`."""
+        rounds, levels, _, times, _ = self._line
+        if not rounds:
+            return 0.0
+        free = _lower_quartile(self._free_times) if self._free_times else 0.0
+        return max(0.0, (times - self.further_level * levels) / rounds - free)
+
     def observe_drafting(self, nodes: int, seconds: float, *, even: bool = False, usual: bool = True) -> float:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
@@ -180,14 +191,18 @@ class LatencyModel:
                 `drafting` tends to; else it tends to none, since searches take most of their time before the first.
             usual: whether this round's time says what drafting takes.
         """
-        time = seconds / self._level
-        if not usual and len(self._draft_times) > 1:
-            return min(time, _BOOKED * _lower_quartile(self._draft_rates) * (nodes + _START))
+        time, rates = seconds / self._level, self._draft_rates[nodes > 0]
+        if even and not nodes:
+            self._free_times.append(time)
+        if not usual and len(rates) > 1:
+            return min(time, _BOOKED * _lower_quartile(rates) * (nodes + _START))
         self._draft_times.append(time)
-        self._draft_rates.append(time / (nodes + _START))
-        if len(self._draft_times) == 1:
+        rates.append(time / (nodes + _START))
+        if len(rates) == 1:
             return 0.0
-        rate = _lower_quartile(self._draft_rates) * (nodes + _START)
+        rate = _lower_quartile(rates) * (nodes + _START)
+        if even and not nodes:
+            return min(time, _BOOKED * rate)
         time = min(time, _STALL * rate)
         added = (1.0, nodes, nodes * nodes, time, nodes * time)
         self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]

@@ -89,10 +89,11 @@ class AdaptiveSizing:
             return [0] * len(states)
         most = min(self._most, max(0, self._latency.most - (len(states) - 1)))
         level_price, node_price = self._marginal_prices(len(states), most)
+        start_price = self._price(len(states)) * self._latency.level_start
         for state in states:
             if state.plain or state.pausing.left:
                 continue
-            state.level_price, state.node_price = level_price, node_price
+            state.level_price, state.start_price, state.node_price = level_price, start_price, node_price
             gains = state.forecast(most) if state.forecast is not None and most else None
             state.by_level = gains is not None
             if gains is not None:
@@ -139,8 +140,8 @@ class AdaptiveSizing:
 
     def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
-            state.levels = int(draft.depths().max(initial=0)) if state.by_level else 0
-            if state.by_level and not state.levels:
+            state.levels = _levels_of(draft) if state.by_level else 0
+            if state.by_level and not len(draft):
                 state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
         if not any(len(draft) or len(draft.queries) for draft in drafts):
             return list(drafts)
@@ -284,6 +285,11 @@ class AdaptiveSizing:
         if self._exploration is not None and state.text[1] >= 0:
             text += "; some nodes are spent because the drafter learns from rejected ones too"
         return text + "."
+
+
+def _levels_of(draft: DraftTree) -> int:
+    """Return how many levels of a draft took time."""
+    return int(draft.depths().max(initial=0)) if draft.levels is None else draft.levels
 
 
 def warm_up() -> None:

@@ -16,6 +16,7 @@ from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import HeadDrafter
+from speculant.drafters.heads.head_gain import HeadGain
 from speculant.drafters.heads.union import MixHeadDrafter, SuffixHeadDrafter, UnionHeadDrafter, UnionHeadSettings
 from speculant.drafters.heads.united import Reach
 from speculant.drafters.mix.drafter import MixDrafter
@@ -118,6 +119,32 @@ def test_the_memory_proposes_more_where_it_reaches_far() -> None:
     for _ in range(200):
         reach.observe(head=4, memory=1)
     assert reach.proposed(16, 64) == 16
+
+
+def test_the_head_rests_where_its_time_is_worth_more() -> None:
+    """Guards automatic sizes: a head that gains nothing beside the memory is asked rarely, one that does always."""
+    gain = HeadGain()
+    asked = 0
+    for _ in range(500):
+        if gain.pays(3.5, start_price=0.3, level_price=0.2):
+            asked += 1
+            gain.observe(3.5, 0, 4)
+        assert gain.pays(0.1, start_price=0.3, level_price=0.2)
+        gain.observe(0.1, 2, 4)
+    assert 2 <= asked < 50
+
+
+def test_the_memory_drafts_alone_where_the_head_rests() -> None:
+    """Guards a round without the head: the memory's own draft, which took no level, and nothing is learned of it."""
+    drafter = MixHeadDrafter(random_head(tiny_model("llama")), vocabulary=61)
+    session = drafter.open(Start(prompt=np.array(TEXT, np.int32)))
+    session.observe(first_round(5))
+    alone = session.propose(Budget(nodes=16, depth=6, level_price=50.0))
+    assert alone.levels == 0
+    assert (9, 14, 3) in paths_of(alone)
+    assert (session.propose(Budget(nodes=16, depth=6, level_price=1e-9)).levels or 0) > 0
+    [together, _] = drafter.propose([session, session], [Budget(nodes=16, depth=6, level_price=50.0)] * 2)
+    assert paths_of(together) == paths_of(alone)
 
 
 def test_settings_out_of_range() -> None:

@@ -13,7 +13,7 @@ from speculant.core.drafter import Budget, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.level_session import LevelSession, LevelText
 from speculant.drafters.models.shapes import BestFirst
-from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.tree_acceptance import LevelGains
 from trees import paths_of
 
 
@@ -48,9 +48,9 @@ class Text(LevelText):
         return
 
 
-def draft(text: Text, budget: Budget, acceptance: LevelAcceptance | None = None) -> DraftTree:
+def draft(text: Text, budget: Budget, acceptance: LevelGains | None = None) -> DraftTree:
     """Return a draft of up to four levels."""
-    shape = BestFirst(acceptance or LevelAcceptance(), depth=4, top_k=5, least=0.0)
+    shape = BestFirst(acceptance or LevelGains(), depth=4, top_k=5, least=0.0)
     return LevelSession(text, Start(prompt=np.array([1], np.int32)), shape).propose(budget)
 
 
@@ -76,10 +76,10 @@ def test_trees_end_where_a_level_costs_more_than_it_gains() -> None:
 
 
 def test_levels_that_were_never_accepted_are_not_grown() -> None:
-    """Guards measured acceptance: a head that is right once and never twice grows one level where levels cost."""
-    counts = LevelAcceptance()
+    """Guards measured gains: a head that is right once and never twice grows one level where levels cost."""
+    counts = LevelGains()
     for _ in range(200):
-        counts.observe(4, 1)
+        counts.observe([0.5, 0.3, 0.2], 1)
     assert draft(Text(1), Budget(nodes=64, depth=4, level_price=0.2), counts).depths().max() == 1
     assert draft(Text(1), Budget(nodes=64, depth=4), counts).depths().max() == 4
 
@@ -91,3 +91,14 @@ def test_trees_are_chains_where_nodes_are_expensive() -> None:
     assert set(text.levels) == {1}
     draft(text, Budget(nodes=64, depth=4))
     assert max(text.levels) == 5
+
+
+def test_levels_are_worth_what_they_gained() -> None:
+    """Guards the ratio: how often a level was right over the probability it extended, whatever drafters claim."""
+    counts = LevelGains()
+    for turn in range(2000):
+        counts.observe([0.5, 0.25], 3 if turn % 4 == 0 else 2 if turn % 2 == 0 else 1)
+    assert counts.ratios(3) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
+    for turn in range(2000):
+        counts.observe([0.25] if turn % 2 else [], 2 if turn % 2 else 0)
+    assert counts.ratios(1) == pytest.approx([3.55], abs=0.1)  # 4, but for two trials of the prior

@@ -76,7 +76,7 @@ class JetSpecDrafter(DFlashDrafter):
         if s.tree != "dynamic":
             return super()._shape()
         most = s.most_nodes
-        return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=most, expanded=most)
+        return BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=most, expanded=most)
 
 
 class ConfidentChain(HeadChain):

@@ -19,7 +19,7 @@ from speculant.drafters.heads.united import UnitedSession
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, GrowthPlan, Shape, check_most
 from speculant.drafters.models.together import draft_together
-from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +99,15 @@ class HeadDrafter(Drafter):
         """
         self._settings, self._sampled = settings or HeadSettings(), sampled
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
-        self._acceptance, self.states = LevelAcceptance(), KeptStates(head.head, head.target)
+        self._acceptance, self._gains = LevelAcceptance(), LevelGains()
+        self.states = KeptStates(head.head, head.target)
         self._shape()  # settings are checked before the first request
+        self._needs = replace(head_needs(self.head.head), most_nodes=check_most(self._settings.most_nodes))
 
     @property
     def needs(self) -> Needs:
         """The states that the head reads."""
-        return replace(head_needs(self.head.head), most_nodes=check_most(self._settings.most_nodes))
+        return self._needs
 
     def open(self, start: Start) -> Session:
         return HeadSession(self.open_text(start), start, self._shape())
@@ -122,7 +124,7 @@ class HeadDrafter(Drafter):
         if s.tree == "chain":
             return HeadChain(self._acceptance, s.depth, choosing=not self._sampled)
         if s.tree == "dynamic":
-            return BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes)
+            return BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes)
         if s.tree != "static":
             raise UsageError(f"tree must be dynamic, static or chain, not {s.tree!r}.")
         if not self.head.head.paths:
@@ -132,10 +134,25 @@ class HeadDrafter(Drafter):
 
 def propose_together(sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
     """Return the drafts of sessions on texts of one head, whose rows run together."""
+    if len(sessions) == 1:
+        return [sessions[0].propose(budgets[0])]
+    drafts = dict[int, DraftTree]()
+    for place, (session, budget) in enumerate(zip(sessions, budgets, strict=True)):
+        if isinstance(session, UnitedSession) and not session.recall(budget):
+            drafts[place] = session.recalled(budget)
+    rest = [place for place in range(len(sessions)) if place not in drafts]
+    if rest:
+        grown = _propose_grown([sessions[place] for place in rest], [budgets[place] for place in rest])
+        drafts |= zip(rest, grown, strict=True)
+    return [drafts[place] for place in range(len(sessions))]
+
+
+def _propose_grown(sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
+    """Return drafts that the head grows, together; sessions that unite have recalled."""
     united = [each if isinstance(each, UnitedSession) else None for each in sessions]
     growing = [each if own is None else own.own for each, own in zip(sessions, united, strict=True)]
     levels = [each for each in growing if isinstance(each, LevelSession)]
-    if len(sessions) == 1 or len(levels) < len(sessions):
+    if len(levels) < len(sessions):
         return [session.propose(budget) for session, budget in zip(sessions, budgets, strict=True)]
     asked = [budget if own is None else own.asked(budget) for own, budget in zip(united, budgets, strict=True)]
     drafts = _grow_together(levels, asked)
@@ -170,4 +187,4 @@ class HeadChain(Chain):
         self.passes, self.choosing = depth, choosing
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
-        return GrowthPlan(levels, 1, 1, levels, 0.0, 0.0, [1.0] * levels) if self.choosing else None
+        return GrowthPlan(levels, 1, 1, levels, 0.0, 0.0, 0.0, [1.0] * levels) if self.choosing else None

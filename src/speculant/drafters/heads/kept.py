@@ -17,7 +17,13 @@ KEPT = 4  # states
 
 
 class KeptStates:
-    """Opens the states of one head's texts, and keeps those of ended ones. For several threads at once."""
+    """Opens the states of one head's texts, and keeps those of ended ones. For several threads at once.
+
+    Attributes:
+        head: the head.
+        target: of the head.
+        row_share: see `HeadText.row_share`; None until it was measured.
+    """
 
     def __init__(self, head: Head, target: TargetParts) -> None:
         """Begin without any state.
@@ -27,6 +33,7 @@ class KeptStates:
             target: of the head.
         """
         self.head, self.target = head, target
+        self.row_share: float | None = None
         self._kept: deque[tuple[Sequence[int], HeadState]] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
 

@@ -12,7 +12,7 @@ from speculant.drafters.heads.text import HeadText, grow_whole
 from speculant.drafters.models.level_session import LevelSession, heaviest
 from speculant.drafters.models.shapes import GrowthPlan, Shape
 
-_CHEAP = 3  # rows of a level of automatic size, one a text at least: more take longer than they gain on CPUs
+_TOP_K, _EXTENDED = 3, 2  # candidates of a node, and nodes a level extends, at most, in drafts of automatic size
 
 
 class HeadSession(LevelSession):
@@ -32,22 +32,22 @@ class HeadSession(LevelSession):
         return super().propose(budget) if draft is None else draft
 
     @property
+    def levels(self) -> int:
+        """How many levels the last draft grew."""
+        return 1 + len(self._shape.extended)
+
+    @property
     def temperature(self) -> float:
         """Of the probabilities of chosen tokens."""
         return self._temperature
 
     def take_grown(self, grown: GrownDraft, budget: Budget) -> DraftTree:
         """Return the draft within a budget of all candidates."""
-        self._shape.take_levels(grown.levels)
+        self._shape.take_levels(grown.extended)
         return heaviest(grown.tokens, grown.parents, grown.weights, budget.nodes)
 
-    def plan(self, budget: Budget, texts: int) -> GrowthPlan | None:
-        """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan.
-
-        Args:
-            budget: of the draft.
-            texts: how many drafts grow together.
-        """
+    def plan(self, budget: Budget) -> GrowthPlan | None:
+        """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan."""
         levels = min(budget.nodes, budget.depth, self.text.depth, self._shape.passes)
         if levels < 1 or not self._uncut or not self._shape.choosing:
             return None
@@ -55,8 +55,9 @@ class HeadSession(LevelSession):
         plan = self._shape.plan(budget, levels, trees=self._trees)
         if plan is None or not budget.level_price:
             return plan
-        cheap = max(1, _CHEAP // texts)
-        return replace(plan, top_k=min(plan.top_k, _CHEAP), expanded=min(plan.expanded, cheap))
+        row_price = budget.level_price * self.text.row_share
+        top_k, expanded = min(plan.top_k, _TOP_K), min(plan.expanded, _EXTENDED)
+        return replace(plan, top_k=top_k, expanded=expanded, row_price=row_price)
 
 
 def grow_whole_together(sessions: Sequence[LevelSession], budgets: Sequence[Budget]) -> list[DraftTree | None]:
@@ -64,7 +65,7 @@ def grow_whole_together(sessions: Sequence[LevelSession], budgets: Sequence[Budg
     drafts: list[DraftTree | None] = [None] * len(sessions)
     planned = dict[int, tuple[HeadSession, GrowthPlan]]()
     for place, (session, budget) in enumerate(zip(sessions, budgets, strict=True)):
-        plan = session.plan(budget, len(sessions)) if isinstance(session, HeadSession) else None
+        plan = session.plan(budget) if isinstance(session, HeadSession) else None
         if plan is not None and isinstance(session, HeadSession):
             planned[place] = session, plan
     if planned:

@@ -112,7 +112,7 @@ class StepCode(Protocol):
 
     def draft(
         self, roots: Sequence[DraftRoot], plans: Sequence[GrowthPlan], *, vocabulary: int, temperatures: Sequence[float]
-    ) -> list[tuple[list[int], list[int], list[float], int] | None] | None:
+    ) -> list[tuple[list[int], list[int], list[float], list[float]] | None] | None:
         """Grow whole drafts of chosen tokens, a level of all texts at a time.
 
         Args:
@@ -129,9 +129,14 @@ class StepCode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GrownDraft:
-    """All candidates of a draft, parents first: tokens, parents and joint probabilities, and its levels."""
+    """All candidates of a draft.
+
+    Attributes:
+        tokens, parents, weights: of the candidates, parents first; weights are joint probabilities.
+        extended: of levels 2, 3, ...: the joint probability of all nodes that it extended.
+    """
 
     tokens: list[int]
     parents: list[int]
     weights: list[float]
-    levels: int
+    extended: list[float]

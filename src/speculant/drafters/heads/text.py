@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,7 @@ from speculant.drafters.models.together import Answer, Reading
 from speculant.drafters.models.warping import Warping
 
 _UNREAD = 64  # committed tokens whose states may wait to be read
+_TIMED_DRAFTS, _TIMED_LEVELS, _TIMED_ROWS = 3, 3, 3
 
 
 class HeadText(LevelText):
@@ -64,6 +66,13 @@ class HeadText(LevelText):
         """The head's state, which the prompt's pass opened."""
         assert self.state is not None
         return self.state
+
+    @property
+    def row_share(self) -> float:
+        """The time of a further row of a level, in shares of that of a level of one row; measured once for a head."""
+        if self._states.row_share is None:
+            self._states.row_share = measure_row_share(self)
+        return self._states.row_share
 
     @property
     def rows(self) -> int:
@@ -182,6 +191,29 @@ def grow_whole(
     with torch.inference_mode():
         _catch_up(texts)
         return texts[0].head.grow_whole_all([text.known_state for text in texts], plans, temperatures)
+
+
+def measure_row_share(text: HeadText) -> float:
+    """Return what a further row of a level takes, in shares of a level of one row; 0 where code grows no drafts.
+
+    It is 0.1 where reading the head's weights takes most of the time, and 1 where computing does. Levels of one row and
+    of three are timed, each as the fastest of a few drafts.
+    """
+
+    def seconds(levels: int, expanded: int) -> float:
+        ratios, rows = [1.0] * levels, _TIMED_ROWS
+        plan = GrowthPlan(levels, rows, expanded, levels * rows * rows, 0.0, 0.0, 0.0, ratios)
+        times = list[float]()
+        for _ in range(_TIMED_DRAFTS):
+            began = time.perf_counter()
+            if grow_whole([text], [plan], [1.0]) == [None]:
+                return 0.0
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    root, narrow, wide = seconds(1, 1), seconds(_TIMED_LEVELS, 1), seconds(_TIMED_LEVELS, _TIMED_ROWS)
+    level = narrow - root
+    return min(1.0, max(0.0, (wide - narrow) / (_TIMED_ROWS - 1) / level)) if level > 0 else 0.0
 
 
 def _catch_up(texts: Sequence[HeadText]) -> None:

@@ -14,6 +14,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import LoadedHead, propose_together
 from speculant.drafters.heads.head import head_needs
+from speculant.drafters.heads.head_gain import HeadGain
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.text import HeadText
@@ -22,7 +23,7 @@ from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.mixture import Mixture
 from speculant.drafters.models.shapes import MOST_NODES, BestFirst
-from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.tree_acceptance import LevelGains
 from speculant.drafters.models.union import UnionSettings
 from speculant.drafters.suffix.drafter import SuffixDrafter
 
@@ -79,14 +80,15 @@ class UnionHeadDrafter(Drafter, Persistent):
         """Take both; `settings` are None for the defaults. Raises as `HeadDrafter`."""
         self.memory, self._settings = memory, settings or UnionHeadSettings()
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
-        self._mixture, self._reach, self._acceptance = Mixture(FIRST_WEIGHTS), Reach(), LevelAcceptance()
-        self.states = KeptStates(head.head, head.target)
+        self._mixture, self._reach, self._gains = Mixture(FIRST_WEIGHTS), Reach(), LevelGains()
+        self._head_gain = HeadGain()
+        self.states, own = KeptStates(head.head, head.target), head_needs(head.head)
+        self._needs = replace(memory.needs, hidden_layers=own.hidden_layers, prompt=own.prompt, explores=False)
 
     @property
     def needs(self) -> Needs:
         """What the memory learns from, and the states that the head reads."""
-        needs = head_needs(self.head.head)
-        return replace(self.memory.needs, hidden_layers=needs.hidden_layers, prompt=needs.prompt, explores=False)
+        return self._needs
 
     @property
     def memory_bytes(self) -> int:
@@ -95,9 +97,9 @@ class UnionHeadDrafter(Drafter, Persistent):
 
     def open(self, start: Start) -> Session:
         s = self._settings
-        shape = BestFirst(self._acceptance, depth=s.depth, top_k=s.top_k, least=s.least, wide=s.wide)
+        shape = BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, wide=s.wide)
         own = HeadSession(HeadText(self.states, start), start, shape)
-        return UnitedSession(own, self.memory.open(start), self._mixture, self._reach, s.proposed)
+        return UnitedSession(own, self.memory.open(start), self._mixture, self._reach, self._head_gain, s.proposed)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         return propose_together(sessions, budgets)

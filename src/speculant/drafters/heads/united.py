@@ -24,6 +24,7 @@ import numpy as np
 
 from speculant.core.drafter import Budget, Session, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64
+from speculant.drafters.heads.head_gain import HeadGain
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.models.level_session import heaviest
 from speculant.drafters.models.mixture import Mixture, logit
@@ -111,7 +112,15 @@ class UnitedSession(Session):
         own: of the head.
     """
 
-    def __init__(self, own: HeadSession, memory: Session, mixture: Mixture, reach: Reach, proposed: int) -> None:
+    def __init__(
+        self,
+        own: HeadSession,
+        memory: Session,
+        mixture: Mixture,
+        reach: Reach,
+        head_gain: HeadGain,
+        proposed: int,
+    ) -> None:
         """Unite two sessions.
 
         Args:
@@ -119,15 +128,33 @@ class UnitedSession(Session):
             memory: its node weights are probabilities.
             mixture: of all requests, with `FIRST_WEIGHTS`.
             reach: of all requests.
+            head_gain: of all requests.
             proposed: nodes of the tree that the memory proposes, more where it reaches nearly as far as the head.
         """
         self.own, self._memory, self._mixture, self._reach, self._proposed = own, memory, mixture, reach, proposed
+        self._head_gain, self._expected = head_gain, 0.0
         self._drafted, self._recalled = DraftTree.empty(), DraftTree.empty()  # by the head, and by the memory
         self._seen: dict[tuple[int, ...], tuple[list[int], Float64]] = {}  # by the tokens from the root
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the most probable paths of both."""
+        """Return the most probable paths of both, or of the memory alone where the head's time is worth more."""
+        if not self.recall(budget):
+            return self.recalled(budget)
         return self.unite(self.own.propose(self.asked(budget)), budget)
+
+    def recall(self, budget: Budget) -> bool:
+        """Let the memory draft; return whether the head should, which it always should where time has no price."""
+        self._drafted, self._seen = DraftTree.empty(), {}
+        nodes = self._reach.proposed(self._proposed, budget.nodes)
+        self._recalled = self._memory.propose(Budget(nodes=nodes, depth=budget.depth, trees=budget.trees))
+        self._expected = float(self._recalled.weights.sum())
+        return not budget.level_price or self._head_gain.pays(
+            self._expected, start_price=budget.start_price, level_price=budget.level_price
+        )
+
+    def recalled(self, budget: Budget) -> DraftTree:
+        """Return the memory's draft alone, which took no level of the head."""
+        return self._recalled.head(budget.nodes).with_levels(0)
 
     @staticmethod
     def asked(budget: Budget) -> Budget:
@@ -135,12 +162,10 @@ class UnitedSession(Session):
         return replace(budget, nodes=max(budget.nodes, min(2 * MOST_NODES, 2 * budget.nodes)))
 
     def unite(self, drafted: DraftTree, budget: Budget) -> DraftTree:
-        """Return the most probable paths of the head's draft within a budget and of the memory's."""
-        self._drafted, self._seen = drafted, {}
+        """Return the most probable paths of the head's draft within a budget and of what the memory recalled."""
+        self._drafted = drafted
         united = United()
         united.add(drafted, 0)
-        nodes = self._reach.proposed(self._proposed, budget.nodes)
-        self._recalled = self._memory.propose(Budget(nodes=nodes, depth=budget.depth, trees=budget.trees))
         united.add(self._recalled, 1)
         weights, paths = [0.0] * len(united.tokens), dict[int, tuple[int, ...]]()
         paths[ROOT] = ()
@@ -155,7 +180,8 @@ class UnitedSession(Session):
                     weights[node] = joint * p
         most = budget.nodes if budget.trees else len(weights)
         draft = heaviest(united.tokens, united.parents, weights, most)
-        return draft.within(depth=budget.depth, trees=budget.trees).head(budget.nodes)
+        draft = draft.within(depth=budget.depth, trees=budget.trees).head(budget.nodes)
+        return draft.with_levels(self.own.levels)
 
     def forecast(self, nodes: int) -> Float64:
         """Return nothing: the head's draft ends by itself where a level does not pay."""
@@ -170,6 +196,9 @@ class UnitedSession(Session):
             path = _followed(self._drafted, tokens)
             self.own.learn(self._drafted, path)
             self._reach.observe(len(path), len(_followed(self._recalled, tokens)))
+            if len(verified.tree):  # alone, the memory would have had as many nodes verified
+                alone = _followed(self._recalled.head(len(verified.tree)), tokens)
+                self._head_gain.observe(self._expected, len(verified.path) - len(alone), self.own.levels)
         self._drafted, self._recalled, self._seen = DraftTree.empty(), DraftTree.empty(), {}
         self._memory.observe(verified)
 

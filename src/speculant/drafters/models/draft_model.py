@@ -21,7 +21,7 @@ from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
 from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, Shape
-from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, SiblingAcceptance
+from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, LevelGains, SiblingAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,11 +225,11 @@ class OptTreeDrafter(DraftModelDrafter):
     """The most probable paths, chosen: `opt-tree`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestFirstSettings | None = None) -> None:
-        s, acceptance = settings or BestFirstSettings(), LevelAcceptance()
+        s, gains = settings or BestFirstSettings(), LevelGains()
         self._setup(
             open_cache,
             vocabulary,
-            lambda: BestFirst(acceptance, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
+            lambda: BestFirst(gains, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
             s.most_nodes,
         )
 
@@ -238,11 +238,11 @@ class LLMCadDrafter(DraftModelDrafter):
     """The most probable paths, until none is probable enough: `llmcad`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ConfidenceSettings | None = None) -> None:
-        s, acceptance = settings or ConfidenceSettings(), LevelAcceptance()
+        s, gains = settings or ConfidenceSettings(), LevelGains()
         self._setup(
             open_cache,
             vocabulary,
-            lambda: BestFirst(acceptance, depth=DEPTHS, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
+            lambda: BestFirst(gains, depth=DEPTHS, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
             s.most_nodes,
         )
 

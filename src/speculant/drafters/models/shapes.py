@@ -21,7 +21,7 @@ from speculant.core.drafter import Budget
 from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 
 WIDE = 32  # nodes of a draft above which it may be wider
 MOST_PASSES = 64  # of the draft model in a round
@@ -76,7 +76,8 @@ class GrowthPlan:
         nodes: of the draft.
         least: joint probability below which no node is expanded.
         level_price: what a further level has to gain.
-        next_level: by level from 1 on, the rate at which drafts accepted to it are accepted to the next one.
+        row_price: what a further node that the same level expands has to gain.
+        ratios: of levels 2, 3, ...: the tokens that one gains by the joint probability of the nodes that it expands.
     """
 
     levels: int
@@ -85,7 +86,8 @@ class GrowthPlan:
     nodes: int
     least: float
     level_price: float
-    next_level: Sequence[float]
+    row_price: float
+    ratios: Sequence[float]
 
 
 class Shape(Protocol):
@@ -95,11 +97,13 @@ class Shape(Protocol):
         drawn: how siblings are drawn.
         choosing: whether tokens are always chosen.
         passes: how many levels are grown at most.
+        extended: of levels 2, 3, ... of the last draft: the joint probability of all nodes that it extended.
     """
 
     drawn: Literal["iid", "distinct"]
     choosing: bool
     passes: int
+    extended: Sequence[float] = ()
 
     @abstractmethod
     def expand(self, level: Level) -> list[Candidate]:
@@ -113,8 +117,8 @@ class Shape(Protocol):
         """Return how drafts within a budget and of so many levels grow; None where that is not planned beforehand."""
         return None
 
-    def take_levels(self, grown: int) -> None:
-        """Take how many levels a draft has that was grown by a plan."""
+    def take_levels(self, extended: Sequence[float]) -> None:
+        """Take the joint probabilities of what levels 2, 3, ... extended of a draft that was grown by a plan."""
         return
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
@@ -199,7 +203,7 @@ class BestFirst(Shape):
 
     def __init__(
         self,
-        acceptance: LevelAcceptance,
+        gains: LevelGains,
         *,
         depth: int,
         top_k: int,
@@ -211,7 +215,7 @@ class BestFirst(Shape):
         """Take the limits.
 
         Args:
-            acceptance: shared by all requests.
+            gains: of levels, shared by all requests.
             depth: passes of the draft model per round.
             top_k: nodes that a level expands, and candidates of each.
             least: joint probability below which no node is expanded.
@@ -223,14 +227,15 @@ class BestFirst(Shape):
             raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {most_nodes}, least from 0 to below 1.")
         self.passes, self._top_k, self._least = depth, top_k, least
         self._expanded, self._wide = expanded, top_k if wide is None else wide
-        self._acceptance, self._grown = acceptance, 0
+        self._gains = gains
+        self.extended = []
         self._level: Level | None = None  # that was expanded last
         self._weights: list[float] = []  # of all nodes before it
 
     def expand(self, level: Level) -> list[Candidate]:
         if level.depth == 1:
-            self._weights = []
-        self._level, self._grown = level, level.depth
+            self._weights, self.extended = [], []
+        self._level = level
         topk = level.q.topk(min(self._width(level.room), level.q.shape[1]))
         return [
             Candidate(place, token, p)
@@ -247,27 +252,30 @@ class BestFirst(Shape):
         expanded = self._width(level.room) if self._expanded is None else self._expanded
         best = sorted(range(len(weights)), key=lambda place: -weights[place])[:expanded]
         found = [place for place in best if weights[place] > least]
-        gain = sum(weights[place] for place in found) * self._acceptance.next_level(level.depth)
-        return found if gain > level.level_price else []
+        extended = sum(weights[place] for place in found)
+        if extended * self._gains.ratios(level.depth)[-1] <= level.level_price:
+            return []
+        self.extended = [*self.extended, extended]
+        return found
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
-        next_level = self._acceptance.next_levels(levels)
+        ratios = self._gains.ratios(levels)
         least, top_k = max(self._least, budget.node_price), self._width(budget.nodes) if trees else 1
         expanded = (top_k if self._expanded is None else self._expanded) if trees else 1
-        return GrowthPlan(levels, top_k, expanded, budget.nodes, least, budget.level_price, next_level)
+        return GrowthPlan(levels, top_k, expanded, budget.nodes, least, budget.level_price, 0.0, ratios)
 
     def _width(self, nodes: int) -> int:
         """Return how many candidates each node of a draft of so many nodes gets."""
         return self._wide if nodes > WIDE else self._top_k
 
-    def take_levels(self, grown: int) -> None:
-        self._grown = grown
+    def take_levels(self, extended: Sequence[float]) -> None:
+        self.extended = extended
 
     def forecast(self, nodes: int) -> Float64:
         return np.empty(0)  # it ends by itself where a level does not pay
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
-        self._acceptance.observe(self._grown, len(path))
+        self._gains.observe(self.extended, len(path))
 
 
 def check_most(most_nodes: int) -> int:

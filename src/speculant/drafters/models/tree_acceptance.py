@@ -71,22 +71,45 @@ class LevelAcceptance:
         rates = np.minimum.accumulate((self._accepted + prior) / (self._grown + _PRIOR_TRIALS))
         return np.asarray(np.cumsum(rates[:depth]), np.float64)
 
-    def next_level(self, depth: int) -> float:
-        """Return the rate at which drafts that were accepted to a depth from 1 on are accepted to the next one."""
-        rates = np.diff(self.gains(min(depth + 1, MOST_LEVELS)), prepend=0.0)[-2:]
-        return float(rates[-1] / rates[0])
-
-    def next_levels(self, depth: int) -> list[float]:
-        """Return what `next_level` returns for 1, 2, ... depth."""
-        rates = np.diff(self.gains(MOST_LEVELS), prepend=0.0)
-        following = rates[np.minimum(np.arange(1, depth + 1), MOST_LEVELS - 1)]
-        found: list[float] = (following / rates[:depth]).tolist()
-        return found
-
     def chain_gains(self, nodes: int) -> Float64:
         """Return Float64[D, nodes], the same for chains of 1, 2, ... nodes, as `Session.forecast` returns it."""
         places = np.arange(min(nodes, MOST_LEVELS))
         return np.asarray(self.gains(nodes)[np.minimum(places, places[:, None])], np.float64)
+
+
+class LevelGains:
+    """What a further level gains, for drafts that choose which nodes a level extends.
+
+    Drafters' probabilities are too low or too high, more so with depth. So what levels gained is compared with the
+    probability of the nodes that they extended: of all levels of a depth, the ratio of the sums.
+    """
+
+    def __init__(self) -> None:
+        self._extended, self._gained = np.zeros(MOST_LEVELS), np.zeros(MOST_LEVELS)
+
+    def observe(self, extended: Sequence[float], accepted: int) -> None:
+        """Count a draft.
+
+        Args:
+            extended: of levels 2, 3, ...: the joint probability of all nodes that it extended.
+            accepted: how deep the draft was right.
+        """
+        self._extended *= _LEVEL_DECAY
+        self._gained *= _LEVEL_DECAY
+        self._extended[: len(extended)] += extended
+        self._gained[: max(0, min(len(extended), accepted - 1))] += 1
+
+    def ratios(self, depth: int) -> list[float]:
+        """Return what levels 2, 3, ... depth + 1 gain, in tokens by the joint probability of the nodes they extend.
+
+        A level that was hardly grown counts as the one above.
+        """
+        found, ratio = list[float](), _FIRST
+        counts = zip(self._extended[:depth].tolist(), self._gained[:depth].tolist(), strict=True)
+        for extended, gained in counts:
+            ratio = (gained + _PRIOR_TRIALS * ratio) / (extended + _PRIOR_TRIALS)
+            found.append(ratio)
+        return found + [ratio] * (depth - len(found))
 
 
 def expected_gains(parents: Sequence[int], acceptance: Float64) -> Float64:

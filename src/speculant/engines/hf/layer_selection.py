@@ -80,6 +80,7 @@ class LayerSelection:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self._found: LayerList | None = None
         self._outputs: dict[int, int | None] = {}  # by layer, once a pass has left layers out; see `Taps.outputs`
         self._mixers: Mixers | None = None
         self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by the index of a layer; see `attention_paths`
@@ -148,7 +149,9 @@ class LayerSelection:
         return view_model(source, place.path, changed)
 
     def _place(self) -> LayerList:
-        place = find_layers(self._model)
+        place = self._found
+        if place is None or not place.belongs_to(self._model):  # looked for once: every pass with taps asks
+            place = self._found = find_layers(self._model)
         if place is None:
             raise UnsupportedError(
                 f"the decoder layers of {type(self._model).__name__} were not found, so that no hidden states can be "

@@ -37,6 +37,15 @@ class LayerList:
     def __len__(self) -> int:
         return len(self.layers)
 
+    def belongs_to(self, model: Any) -> bool:
+        """Return whether this is still the list at its place in a model."""
+        found = model
+        for name in self.path:
+            found = found._modules.get(name)
+            if found is None:
+                return False
+        return found is self.layers
+
 
 def find_layers(model: Any) -> LayerList | None:
     """Return where a model keeps its decoder layers: the outermost list of as many modules as its config names.

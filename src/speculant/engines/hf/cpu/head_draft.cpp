@@ -13,13 +13,14 @@
 
 struct Plan {
   const void *root;         // logits [vocabulary of the head] after the root
-  const float *next_level;  // by level from 1 on, how often drafts accepted to it are accepted to the next
+  const float *ratios;      // of levels 2, 3, ...: what one gains by the joint probability of the nodes that it expands
   // Position of the first level; levels, candidates of a node, nodes that a level expands and nodes kept, at most.
   int64_t position, depth, top_k, expanded, nodes;
-  float least, level_price, inverse_temperature;
+  float least, level_price, row_price, inverse_temperature;
   // Written: candidates, at most top_k + (depth - 1) * expanded * top_k, parents first, and their joint probabilities.
   int32_t *tokens, *parents;
   float *weights;
+  float *extended;  // written, at most depth - 1: the joint probability of the nodes that levels 2, 3, ... expanded
   int64_t count, levels;  // written: how many candidates and levels; -1 candidates where logits are no numbers
 };
 
@@ -105,10 +106,15 @@ static bool grow(Growth &g, const T *found, const Words &words, int64_t v, float
   for (int32_t node = first; node < (int32_t)nodes.size(); node++) level.push_back(node);
   std::stable_sort(level.begin(), level.end(), [&](int32_t a, int32_t b) { return nodes[a].weight > nodes[b].weight; });
   if ((int64_t)level.size() > plan.expanded) level.resize(plan.expanded);
+  const float ratio = plan.ratios[plan.levels - 1];
+  while (level.size() > 1 && nodes[level.back()].weight * ratio <= plan.row_price) level.pop_back();
   while (!level.empty() && nodes[level.back()].weight <= least) level.pop_back();
-  float gain = 0;
-  for (const int32_t node : level) gain += nodes[node].weight;
-  return !level.empty() && gain * plan.next_level[plan.levels - 1] > plan.level_price;
+  if (level.empty()) return false;
+  float extended = 0;
+  for (const int32_t node : level) extended += nodes[node].weight;
+  if (extended * ratio <= plan.level_price + plan.row_price * (level.size() - 1)) return false;
+  plan.extended[plan.levels - 1] = extended;
+  return true;
 }
 
 // Returns the rows of a draft's next level: each sees the committed text, its ancestors and itself.

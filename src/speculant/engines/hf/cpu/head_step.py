@@ -62,10 +62,10 @@ class PlanArguments(ctypes.Structure):
     """The struct `Plan` of head_draft.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("root", "next_level")),
+        *((name, ctypes.c_void_p) for name in ("root", "ratios")),
         *((name, ctypes.c_int64) for name in ("position", "depth", "top_k", "expanded", "nodes")),
-        *((name, ctypes.c_float) for name in ("least", "level_price", "inverse_temperature")),
-        *((name, ctypes.c_void_p) for name in ("tokens", "parents", "weights")),
+        *((name, ctypes.c_float) for name in ("least", "level_price", "row_price", "inverse_temperature")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "parents", "weights", "extended")),
         *((name, ctypes.c_int64) for name in ("count", "levels")),
     )
 
@@ -134,7 +134,7 @@ class HeadStep:
 
     def draft(
         self, roots: Sequence[Any], plans: Sequence[Any], *, vocabulary: int, temperatures: Sequence[float]
-    ) -> list[tuple[list[int], list[int], list[float], int] | None] | None:
+    ) -> list[tuple[list[int], list[int], list[float], list[float]] | None] | None:
         """See `drafters.heads.step.StepCode`."""
         table = None if self._embeddings is None else self._embeddings.weight
         last = max(root.position + plan.levels for root, plan in zip(roots, plans, strict=True))
@@ -155,20 +155,24 @@ class HeadStep:
         step = weights.look_up()
         step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
         texts, asked = (TextArguments * len(roots))(), (PlanArguments * len(roots))()
-        kept, found = list[Any](), list[tuple[Any, Any, Any]]()  # until the call has ended
+        kept, found = list[Any](), list[tuple[Any, ...]]()  # until the call has ended
         for text, each, root, plan, warmth in zip(texts, asked, roots, plans, temperatures, strict=True):
             layers = (HeldArguments * len(root.held))(
                 *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in root.held)
             )
             text.features, text.held, text.length = root.passed.data_ptr(), ctypes.addressof(layers), root.length
             most = plan.top_k + (plan.levels - 1) * plan.expanded * plan.top_k
-            written = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32)
-            next_level = np.array(plan.next_level, np.float32)
-            each.root, each.next_level, each.position = root.logits.data_ptr(), next_level.ctypes.data, root.position
+            written = (
+                np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32),
+                np.empty(plan.levels, np.float32),
+            )  # fmt: skip
+            ratios = np.array(plan.ratios, np.float32)
+            each.root, each.ratios, each.position = root.logits.data_ptr(), ratios.ctypes.data, root.position
             each.depth, each.top_k, each.expanded, each.nodes = plan.levels, plan.top_k, plan.expanded, plan.nodes
-            each.least, each.level_price, each.inverse_temperature = plan.least, plan.level_price, 1 / warmth
-            each.tokens, each.parents, each.weights = (array.ctypes.data for array in written)
-            kept += (layers, next_level)
+            each.least, each.level_price, each.row_price = plan.least, plan.level_price, plan.row_price
+            each.inverse_temperature = 1 / warmth
+            each.tokens, each.parents, each.weights, each.extended = (array.ctypes.data for array in written)
+            kept += (layers, ratios)
             found.append(written)
         known = min(vocabulary, step.vocabulary) if self._ids is None else step.vocabulary
         words = WordsArguments(table.data_ptr(), _address(self._ids), known)
@@ -177,8 +181,10 @@ class HeadStep:
             self.most_together, torch.get_num_threads(),
         )  # fmt: skip
         return [
-            None if each.count < 0 else (*(array[: each.count].tolist() for array in written), each.levels)
-            for each, written in zip(asked, found, strict=True)
+            None
+            if each.count < 0
+            else (*(array[: each.count].tolist() for array in candidates), extended[: each.levels - 1].tolist())
+            for each, (*candidates, extended) in zip(asked, found, strict=True)
         ]
 
 
