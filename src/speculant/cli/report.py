@@ -92,8 +92,8 @@ class Outcome:
     def block(self, *, verbose: bool = False) -> str:
         """Return the report, most important first."""
         stats = self.result.stats
-        lines = [speed(stats.tokens, stats.seconds)] if self.compared is None else compared_lines(self.compared)
-        lines.append(f"drafting    {stats.method}: {self.mat:.2f} tokens per target pass, {accepted([stats])}")
+        lines = [speed(stats.tokens, stats.seconds)] if self.compared is None else format_comparison(self.compared)
+        lines.append(f"drafting    {stats.method}: {self.mat:.2f} tokens per target pass, {count_accepted([stats])}")
         if verbose:
             lines += details(stats)
         if not self.complete:
@@ -112,14 +112,14 @@ class Outcome:
         return ", ".join(parts)
 
 
-def compared_lines(compared: Comparison) -> list[str]:
+def format_comparison(compared: Comparison) -> list[str]:
     """Return the speeds with drafts and without, the speed-up, all of the same runs, and identity."""
     ratios, tokens = compared.ratios, len(compared.drafted[0].ids)
     plain, drafted = ([pair[which].tokens_per_second for pair in compared.pairs] for which in (0, 1))
     lines = [
-        f"speed       {_shown(drafted, compared.place)} tokens/s, {tokens} tokens",
-        f"plain       {_shown(plain, compared.place)} tokens/s",
-        f"speed-up    {_shown(ratios, compared.place, digits=2, unit='x')}",
+        f"speed       {_format_value(drafted, compared.place)} tokens/s, {tokens} tokens",
+        f"plain       {_format_value(plain, compared.place)} tokens/s",
+        f"speed-up    {_format_value(ratios, compared.place, digits=2, unit='x')}",
     ]
     if len(ratios) > 1:
         lines.append(
@@ -166,18 +166,18 @@ def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
     mat = (tokens - of_prefills) / rounds if rounds else 0.0
     lines = [
         *(
-            compared_totals(compared, mat)
+            format_comparison_totals(compared, mat)
             if compared
             else [speed(tokens, sum(each.seconds for each in stats) if seconds is None else seconds)]
         ),
-        f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {accepted(stats)}",
+        f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {count_accepted(stats)}",
         f"prompts     {len(outcomes)}",
     ]
     notes = dict.fromkeys(note for each in stats for note in each.notes)
     return "\n".join(lines + [f"note        {note}" for note in notes])
 
 
-def compared_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
+def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
     """Return speeds, speed-up and identity over many prompts, each by its pair in the middle."""
     tokens, plain, drafted = overall(compared)
     ratios = [each.speedup for each in compared if each.speedup is not None]
@@ -207,7 +207,7 @@ def speed(tokens: int, seconds: float) -> str:
     return f"speed       {_rate(tokens, seconds):.1f} tokens/s: {tokens} tokens in {seconds:.2f} s"
 
 
-def accepted(stats: Sequence[Stats]) -> str:
+def count_accepted(stats: Sequence[Stats]) -> str:
     """Return how many drafted tokens were accepted."""
     drafted = sum(each.drafted for each in stats)
     if not drafted:
@@ -220,7 +220,7 @@ def span(values: Sequence[float]) -> list[float] | None:
     return [min(values), max(values)] if values else None
 
 
-def _shown(values: Sequence[float], place: int, *, digits: int = 1, unit: str = "") -> str:
+def _format_value(values: Sequence[float], place: int, *, digits: int = 1, unit: str = "") -> str:
     """Return one of the values, with the least and the most if there are several."""
     low, shown, high = (f"{each:.{digits}f}{unit}" for each in (min(values), values[place], max(values)))
     return shown if len(values) == 1 else f"{shown} ({low} to {high})"
