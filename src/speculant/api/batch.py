@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from speculant.api.engines import AnyEngine
 from speculant.api.options import check_number
 from speculant.api.prefix_cache import PrefixCache
 from speculant.api.prefix_sharing import PrefixSharing
 from speculant.api.prompt_queue import CPU_CHUNK, GPU_CHUNK, PromptQueue
 from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
+from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import BatchStats
 from speculant.decoding.step import Parts, prefill, step
 
@@ -60,7 +60,7 @@ class Batch:
         self,
         prepare: Callable[..., Generation],
         parts: Parts,
-        engine: AnyEngine,
+        engine: ModelEngine,
         *,
         size: int,
         keep_caches: bool = False,

@@ -30,7 +30,6 @@ from speculant.decoding.step import Parts
 from speculant.drafters.forced import ForcedDrafter
 from speculant.drafters.mix.base import MixBase
 from speculant.engines.hf.cpu.accelerate import Acceleration
-from speculant.engines.hf.engine import HFEngine
 from speculant.options.request import RequestKeywords, RequestOptions
 from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
 
@@ -153,8 +152,7 @@ class Decoder:
                 f"llama.cpp keeps {most} sequences apart, too few for a batch of {size}; raise `sequences`."
             )
         self._probe(size)
-        if isinstance(self.engine, HFEngine):
-            size = min(size, self.engine.texts_at_once)
+        size = min(size, self.engine.texts_at_once)
         prefixes = open_prefix_cache(prefix_cache)
         return Batch(
             self.prepare,

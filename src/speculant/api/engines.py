@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.model_engine import ModelEngine
 from speculant.engines.hf.capabilities import adapter_reason, base_model, check_model
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
@@ -13,10 +14,8 @@ from speculant.engines.llamacpp.engine import LlamaEngine
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import find_method
 
-AnyEngine = HFEngine | LlamaEngine
 
-
-def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> tuple[AnyEngine, Acceleration]:
+def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> tuple[ModelEngine, Acceleration]:
     """Return the engine of a model, and what was prepared for faster passes.
 
     Args:

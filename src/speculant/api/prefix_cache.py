@@ -14,33 +14,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from speculant.api.options import check_bytes
 from speculant.core.errors import UsageError
+from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import Int32
 
 BLOCK = 16  # tokens; also the fewest that are worth a copy
 ROOM = 128  # rows of a copy for what follows its prompt
 CANDIDATES = 8  # texts that share as many blocks, of which the one that shares most tokens is taken
-
-
-class CacheEngine(Protocol):
-    """What copies caches of its kind."""
-
-    def reusable(self, cache: Any, length: int) -> int:
-        """Return how many of the first `length` tokens `copy_prefix` can copy."""
-
-    def copy_prefix(self, cache: Any, length: int, *, room: int) -> Any:
-        """Return a copy of the first tokens with room for so many in all; None where the cache holds them no more."""
-
-    def held_bytes(self, cache: Any) -> int:
-        """Return the bytes that a cache takes."""
-
-    def compacted(self, cache: Any) -> Any:
-        """Return the cache, or a smaller copy where much of its memory is unused."""
 
 
 @dataclass(slots=True)
@@ -88,7 +73,7 @@ class PrefixCache:
         """
         self.limit = check_bytes(limit, name="prefix_cache")
         self.stats = PrefixCacheStats()
-        self._engine: CacheEngine | None = None
+        self._engine: ModelEngine | None = None
         self._changes = 0  # of its model, when the kept caches were computed
         self._entries: OrderedDict[int, Entry] = OrderedDict()  # the one unused for longest first
         self._blocks: dict[int, list[int]] = {}  # the entries that have a block, by its hash
@@ -98,7 +83,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def attach(self, engine: CacheEngine) -> None:
+    def attach(self, engine: ModelEngine) -> None:
         """Take the engine whose caches are kept.
 
         Raises:
@@ -110,7 +95,7 @@ class PrefixCache:
 
     def _drop_other_models(self) -> bool:
         """Forget what was computed before the model was changed, by an adapter, hooks, other weights; say if it was."""
-        changes = getattr(self._engine, "changes", 0)
+        changes = 0 if self._engine is None else self._engine.changes
         changed = bool(changes != self._changes)
         if changed:
             self.clear()

@@ -15,15 +15,14 @@ import torch
 from transformers import GenerationConfig
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
-from speculant.api.engines import AnyEngine
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
-from speculant.api.result import AnyTargetCache, Generation
+from speculant.api.result import Generation
 from speculant.core.drafter import Start
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
+from speculant.core.model_engine import ModelEngine, RequestCache
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.engines.hf.capabilities import acts_inside_generate
-from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
 from speculant.engines.hf.logprobs import TopLogprobs
 from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
@@ -53,7 +52,7 @@ Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
 class Preparation:
     """Prepares requests to one model."""
 
-    def __init__(self, engine: AnyEngine, tokenizer: Any, *, method: str) -> None:
+    def __init__(self, engine: ModelEngine, tokenizer: Any, *, method: str) -> None:
         """Take the parts that all requests share.
 
         Args:
@@ -101,7 +100,7 @@ class Preparation:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
         options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
-        name = getattr(self._engine.capabilities, "cache_argument", "past_key_values")
+        name = self._engine.capabilities.cache_argument
         call, given = Call(), {} if asked.cache is None else {name: asked.cache}
         try:
             self._engine.entry.generate(input_ids=ids, custom_generate=call, max_new_tokens=most, **given, **options)
@@ -196,12 +195,12 @@ class Preparation:
     @property
     def by_slot(self) -> bool:
         """Whether the model takes positions by cache slot, so that padding counts."""
-        return isinstance(self._engine, HFEngine) and self._engine.capabilities.by_slot
+        return self._engine.capabilities.by_slot
 
     @property
     def reads_padding(self) -> bool:
         """Whether padding in front of a row decides its text."""
-        return isinstance(self._engine, HFEngine) and self._engine.capabilities.reads_padding
+        return self._engine.capabilities.reads_padding
 
     def drafts(self, call: Call) -> bool:
         """Return whether drafts can be verified on what `generate` prepared."""
@@ -213,7 +212,7 @@ class Preparation:
             return "drafts are not verified behind images and other media yet"
         if call.prepare_inputs is not None:
             return "other code than the model's prepares its inputs"
-        if not isinstance(self._engine, HFEngine) or self._engine.capabilities.drafts_padded or call.padding is None:
+        if self._engine.capabilities.drafts_padded or call.padding is None:
             return ""
         read = len(call.ids) == 1 or self.reads_padding
         padded = read and not bool(call.padding[:, call.start :].all())
@@ -221,14 +220,10 @@ class Preparation:
 
     def _has_media(self, call: Call) -> bool:
         """Return whether a call brings more than text, as far as the model takes that."""
-        return (
-            isinstance(self._engine, HFEngine)
-            and self._engine.capabilities.media
-            and bool(set(call.others) - {"use_cache"})
-        )
+        return self._engine.capabilities.media and bool(set(call.others) - {"use_cache"})
 
-    def _open(self, call: Call, ids: torch.Tensor, *, plain: bool) -> AnyTargetCache:
-        if plain and isinstance(self._engine, HFEngine):
+    def _open(self, call: Call, ids: torch.Tensor, *, plain: bool) -> RequestCache:
+        if plain:
             return self._engine.open_plain(call)
         return self._engine.open(
             ids,

@@ -11,17 +11,14 @@ import torch
 
 from speculant.api.detokenizer import Detokenizer
 from speculant.core.logprobs import TokenLogprobs
+from speculant.core.model_engine import RequestCache
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence, Source, WatchedRound
 from speculant.decoding.step import Parts, prefill, step
-from speculant.engines.hf.opening import AnySequence
-from speculant.engines.hf.plain_cache import PlainTargetCache
 from speculant.engines.hf.sampler import HostSampler
-from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
 CUT = "A text ends at its most new tokens, before it matches its constraint; allow more (max_new_tokens)."
-AnyTargetCache = AnySequence | PlainTargetCache | LlamaTargetCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class Generation:
         sequence: Sequence,
         sampler: HostSampler,
         *,
-        target: AnyTargetCache,
+        target: RequestCache,
         tokenizer: Any = None,
         streamer: Any = None,
         chunk: int | None = None,

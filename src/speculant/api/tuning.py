@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.api.engines import AnyEngine
 from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
+from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.cpu.build import processor
@@ -33,7 +33,7 @@ _LEAST_ROUNDS = 3
 _DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
 
 
-def step_cost_file(engine: AnyEngine, fast: Acceleration) -> Path:
+def step_cost_file(engine: ModelEngine, fast: Acceleration) -> Path:
     """Return where the latency of a model's passes on its device is kept."""
     model = engine.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
@@ -54,7 +54,7 @@ def step_cost_file(engine: AnyEngine, fast: Acceleration) -> Path:
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(engine: AnyEngine, fast: Acceleration, *, most: int) -> StepCost | None:
+def stored_step_cost(engine: ModelEngine, fast: Acceleration, *, most: int) -> StepCost | None:
     """Return what `speculant tune` measured for this model and device for up to `most` nodes, or None."""
     try:
         found = read_step_cost(step_cost_file(engine, fast))
@@ -64,7 +64,7 @@ def stored_step_cost(engine: AnyEngine, fast: Acceleration, *, most: int) -> Ste
 
 
 def measure_step_cost(
-    engine: AnyEngine,
+    engine: ModelEngine,
     *,
     most: int,
     prefixes: Sequence[int] = PREFIXES,
@@ -106,7 +106,7 @@ def measure_step_cost(
     return {"nodes": sizes, "seconds": middle["seconds"], "prefix": middle["prefix"], "by_prefix": found}
 
 
-def _at_prefix(engine: AnyEngine, prefix: int, sizes: list[int], seconds: float) -> dict[str, Any]:
+def _at_prefix(engine: ModelEngine, prefix: int, sizes: list[int], seconds: float) -> dict[str, Any]:
     positions = engine.capabilities.positions
     samples: list[list[float]] = [[] for _ in sizes]
     with torch.no_grad():
@@ -125,7 +125,7 @@ def _at_prefix(engine: AnyEngine, prefix: int, sizes: list[int], seconds: float)
     return {"prefix": prefix, "seconds": [float(np.median(times)) for times in samples], "rounds": len(samples[0])}
 
 
-def _timed_pass(engine: AnyEngine, cache: Any, nodes: int) -> float:
+def _timed_pass(engine: ModelEngine, cache: Any, nodes: int) -> float:
     above = np.arange(nodes, dtype=np.int32) - 1
     parents = above // 2 if engine.capabilities.trees else above
     tree = DraftTree(np.ones(nodes, np.int32), parents, np.ones(nodes, np.float32))

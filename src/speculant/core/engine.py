@@ -88,6 +88,12 @@ class Capabilities:
         trees: whether a pass can verify a tree; else only chains.
         sequences: how many texts and branches of their drafts a pass may have together, see `Budget.branches`.
         hidden_layers: how many decoder layers can be tapped; 0 if none can.
+        by_slot: whether positions are counted by the rows of a cache, padding included.
+        reads_padding: whether padding in front of a text decides its tokens.
+        drafts_padded: whether drafts are verified behind padding.
+        media: whether the model also takes images, sound or other inputs, with which drafts are not verified.
+        keeps_logits: whether a pass can leave out the logits of all but the last rows.
+        cache_argument: the keyword by which the model's own `generate` takes a cache.
         notes: what the user should know.
     """
 
@@ -97,6 +103,12 @@ class Capabilities:
     trees: bool = True
     sequences: int = UNLIMITED
     hidden_layers: int = 0
+    by_slot: bool = False
+    reads_padding: bool = False
+    drafts_padded: bool = True
+    media: bool = False
+    keeps_logits: bool = False
+    cache_argument: str = "past_key_values"
     notes: tuple[str, ...] = ()
 
     @property

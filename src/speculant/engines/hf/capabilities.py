@@ -55,19 +55,13 @@ class HFCapabilities(Capabilities):
         rope_follows: whether beyond it they follow the longest position of a pass ("dynamic"), so that nothing can be
             drafted there; else they change once ("longrope").
         rope_rereads: whether `generate` reads the text anew when it reaches the limit.
-        keeps_logits: whether `logits_to_keep` can restrict the logits to the last rows.
         takes_positions: whether the model takes position ids.
-        by_slot: whether the class counts positions by the rows of its cache, padding included.
-        reads_padding: whether padding in front of a text decides its tokens: by slots, or by the text's length.
-        drafts_padded: whether drafts are verified behind padding.
         slots: the most rows that a cache may hold, drafts included, where the class has a mask of that size; or None.
         batches: whether several sequences may share a pass.
-        media: whether the class also takes images, sound or other inputs, with which drafts are not verified.
         attends: whether there are layers that attend to rows, so that passes need masks and positions.
         indexed: whether there are layers that choose the tokens they attend to by an index.
         mixers: where there are layers whose cache is a state, of which passes over drafts are recorded; None without.
         replays: whether the cache can only be copied: chains are verified, and accepted tokens may be read again.
-        cache_argument: what its forward calls the cache.
     """
 
     additive: bool = False
@@ -77,19 +71,13 @@ class HFCapabilities(Capabilities):
     rope_limit: int | None = None
     rope_follows: bool = False
     rope_rereads: bool = False
-    keeps_logits: bool = False
     takes_positions: bool = False
-    by_slot: bool = False
-    reads_padding: bool = False
-    drafts_padded: bool = True
     slots: int | None = None
     batches: bool = True
-    media: bool = False
     attends: bool = True
     indexed: bool = False
     mixers: Mixers | None = None
     replays: bool = False
-    cache_argument: str = "past_key_values"
 
     @property
     def states(self) -> bool:

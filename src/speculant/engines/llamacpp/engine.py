@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Capabilities, Engine, Needs, Pass, make_refused
+from speculant.core.engine import NO_NEEDS, Capabilities, Needs, Pass, make_refused
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
@@ -22,11 +23,10 @@ from speculant.engines.llamacpp.texts import Text
 Request = tuple[LlamaTargetCache, Int32, Int32]
 
 
-class LlamaEngine(Engine):
+class LlamaEngine(ModelEngine):
     """Runs passes of a GGUF model; see `core.engine.Engine`.
 
     Attributes:
-        model: what transformers' `generate` prepares requests with; see `request_model`.
         context: the cache, and passes on it.
         batch_note: why the sequences of a batch are run one after the other; never, here.
     """
@@ -42,7 +42,7 @@ class LlamaEngine(Engine):
             notes: what the user should know beside the engine's own notes.
             strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
         """
-        self.model = self.entry = model
+        self._model = model
         self.context, self._strict, self._notes = context, strict, tuple(notes)
         self._probed = bool(context.model.refusal)
         self._capabilities = Capabilities(
@@ -55,6 +55,16 @@ class LlamaEngine(Engine):
         )
         if context.model.refusal:
             self._refuse(context.model.refusal)
+
+    @property
+    def model(self) -> Any:
+        """What transformers' `generate` prepares requests with; see `request_model`."""
+        return self._model
+
+    @property
+    def entry(self) -> Any:
+        """The same."""
+        return self._model
 
     @property
     def capabilities(self) -> Capabilities:
@@ -130,6 +140,12 @@ class LlamaEngine(Engine):
             if positions[0].tolist() != usual.tolist():
                 raise UnsupportedError("llama.cpp counts positions from the first token; leave out position_ids.")
         return open_sequence(self.context, ids[0].tolist(), text=cache)
+
+    def open_plain(self, call: Any) -> LlamaTargetCache:
+        """Return a new sequence of what `generate` prepared; its passes are the same without drafts."""
+        given = (None if each is None else each[:, call.start :] for each in (call.padding, call.positions))
+        padding, positions = given
+        return self.open(call.ids[:, call.start :], cache=call.cache, padding=padding, positions=positions)
 
     def crop(self, cache: Text, length: int) -> int:
         """Keep the first tokens of a cache, for a prompt that shares only those; return how many."""
