@@ -16,6 +16,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
+from speculant.options.drafting import DraftingOptions
 from speculant.sizing.fixed import FixedSizing
 
 LAYERS = (0, 2)
@@ -85,8 +86,8 @@ def truth(model: Any, text: list[int]) -> torch.Tensor:
 
 
 def tapping(model: Any, *, fast: bool = False, prompt: bool = True) -> tuple[Speculator, Tapping]:
-    drafter = Tapping(prompt=prompt)
-    return Speculator(model, None, drafter, method="tapping", verifier=rule(), nodes=4, fast=fast), drafter
+    drafter, options = Tapping(prompt=prompt), DraftingOptions(nodes=4, fast=fast)
+    return Speculator(model, None, drafter, method="tapping", verifier=rule(), options=options), drafter
 
 
 def rule() -> Any:

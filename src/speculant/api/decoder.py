@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from speculant.decoding.step import Parts
 from speculant.drafters.forced import ForcedDrafter
 from speculant.drafters.mix.base import MixBase
 from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.options.drafting import DraftingOptions
 from speculant.options.request import RequestKeywords, RequestOptions
 from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
 
@@ -57,18 +59,18 @@ class Decoder:
         drafter: Drafter,
         *,
         method: str,
+        options: DraftingOptions | None = None,
         verifier: Verifier | None = None,
-        nodes: int | str | None = None,
-        fast: bool | Acceleration | None = None,
         notes: Sequence[str] = (),
         bases: Sequence[MixBase] = (),
-        strict: bool = False,
     ) -> None:
         """Put the parts together; the constructors of `Speculator` are the usual ways in.
 
         Args:
-            model, tokenizer, method, nodes, fast, strict: see `Speculator.from_transformers`.
+            model, tokenizer: see `Speculator.from_transformers`.
             drafter, verifier: what `registry` builds.
+            method: the drafting method's name.
+            options: how drafts are sized and passes are run; None for the defaults.
             notes: what the user should know of the drafter; they join the notes of every request.
             bases: those that the drafter was built with.
 
@@ -77,12 +79,13 @@ class Decoder:
         """
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
-        self.engine, self._fast = open_engine(model, fast=fast, notes=notes, strict=strict)
-        chosen = check_nodes(nodes)
+        asked = DraftingOptions() if options is None else options
+        self.engine, self._fast = open_engine(model, fast=asked.fast, notes=notes, strict=asked.strict)
+        chosen = check_nodes(asked.nodes)
         self.nodes = chosen if chosen is not None else 0 if method == "none" else AUTO
         self.bases = tuple(bases)
         known = stored_step_cost(self.engine, self._fast, most=most_rows(drafter.needs, 1))
-        self._sizes = Sizes(self.nodes, drafter.needs, known=known)
+        self._sizes = Sizes(replace(asked, nodes=self.nodes), drafter.needs, known=known)
         self.last_stats: Stats | None = None
         self._preparation = Preparation(self.engine, tokenizer, method=method)
 
@@ -248,6 +251,19 @@ class Decoder:
             FileError, MemoryFileError: the file cannot be used.
         """
         self._persistent().load(_path(path))
+
+    def draft_with(self, drafter: Drafter) -> None:
+        """Let another drafter make the drafts, as one that stands around the first does.
+
+        Args:
+            drafter: with the same needs. Requests that were prepared before keep their sessions.
+
+        Raises:
+            UsageError: it needs something else of passes, by which draft sizes and caches were set up.
+        """
+        if drafter.needs != self.drafter.needs:
+            raise UsageError("the drafter needs something else of the target's passes; make a Speculator with it.")
+        self.drafter = drafter
 
     def close(self) -> None:
         """End what works beside requests, such as online distillation and sharing; it can still generate."""

@@ -116,6 +116,10 @@ class Preparation:
             logprobs=asked.logprobs,
             prompt_logprobs=asked.prompt_logprobs,
             constraint=asked.constraint,
+            plain=asked.plain,
+            watched=asked.watched,
+            tenant=asked.tenant,
+            prediction=asked.prediction,
         )
         generation.sequence.stats.notes += notes
         if asked.streamer is not None:
@@ -134,6 +138,10 @@ class Preparation:
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         constraint: Constraint | CompiledConstraint | None = None,
+        plain: bool = False,
+        watched: bool = False,
+        tenant: str = "",
+        prediction: Sequence[int] | None = None,
     ) -> Generation:
         """Return the request of one row that `generate` prepared.
 
@@ -146,7 +154,7 @@ class Preparation:
         engine = self._engine
         if call.model is not engine.model:
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
-        plain = not self.drafts(call)
+        undrafted = not self.drafts(call)
         ids = call.ids[:, call.start :]
         self._check_length(ids, None if call.padding is None else call.padding[:, call.start :])
         generator = None if seed is None else _generator(engine.model.device, seed)
@@ -158,8 +166,8 @@ class Preparation:
         if bias:
             first.append(LogitBias(bias, call.ids.device))
         call.processors = [*first, *call.processors]
-        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=plain)
-        cache = self._open(call, ids, plain=plain)
+        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=undrafted)
+        cache = self._open(call, ids, plain=undrafted)
         if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
         sampler = make_sampler(call.ids, plan)
@@ -169,9 +177,11 @@ class Preparation:
             seed=_drafting_seed(seed),
             target=cache,
             constraint=grammar,
+            tenant=tenant,
+            prediction=np.array([] if prediction is None else prediction, np.int32),
         )
         notes = list(engine.notes)
-        if plain and engine.capabilities.drafts:
+        if undrafted and engine.capabilities.drafts:
             notes.append(f"{self._obstacle(call)}: decoded plainly, without drafts.")
         sequence = DecodedSequence(
             cache,
@@ -180,9 +190,10 @@ class Preparation:
             Stats(method=self._method, prompt_tokens=cache.unread, notes=notes),
             recorder=None if logprobs is None else TopLogprobs(logprobs),
             prompt_recorder=None if prompt_logprobs is None else TopLogprobs(prompt_logprobs, ranks=True),
-            draft_filter=grammar,
+            plain=plain or undrafted,
+            watched=watched,
         )
-        sequence.plain, chunk = plain, call.config.prefill_chunk_size
+        chunk = call.config.prefill_chunk_size
         return Generation(
             sequence,
             sampler,

@@ -108,9 +108,14 @@ class Generation:
         )
         self.error: BaseException | None = None
         self.done = False
-        self.owner, self.takes_prefix = "", False
+        self.takes_prefix = False
         self._streamer = streamer
         self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist())
+
+    @property
+    def owner(self) -> str:
+        """Whose cached prefixes it may begin with, and may give."""
+        return self.sequence.start.tenant
 
     @property
     def left(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speculant.api.options import AUTO
 from speculant.core.engine import Needs
+from speculant.options.drafting import DraftingOptions
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
@@ -18,25 +19,25 @@ from speculant.sizing.throughput import Throughput
 class Sizes:
     """Opens the sizing of streams and batches; only the latency of a pass differs between them."""
 
-    def __init__(self, nodes: int | str, needs: Needs, *, known: StepCost | None) -> None:
+    def __init__(self, options: DraftingOptions, needs: Needs, *, known: StepCost | None) -> None:
         """Start without measurements.
 
         Args:
-            nodes: most nodes per draft, or "auto".
+            options: of the speculator; their `nodes` is a number or "auto".
             needs: of the drafter.
             known: the latency of a stream's passes, where it was measured before.
         """
-        self._nodes, self._needs = nodes, needs
+        self._options, self._needs = options, needs
         self._latencies = {1: LatencyModel(most=most_rows(needs, 1), known=known)}
         self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
         self._exploration = ExplorationBonus() if needs.top_k and needs.explores else None
-        if nodes == AUTO:
+        if options.nodes == AUTO:
             warm_up()
 
     def of(self, size: int) -> Sizing:
         """Return what sizes the drafts of a batch of `size` sequences."""
-        if isinstance(self._nodes, int):
-            return FixedSizing(self._nodes)
+        if isinstance(self._options.nodes, int):
+            return FixedSizing(self._options.nodes)
         if size not in self._latencies:
             self._latencies[size] = LatencyModel(most=most_rows(self._needs, size))
         return AdaptiveSizing(

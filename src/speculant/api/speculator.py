@@ -129,12 +129,10 @@ class Speculator(Decoder):
             tokenizer,
             drafter,
             method=method,
+            options=asked,
             verifier=rule,
-            nodes=nodes,
-            fast=fast,
             notes=notes,
             bases=bases,
-            strict=strict,
         )
         if memory is not None and Path(memory).exists():
             speculator.load(memory)

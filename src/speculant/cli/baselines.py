@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.comparison import Comparison, Timed, pairs_for, time_result
+from speculant.options.drafting import DraftingOptions
 from speculant.registry import find_method
 
 if TYPE_CHECKING:
@@ -94,8 +95,7 @@ class Baselines:
                 speculator.drafter,
                 method=method,
                 verifier=speculator.verifier,
-                nodes=nodes,
-                fast=speculator.fast,
+                options=DraftingOptions(nodes=nodes, fast=speculator.fast),
             )
         if method != "none":
             options |= {"verifier": self._loaded.verifier, "lossy": speculator.verifier.exactness == "lossy"}

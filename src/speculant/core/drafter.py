@@ -19,6 +19,8 @@ from speculant.core.engine import Needs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Float64, Int32
 
+EMPTY_PATH: Int32 = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
@@ -60,6 +62,8 @@ class Start:
             share a random stream are correlated, which biases the output.
         target: the target's cache of this sequence, lent to drafters that draft with the target itself; else None.
         constraint: which tokens the text forbids or forces, where it has to match something; else None.
+        tenant: whose memory drafts, where a server keeps several; "" for the shared one.
+        prediction: Int32[P], a text that the answer is expected to resemble; empty for none.
     """
 
     prompt: Int32
@@ -67,6 +71,8 @@ class Start:
     seed: np.random.SeedSequence = field(default_factory=lambda: np.random.SeedSequence(0))
     target: TargetCache | None = None
     constraint: DraftFilter | None = None
+    tenant: str = ""
+    prediction: Int32 = field(default_factory=EMPTY_PATH.copy)
 
     def round_seed(self, number: int) -> int:
         """Return the seed of a round's random numbers, so that a draft can be drawn again."""
@@ -195,6 +201,3 @@ class Background(Protocol):
 
     def close(self) -> None:
         """End that work; drafts may still be asked for."""
-
-
-EMPTY_PATH: Int32 = np.empty(0, np.int32)

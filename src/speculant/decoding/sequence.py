@@ -54,10 +54,9 @@ class Sequence:
         prompt_logprobs: of each token of the prompt, None for the first, where they are recorded; complete with the
             first token of the text.
         filter: rules out drafted tokens that cannot follow; None for none.
-        plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing; set before
-            the prompt is read.
+        plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing.
         untaught: committed in a pause of drafting, which its session learns at the end of the pause.
-        rounds: its rounds so far that nobody has taken, where somebody watches; None, the default, keeps none.
+        rounds: its rounds so far that nobody has taken, where somebody watches; None where nobody does.
     """
 
     def __init__(
@@ -69,14 +68,15 @@ class Sequence:
         *,
         recorder: LogprobRecorder | None = None,
         prompt_recorder: LogprobRecorder | None = None,
-        draft_filter: DraftFilter | None = None,
+        plain: bool = False,
+        watched: bool = False,
     ) -> None:
         """Take the parts of a sequence that is not begun; a recorder of None records no log-probabilities.
 
         Raises:
             UnsupportedError: the engine has none of the prompt.
         """
-        self.filter = draft_filter
+        self.filter: DraftFilter | None = start.constraint
         self.cache, self.sampler, self.start, self.stats = cache, sampler, start, stats
         self._recorder, self.logprobs = recorder, list[TokenLogprobs]()
         self._prompt_recorder, self.prompt_logprobs = prompt_recorder, list[TokenLogprobs | None]()
@@ -90,9 +90,9 @@ class Sequence:
         self.ended = False
         self.error: BaseException | None = None
         self.began: float | None = None
-        self.plain = False
+        self.plain = plain
         self.untaught: list[int] = []
-        self.rounds: list[WatchedRound] | None = None
+        self.rounds: list[WatchedRound] | None = [] if watched else None
         self._claimed = False
 
     @property

@@ -27,6 +27,10 @@ class RequestKeywords(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     constraint: Any
+    plain: bool
+    watched: bool
+    tenant: str
+    prediction: Any
     min_p: float | None
     repetition_penalty: float | None
     logits_processor: list[Any] | None
@@ -68,6 +72,10 @@ class RequestOptions:
             `Result.prompt_logprobs`.
         constraint: what the text must match: a `speculant.Constraint` of a JSON schema, a regular expression or a
             grammar. Drafted tokens that it forbids are not verified, and tokens that it forces are drafted.
+        plain: whether the text is decoded without drafts and teaches the drafter nothing.
+        watched: whether pieces hold the draft and the walk of each round.
+        tenant: whose memory drafts and whose cached prefixes may be used, where a server keeps several.
+        prediction: token ids of a text that the answer is expected to resemble, for drafters that copy from it.
         generation: `attention_mask`, `position_ids`, `logits_processor`, `stopping_criteria`, `generation_config` and
             any other field of transformers' GenerationConfig, by name.
     """
@@ -86,6 +94,10 @@ class RequestOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     constraint: Any = None
+    plain: bool = False
+    watched: bool = False
+    tenant: str = ""
+    prediction: Any = None
     generation: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -21,7 +21,6 @@ from speculant.api.prefix_cache import PrefixCacheStats
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import SERVER, ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
-from speculant.serving.routing import add_tenant
 
 if TYPE_CHECKING:
     from speculant.api.batch import Batch
@@ -216,16 +215,19 @@ class EngineLoop:
             ticket.admitted = time.monotonic()
             job = ticket.job
             try:
-                generation = batch.add(job.prompt, **job.options)
+                generation = batch.add(
+                    job.prompt,
+                    plain=job.plain or job.prompt_only,
+                    watched=job.watched,
+                    tenant=job.tenant,
+                    prediction=job.prediction,
+                    **job.options,
+                )
             except Exception as error:
                 if not isinstance(error, SpeculantError):
                     _LOG.exception("a request could not be prepared")
                 self._finish(ticket, Delta(error=error))
                 continue
-            generation.owner = job.tenant
-            generation.sequence.start = add_tenant(generation.sequence.start, job)
-            generation.sequence.plain = job.plain or job.prompt_only
-            generation.sequence.rounds = [] if job.watched else None
             ticket.stats, ticket.prompt_logprobs = generation.result.stats, generation.result.prompt_logprobs
             self._active[generation] = ticket
             self._observer.admitted(ticket)

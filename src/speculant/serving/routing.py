@@ -8,7 +8,6 @@ that should gain more is taken, by the weights of its nodes, which are probabili
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,31 +19,11 @@ from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import METHODS, drafts_from_text, find_method, learns_from_text
-from speculant.serving.exchange import Job
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 COPIED, MATCHED = 48, 16  # tokens of a prediction in a draft, and of the longest match that tells where it goes on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RoutedStart(Start):
-    """What a session begins with, and whose it is.
-
-    Attributes:
-        tenant: whose memory drafts; "" for the shared one.
-        prediction: Int32[P], a text that the answer is expected to resemble.
-    """
-
-    tenant: str = ""
-    prediction: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-
-
-def add_tenant(start: Start, job: Job) -> RoutedStart:
-    """Return a start that names the tenant and the prediction of a job."""
-    own = {each.name: getattr(start, each.name) for each in fields(Start)}
-    return RoutedStart(**own, tenant=job.tenant, prediction=np.asarray(job.prediction, np.int32))
 
 
 def can_route(speculator: Speculator) -> bool:
@@ -88,7 +67,7 @@ def route(
             for tenant in tenants
         }
     copying = LookupDrafter(vocabulary=vocabulary, settings=LookupSettings(copied=COPIED, longest=MATCHED))
-    speculator.drafter = RoutingDrafter(drafters, copying)
+    speculator.draft_with(RoutingDrafter(drafters, copying))
     return drafters
 
 
@@ -111,10 +90,9 @@ class RoutingDrafter(Drafter):
         Raises:
             KeyError: its tenant is not known; no other one's memory is used for it.
         """
-        tenant = start.tenant if isinstance(start, RoutedStart) else ""
         shared = self._drafters.get("")
-        inner = (self._drafters[tenant] if shared is None else shared).open(start)
-        if not isinstance(start, RoutedStart) or not len(start.prediction):
+        inner = (self._drafters[start.tenant] if shared is None else shared).open(start)
+        if not len(start.prediction):
             return inner
         text = np.concatenate([start.prediction, start.prompt])
         return PredictedSession(inner, self._copying.open(Start(prompt=text, sampling=start.sampling, seed=start.seed)))

@@ -18,6 +18,7 @@ from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.live_check import DEEPEST
+from speculant.options.drafting import DraftingOptions
 from speculant.registry import find_method
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
@@ -78,7 +79,8 @@ class CuriousSession(ScriptedSession):
 def test_drafters_are_shown_no_logits(model: Any) -> None:
     """Those of random weights would mislead them; everything else they get."""
     drafter = Curious(DraftTree.from_paths([[7, 8]], [0.5]))
-    speculator = Speculator(model, None, drafter, method="x", verifier=SampleThenFollow(), nodes=4)
+    options = DraftingOptions(nodes=4)
+    speculator = Speculator(model, None, drafter, method="x", verifier=SampleThenFollow(), options=options)
     ids, _ = force(speculator, PROMPT, OUTPUT)
     assert [token for tokens in drafter.seen for token in tokens] == ids == OUTPUT
 

@@ -23,6 +23,7 @@ from speculant.core.drafter import Budget, Start
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash_drafter import DFlashDrafter, JetSpecDrafter, JetSpecSettings
 from speculant.drafters.heads.drafter import LoadedHead
+from speculant.options.drafting import DraftingOptions
 
 
 def loaded(parts: Any) -> LoadedHead:
@@ -69,7 +70,7 @@ def test_automatic_sizes_go_to_the_setting() -> None:
     assert DFlashDrafter(loaded(parts)).needs.most_nodes == 64
     drafter = JetSpecDrafter(loaded(parts))
     assert drafter.needs.most_nodes == 256 == most_rows(drafter.needs, 1)
-    assert int(Sizes("auto", drafter.needs, known=None).of(1).open().wanted) == 256
+    assert int(Sizes(DraftingOptions(nodes="auto"), drafter.needs, known=None).of(1).open().wanted) == 256
     settings = {"most_nodes": 100}
     speculator = Speculator.from_transformers(
         model, method="jetspec", head=loaded(parts), settings=settings, fast=False

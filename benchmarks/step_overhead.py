@@ -1,0 +1,170 @@
+"""What a round costs beside the target's pass, of two versions of the source in turns.
+
+Rounds of `decoding.step` over a recorded output, whose passes compute nothing: what is left is the loop itself, sizing,
+the drafter, the walk and the bookkeeping. Workers of both versions run alternately, many short turns each, in the same
+order of requests; a turn is timed in seconds of the process's own CPU time, with the garbage collector off. Further
+pairs of processes show what the layout of a process's memory does.
+
+    python benchmarks/step_overhead.py --before OLD/src --after src -o benchmarks/results/step-overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+
+VOCABULARY, NODES = 1000, 16
+DRAFTERS, SIZES = ("none", "lookup", "mix"), (1, 8)
+ROUNDS = {"none": 800, "lookup": 400, "mix": 200}  # of a turn, so that turns take about as long
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, help="the `src` folder of the earlier version")
+    parser.add_argument("--after", type=Path, help="that of the later one")
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of processes, one after the other")
+    parser.add_argument("--turns", type=int, default=25, help="of each case in each process")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        serve()
+        return
+    if args.before is None or args.after is None:
+        parser.error("name both versions: --before and --after")
+    cases = {f"{drafter}, {size}": (drafter, size) for drafter in DRAFTERS for size in SIZES}
+    met: dict[str, list[list[dict[str, float]]]] = {name: [] for name in cases}
+    for _ in range(args.pairs):
+        pair = [Worker(args.before), Worker(args.after)]
+        for name, (drafter, size) in cases.items():
+            met[name].append(turns(pair, drafter, size, args.turns))
+        for worker in pair:
+            worker.close()
+    report = {"nodes": NODES, "pairs": args.pairs, "turns": args.turns, "clock": "process_time"}
+    report["cases"] = {name: compare(found) for name, found in met.items()}
+    for name, case in report["cases"].items():
+        print(f"{name:10} {case['microseconds']} after/before {case['ratio']} {case['quartiles']} {case['by_pair']}")
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+class Worker:
+    """A process of one version."""
+
+    def __init__(self, source: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        assert (found := self._answer()) == str(source.resolve() / "speculant"), f"runs {found} instead of {source}"
+
+    def turn(self, drafter: str, size: int) -> float:
+        """Return the seconds of CPU time that a round takes."""
+        assert self._process.stdin is not None
+        print(drafter, size, file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def turns(pair: list[Worker], drafter: str, size: int, count: int) -> list[dict[str, float]]:
+    """Return the seconds of both versions in each turn; which one is first alternates. The first turns only warm up."""
+    found = []
+    for turn in range(-2, count):
+        order = [("before", pair[0]), ("after", pair[1])][:: 1 if turn % 2 else -1]
+        seconds = {name: worker.turn(drafter, size) for name, worker in order}
+        if turn >= 0:
+            found.append(seconds)
+    return found
+
+
+def compare(pairs: list[list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the median ratio of turns, its quartiles, the ratio in each pair, and microseconds of a round."""
+    every = [turn for pair in pairs for turn in pair]
+    ratios = [turn["after"] / turn["before"] for turn in every]
+    low, _, high = quantiles(ratios, n=4)
+    return {
+        "microseconds": {name: round(1e6 * median(turn[name] for turn in every), 2) for name in ("before", "after")},
+        "ratio": round(median(ratios), 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+        "by_pair": [round(median(turn["after"] / turn["before"] for turn in pair), 4) for pair in pairs],
+    }
+
+
+def serve() -> None:
+    """Run the turns that are asked for on standard input."""
+    import speculant
+
+    print(Path(speculant.__file__).parent, flush=True)
+    for line in sys.stdin:
+        drafter, size = line.split()
+        print(timed_turn(drafter, int(size)), flush=True)
+
+
+def timed_turn(name: str, size: int) -> float:
+    """Return the seconds of CPU time of a round of `size` sequences, measured over many."""
+    from speculant.bench.replay.player import recorded_sequence
+    from speculant.decoding import step as decoding
+    from speculant.drafters.copying.lookup import LookupDrafter
+    from speculant.drafters.mix.drafter import MixDrafter
+    from speculant.drafters.none import NoDrafter
+    from speculant.engines.recorded import RecordedEngine
+    from speculant.sizing.fixed import FixedSizing
+    from speculant.verifiers.sample_then_follow import SampleThenFollow
+
+    drafters: dict[str, Any] = {"none": NoDrafter}
+    drafters |= {"lookup": lambda: LookupDrafter(vocabulary=VOCABULARY)}
+    drafters |= {"mix": lambda: MixDrafter(vocabulary=VOCABULARY)}
+    parts = decoding.Parts(
+        engine=RecordedEngine(vocabulary=VOCABULARY),
+        drafter=drafters[name](),
+        verifier=SampleThenFollow(),
+        sizing=FixedSizing(0 if name == "none" else NODES),
+    )
+    rounds = max(1, ROUNDS[name] // (1 if size == 1 else 4))
+    sequences = [recorded_sequence(recording(seed, 17 * rounds), parts) for seed in range(size)]
+    gc.collect()
+    gc.disable()
+    began = time.process_time()
+    for _ in range(rounds):
+        decoding.step(sequences, parts)
+    seconds = time.process_time() - began
+    gc.enable()
+    assert all(sequence.active for sequence in sequences)
+    return seconds / rounds
+
+
+def recording(seed: int, length: int) -> Any:
+    """Return a text in which phrases come again and again, so that some drafts are right."""
+    from speculant.bench.replay.traces import Recording
+
+    random = np.random.default_rng(seed)
+    phrases = [random.integers(0, VOCABULARY, random.integers(2, 12)).astype(np.int32) for _ in range(60)]
+    text = np.concatenate([phrases[each] for each in random.integers(0, len(phrases), length // 2 + 200)])
+    return Recording(text[:100], text[100 : 100 + length])
+
+
+if __name__ == "__main__":
+    main()
