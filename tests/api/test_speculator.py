@@ -206,3 +206,13 @@ def test_no_nodes_is_plain_decoding(tiny: Speculator) -> None:
     speculator = Speculator.from_transformers(tiny.model, nodes=0)
     stats = speculator.generate(IDS, max_new_tokens=10, temperature=0).stats
     assert (stats.rounds, stats.drafted, stats.mat) == (9, 0, 1.0)
+
+
+@pytest.mark.parametrize("nodes", [16, "auto"])
+@pytest.mark.parametrize("method", ["mix", "lookup"])
+def test_drafts_are_no_deeper_than_allowed(nodes: int | str, method: str) -> None:
+    """Guards `max_depth`, with sizes that are fixed and those that are chosen."""
+    model = tiny_model("llama")
+    speculator = Speculator.from_transformers(model, method=method, nodes=nodes, max_depth=2)
+    found = speculator.generate([5, 9, 14, 3] * 8, max_new_tokens=40, temperature=0)
+    assert 0 < len(found.stats.offered_by_depth) <= 2

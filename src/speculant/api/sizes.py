@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speculant.api.options import AUTO
 from speculant.core.engine import Needs
+from speculant.core.tree import UNLIMITED
 from speculant.options.drafting import DraftingOptions
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Sizing
@@ -36,8 +37,9 @@ class Sizes:
 
     def of(self, size: int) -> Sizing:
         """Return what sizes the drafts of a batch of `size` sequences."""
+        depth = UNLIMITED if self._options.max_depth is None else self._options.max_depth
         if isinstance(self._options.nodes, int):
-            return FixedSizing(self._options.nodes)
+            return FixedSizing(self._options.nodes, depth=depth)
         if size not in self._latencies:
             self._latencies[size] = LatencyModel(most=most_rows(self._needs, size))
         return AdaptiveSizing(
@@ -47,6 +49,7 @@ class Sizes:
             self._exploration,
             self._pausing,
             most=self._needs.most_nodes,
+            depth=depth,
         )
 
 

@@ -53,6 +53,7 @@ class DraftingKeywords(TypedDict, total=False):
     head: Any
     online: Any
     nodes: int | str | None
+    max_depth: int | None
     memory: str | Path | None
     memory_limit: int | float | str
     base: Any
@@ -92,6 +93,8 @@ class DraftingOptions:
             memory. Lossless like all drafting; updates run in a thread, which `close` ends.
         nodes: maximum number of tokens per draft; "auto", which None stands for, for as many as pay in each round, up
             to 64, by measured latency of passes and acceptance.
+        max_depth: maximum depth of a draft, in tokens behind the last one; None for as deep as drafters go. Chains of a
+            known length suit engines and comparisons; deep drafts cost time on models whose passes are cheap.
         memory: memory file to begin with, if it exists; commands also save to it.
         memory_limit: maximum size of the drafter's memory: bytes, or text such as "1GB".
         base: frozen bases under the memory of `mix`, which `speculant corpus build --kind mix-base` makes: a file or
@@ -152,6 +155,9 @@ class DraftingOptions:
     )
     nodes: int | str | None = _option(
         None, "maximum tokens per draft; default: auto, chosen each round by cost and acceptance", kinds.NODES
+    )
+    max_depth: int | None = _option(
+        None, "maximum depth of a draft, in tokens; default: as deep as the method drafts", kinds.whole(1, 1024)
     )
     memory: Any = _option(
         None,

@@ -58,6 +58,7 @@ class AdaptiveSizing:
         pausing: Pausing | None = None,
         *,
         most: int = MAX_NODES,
+        depth: int = UNLIMITED,
     ) -> None:
         """Begin a stream or a batch.
 
@@ -68,8 +69,10 @@ class AdaptiveSizing:
             exploration: shared; for drafters that learn from rejected nodes, else None.
             pausing: of the requests so far; None for a first one.
             most: nodes of a draft at most.
+            depth: of a draft at most.
         """
         self._latency, self._acceptance, self._exploration, self._most = latency, acceptance, exploration, most
+        self._depth = depth
         self._shared, self._throughput = throughput, Throughput(throughput)
         self._pausing = Pausing() if pausing is None else pausing
         self._counts = np.arange(len(latency.curve) + 1)
@@ -82,7 +85,7 @@ class AdaptiveSizing:
     def nodes(self, states: Sequence[SizingState]) -> list[int]:
         drafts = False
         for state in states:
-            state.gain, state.depth, state.asked = 0.0, UNLIMITED, 0
+            state.gain, state.depth, state.asked = 0.0, self._depth, 0
             state.resting = not state.plain and state.pausing.left > 1
             drafts |= not (state.plain or state.pausing.left)
         if not drafts:
@@ -97,7 +100,8 @@ class AdaptiveSizing:
             gains = state.forecast(most) if state.forecast is not None and most else None
             state.by_level = gains is not None
             if gains is not None:
-                state.asked, state.depth = self._forecast_size(state, gains, most, len(states))
+                state.asked, depth = self._forecast_size(state, gains, most, len(states))
+                state.depth = min(depth, self._depth)
             elif state.sampled or self._latency.drafting > _EXPENSIVE:
                 state.asked = self._chain_length(state, most, len(states))
             else:
