@@ -11,7 +11,7 @@ from bisect import bisect_right
 
 _EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # tokens that the memory expects
 _DECAY = 0.98  # per round of a band; rounds without the head are forgotten likewise, so that it is asked again
-_PRIOR_GAIN, _PRIOR_LEVELS, _PRIOR = 2.0, 3.0, 2.0  # of a round, and how many rounds they count as
+_PRIOR_GAIN, _PRIOR_LEVELS, _PRIOR = 2.0, 3.0, 6.0  # of a round, and how many rounds they count as
 
 
 class HeadGain:

@@ -33,6 +33,7 @@ from speculant.drafters.models.shapes import MOST_NODES
 FIRST_WEIGHTS = (0.5, 0.9, 0.6, 0.0, -0.3)
 _REACH_RATE = 0.02  # per round
 _NEARLY = 0.75
+_TELLING = 3  # nodes; smaller drafts, as while sizes are tried at first, say little of what a head gains
 
 
 class Reach:
@@ -196,7 +197,7 @@ class UnitedSession(Session):
             path = _followed(self._drafted, tokens)
             self.own.learn(self._drafted, path)
             self._reach.observe(len(path), len(_followed(self._recalled, tokens)))
-            if len(verified.tree):  # alone, the memory would have had as many nodes verified
+            if len(verified.tree) >= _TELLING:  # alone, the memory would have had as many nodes verified
                 alone = _followed(self._recalled.head(len(verified.tree)), tokens)
                 self._head_gain.observe(self._expected, len(verified.path) - len(alone), self.own.levels)
         self._drafted, self._recalled, self._seen = DraftTree.empty(), DraftTree.empty(), {}
