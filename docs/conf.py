@@ -82,6 +82,9 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_co
 html_theme = "furo"
 html_title = f"Speculant {version}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+highlight_language = "none"  # of code whose language is not named
 
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4  # headings are linked to by the names that GitHub gives them
