@@ -95,6 +95,7 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
 
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 autodoc_typehints_format = "short"
