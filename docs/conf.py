@@ -92,6 +92,7 @@ nb_execution_mode = "cache"  # a notebook is executed where it is new or changed
 nb_execution_cache_path = "build/notebooks"
 nb_execution_timeout = 300  # seconds for a cell
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
 
