@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: setup demo test test-slow test-all test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
-	test-vllm benchmark-vllm benchmark-vllm-heads test-browser test-clients test-fuzz clean
+	test-vllm benchmark-vllm benchmark-vllm-heads test-browser test-clients test-fuzz docs notebooks clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -132,6 +132,19 @@ $(VENV)/.fuzz: $(VENV)/.ready
 
 test-fuzz: $(VENV)/.fuzz
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz tests/serving/test_fuzz.py
+
+# The documentation as a site in build/site; a warning, such as of a link that leads nowhere, is an error. Notebooks call
+# `speculant`; the site executes those that are new or changed, `make notebooks` all of them.
+$(VENV)/.docs: $(VENV)/.ready
+	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+DOCS_ENV := OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH"
+docs: $(VENV)/.docs
+	$(DOCS_ENV) sphinx-build -c docs --fresh-env --fail-on-warning --keep-going --quiet . build/site
+
+notebooks: $(VENV)/.docs
+	$(DOCS_ENV) jupyter execute docs/notebooks/*.ipynb
 
 clean:
 	rm -rf $(VENV) .oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
