@@ -16,12 +16,12 @@ or has another config, is probed before its first draft.
 |---|---|---|
 | trees | {trees} | whole draft trees are verified in one pass |
 | chains | {chains} | a draft is one path; the reason is in `stats.notes` |
-| plain | {plain} | no drafts: one token per pass by transformers' own methods. `strict=True` refuses the model with the reason |
+| plain | {plain} | no drafts, one token per pass; `strict=True` refuses the model with the reason |
 | not built | {missing} | could not be built here, or fail in their own `generate` at these sizes |
 
-Classes that `AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoModelForMultimodalLM` know were built with tiny
-random weights (fp32, torch {torch}; windows, chunks and rotary limits scaled down with them). Texts with random drafts
-were compared with those of `model.generate`: greedy and sampled, alone and in batches, with eager and sdpa attention,
+Classes that `AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoModelForMultimodalLM` know were built with
+tiny random weights (fp32, torch {torch}; windows, chunks and rotary limits scaled down with them). Texts with random
+drafts were compared with those of `model.generate`: greedy and sampled, alone and in batches, with eager and sdpa attention,
 multimodal classes with text alone. {texts} texts were compared, {wrong}.{unrun}
 
 This page is generated: `python benchmarks/architectures.py --report -o docs/architectures.md`. Raw results are in
