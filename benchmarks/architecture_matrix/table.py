@@ -21,8 +21,8 @@ or has another config, is probed before its first draft.
 
 Classes that `AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoModelForMultimodalLM` know were built with
 tiny random weights (fp32, torch {torch}; windows, chunks and rotary limits scaled down with them). Texts with random
-drafts were compared with those of `model.generate`: greedy and sampled, alone and in batches, with eager and sdpa attention,
-multimodal classes with text alone. {texts} texts were compared, {wrong}.{unrun}
+drafts were compared with those of `model.generate`: greedy and sampled, alone and in batches, with eager and sdpa
+attention, multimodal classes with text alone. {texts} texts were compared, {wrong}.{unrun}
 
 This page is generated: `python benchmarks/architectures.py --report -o docs/architectures.md`. Raw results are in
 [architectures.json](../benchmarks/results/architectures.json).
