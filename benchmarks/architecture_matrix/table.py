@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _INTRODUCTION = """# Architectures
 
-Which language models of transformers {transformers} Speculant verifies drafts on, and how. Classes that
-`AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoModelForMultimodalLM` know were built with tiny random
-weights (fp32, torch {torch}; windows, chunks and rotary limits scaled down with them, so that texts cross them), and
-their drafted texts were compared with those of `model.generate`: greedy and sampled, alone and in batches, with eager
-and sdpa attention, wherever the class has them, multimodal classes with text alone. Drafts were random trees of right
-and wrong guesses.
+Which language models of transformers {transformers} Speculant verifies drafts on, and how. A model that is not listed,
+or has another config, is probed before its first draft.
 
-{texts} texts were compared, {wrong}. {trees} architectures take trees, {chains} take chains, {plain} are decoded
-plainly, and {missing} could not be built here, or fail in their own `generate` at these sizes.{unrun}
+| drafts | architectures | |
+|---|---|---|
+| trees | {trees} | whole draft trees are verified in one pass |
+| chains | {chains} | a draft is one path; the reason is in `stats.notes` |
+| plain | {plain} | no drafts, one token per pass; `strict=True` refuses the model with the reason |
+| not built | {missing} | could not be built here, or fail in their own `generate` at these sizes |
 
-- **trees**: whole draft trees are verified in one pass.
-- **chains**: a draft is one path; the reason is in `stats.notes`.
-- **plain**: no drafts; one token a pass by transformers' own methods. The reason is in `stats.notes`, and `strict=True`
-  refuses the model with it.
+Classes that `AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoModelForMultimodalLM` know were built with
+tiny random weights (fp32, torch {torch}; windows, chunks and rotary limits scaled down with them). Texts with random
+drafts were compared with those of `model.generate`: greedy and sampled, alone and in batches, with eager and sdpa
+attention, multimodal classes with text alone. {texts} texts were compared, {wrong}.{unrun}
 
-This page is generated: `python benchmarks/architectures.py -o docs/architectures.md`; the raw results are in
-`benchmarks/results/architectures.json`. A model that is not listed, or has another config, is probed before its first
-draft in the same way (`src/speculant/engines/hf/probe.py`).
+This page is generated: `python benchmarks/architectures.py --report -o docs/architectures.md`. Raw results are in
+[architectures.json](../benchmarks/results/architectures.json).
+"""
+
+_OTHERS = """## Chains, plain, and not built
 
 | architecture | class | drafts | reason |
 |---|---|---|---|
@@ -53,10 +56,14 @@ def table(results: Mapping[str, Any], names: Sequence[str]) -> str:
         missing=verdicts["not built"],
         unrun=f" **{len(left)} have not been run yet**: {', '.join(left)}." if left else "",
     )
-    lines = [
-        f"| {name} | {each['kind']} | {each['verdict']} | {_reason(each)} |" for name, each in sorted(found.items())
+    takers = [name for name, each in sorted(found.items()) if each["verdict"] == "trees"]
+    trees = textwrap.fill(f"{', '.join(takers)}.", 120, break_long_words=False, break_on_hyphens=False)
+    others = [
+        f"| {name} | {each['kind']} | {each['verdict']} | {_reason(each)} |"
+        for name, each in sorted(found.items())
+        if each["verdict"] != "trees" or each["mismatches"]
     ]
-    return page + "\n".join(lines) + "\n"
+    return f"{page}\n## Trees\n\n{trees}\n\n{_OTHERS}" + "\n".join(others) + "\n"
 
 
 def _reason(found: Mapping[str, Any]) -> str:
