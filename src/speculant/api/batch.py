@@ -16,11 +16,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from speculant.api.engines import AnyEngine
 from speculant.api.options import check_number
 from speculant.api.prefix_cache import PrefixCache
 from speculant.api.prefix_sharing import PrefixSharing
@@ -29,6 +28,9 @@ from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.stats import BatchStats
 from speculant.decoding.step import Parts, prefill, step
+
+if TYPE_CHECKING:
+    from speculant.api.engines import AnyEngine
 
 
 class BatchError(SpeculantError):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
-from speculant.api.engines import AnyEngine
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
-from speculant.api.result import AnyTargetCache, Generation
+from speculant.api.result import Generation
 from speculant.core.drafter import Start
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.core.stats import Stats
@@ -30,6 +29,10 @@ from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
 from speculant.engines.hf.sampler import end_tokens, make_sampler
 from speculant.options.kinds import read_temperature
 from speculant.options.request import RequestKeywords, RequestOptions
+
+if TYPE_CHECKING:
+    from speculant.api.engines import AnyEngine
+    from speculant.api.result import AnyTargetCache
 
 MAX_NEW_TOKENS = 256
 MOST_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs

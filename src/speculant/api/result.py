@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,13 +15,16 @@ from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence, Source, WatchedRound
 from speculant.decoding.step import Parts, prefill, step
-from speculant.engines.hf.opening import AnySequence
-from speculant.engines.hf.plain_cache import PlainTargetCache
-from speculant.engines.hf.sampler import HostSampler
-from speculant.engines.llamacpp.target_cache import LlamaTargetCache
+
+if TYPE_CHECKING:
+    from speculant.engines.hf.opening import AnySequence
+    from speculant.engines.hf.plain_cache import PlainTargetCache
+    from speculant.engines.hf.sampler import HostSampler
+    from speculant.engines.llamacpp.target_cache import LlamaTargetCache
+
+    AnyTargetCache = AnySequence | PlainTargetCache | LlamaTargetCache
 
 CUT = "A text ends at its most new tokens, before it matches its constraint; allow more (max_new_tokens)."
-AnyTargetCache = AnySequence | PlainTargetCache | LlamaTargetCache
 
 
 @dataclass(frozen=True, slots=True)
