@@ -25,7 +25,7 @@ plainly, and {missing} could not be built here, or fail in their own `generate` 
 
 This page is generated: `python benchmarks/architectures.py -o docs/architectures.md`; the raw results are in
 `benchmarks/results/architectures.json`. A model that is not listed, or has another config, is probed before its first
-draft in the same way (`src/speculant/engines/hf/probe.py`).
+draft in the same way (`src/speculant/engines/hf/probe/probing.py`).
 
 | architecture | class | drafts | reason |
 |---|---|---|---|

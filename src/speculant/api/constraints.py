@@ -18,7 +18,7 @@ from typing import Any, Literal
 from speculant.api.open_parts import open_parts, open_parts_of_grammar
 from speculant.api.repetitions import most_repeats, patterns_of
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
-from speculant.engines.hf.grammar_state import GrammarState, first_line
+from speculant.engines.hf.sampling.grammar_state import GrammarState, first_line
 
 MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
 MOST_REPEATS = 10_000  # of counted repetitions, those inside others multiplied

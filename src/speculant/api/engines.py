@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.engines.hf.capabilities import adapter_reason, base_model, check_model
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.probe.capabilities import adapter_reason, base_model, check_model
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import find_method
 

@@ -21,12 +21,12 @@ from speculant.core.drafter import Start
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
-from speculant.engines.hf.capabilities import acts_inside_generate
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
-from speculant.engines.hf.logprobs import TopLogprobs
-from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
-from speculant.engines.hf.sampler import end_tokens, make_sampler
+from speculant.engines.hf.probe.capabilities import acts_inside_generate
+from speculant.engines.hf.sampling.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
+from speculant.engines.hf.sampling.logprobs import TopLogprobs
+from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPenalties
+from speculant.engines.hf.sampling.sampler import end_tokens, make_sampler
 from speculant.options.kinds import read_temperature
 from speculant.options.request import RequestKeywords, RequestOptions
 

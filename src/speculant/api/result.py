@@ -17,9 +17,9 @@ from speculant.decoding.sequence import Sequence, Source, WatchedRound
 from speculant.decoding.step import Parts, prefill, step
 
 if TYPE_CHECKING:
+    from speculant.engines.hf.caches.plain_cache import PlainTargetCache
     from speculant.engines.hf.opening import AnySequence
-    from speculant.engines.hf.plain_cache import PlainTargetCache
-    from speculant.engines.hf.sampler import HostSampler
+    from speculant.engines.hf.sampling.sampler import HostSampler
     from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 
     AnyTargetCache = AnySequence | PlainTargetCache | LlamaTargetCache

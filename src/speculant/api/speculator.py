@@ -44,9 +44,9 @@ class Speculator(Decoder):
         """
         from speculant.api.draft_caches import check_merged, drafts_of  # here, since these load the engine
         from speculant.api.engines import can_verify, check_engine_can
-        from speculant.engines.hf.capabilities import optional_layers
+        from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
         from speculant.engines.hf.cpu.accelerate import Acceleration
-        from speculant.engines.hf.sparse_cache import whole_cache_reason
+        from speculant.engines.hf.probe.capabilities import optional_layers
 
         asked = DraftingOptions(**options)
         method, verifier, head, online, share = asked.method, asked.verifier, asked.head, asked.online, asked.share

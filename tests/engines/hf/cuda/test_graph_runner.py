@@ -20,7 +20,7 @@ from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.live_check import DEEPEST
+from speculant.engines.hf.probe.live_check import DEEPEST
 from speculant.engines.hf.target_cache import HFTargetCache
 from tapes import Tapes, graphs_of, recorded
 from trees import random_draft
