@@ -9,8 +9,8 @@ from typing import Any
 
 from speculant.api.loading import bundled_heads, bundled_model, load_tokenizer
 from speculant.bench.replay.traces import read_recordings
-from speculant.bench.vllm.jobs import Ask, Job, Turn
-from speculant.bench.vllm.replay_model import write_replay_model
+from vllm_runs.jobs import Ask, Job, Turn
+from vllm_runs.replay_model import write_replay_model
 
 FIRST, PROMPTS, WORDS = 1000, 50, 12
 NAMES = ("Lily", "Tim", "Tom", "Ben", "Sam", "Sue", "Max", "Jack", "Lucy")

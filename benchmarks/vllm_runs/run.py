@@ -1,4 +1,4 @@
-"""The process of one run of vLLM: `python -m speculant.bench.vllm.run JOB.json DONE.json`."""
+"""The process of one run of vLLM: `python -m vllm_runs.run JOB.json DONE.json`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from speculant.bench.vllm.jobs import Ask, Done, Job, Turn, read_job
 from speculant.integrations.vllm_checks import HEADS
+from vllm_runs.jobs import Ask, Done, Job, Turn, read_job
 
 
 def main(asked: Path, done: Path) -> None:
@@ -26,7 +26,7 @@ def run_job(job: Job) -> list[Done]:
     if job.replay:
         from vllm.model_executor.models.registry import ModelRegistry
 
-        from speculant.bench.vllm.replay_model import ARCHITECTURE, replay_model_class
+        from vllm_runs.replay_model import ARCHITECTURE, replay_model_class
 
         ModelRegistry.register_model(ARCHITECTURE, replay_model_class())
     os.environ.update(job.turns[0].settings)

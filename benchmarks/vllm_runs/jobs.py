@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 PROPOSER = "speculant.integrations.vllm.Proposer"
-RECORDING_PROPOSER = "speculant.bench.vllm.recording.RecordingProposer"
+RECORDING_PROPOSER = "vllm_runs.recording.RecordingProposer"
 SCHEDULER = "speculant.integrations.vllm_scheduler.UnitingScheduler"
-RECORDING_SCHEDULER = "speculant.bench.vllm.recording_scheduler.RecordingScheduler"
+RECORDING_SCHEDULER = "vllm_runs.recording_scheduler.RecordingScheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +124,11 @@ def run(job: Job, folder: Path, *, environment: Mapping[str, str] | None = None)
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
         **(environment or {}),
     }
     with log.open("w") as output:
-        command = [sys.executable, "-m", "speculant.bench.vllm.run", str(asked), str(done)]
+        command = [sys.executable, "-m", "vllm_runs.run", str(asked), str(done)]
         code = subprocess.run(command, env=own, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     if code or not done.exists():
         raise RuntimeError(f"vLLM ended with code {code}; the end of {log}:\n{log.read_text()[-4000:]}")
