@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from speculant.core.stats import mean_accepted
+
 PROPOSER = "speculant.integrations.vllm.Proposer"
 RECORDING_PROPOSER = "vllm_runs.recording.RecordingProposer"
 SCHEDULER = "speculant.integrations.vllm_scheduler.UnitingScheduler"
@@ -99,7 +101,7 @@ class Done:
     def mat(self) -> float:
         """Mean tokens per target pass; the prompt's pass and its token belong to no round."""
         tokens, requests = sum(map(len, self.outputs)), len(self.outputs)
-        return (tokens - requests) / (self.passes - requests) if self.passes > requests else 0.0
+        return mean_accepted(tokens, self.passes - requests, texts=requests) if self.passes > requests else 0.0
 
 
 def ours(drafts: int = 8, proposer: str = PROPOSER) -> dict[str, Any]:
