@@ -267,8 +267,7 @@ def _is_special(tokenizer: Any, text: str) -> bool:
 def _open_tokenizer(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
     if tokenizer is None:
         raise TokenizerError("constraints need a tokenizer; give one to the speculator.")
-    from speculant.engines.llamacpp.grammar_tokenizer import grammar_tokenizer
-    from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
+    from speculant.engines.llamacpp.tokenizer import GGUFTokenizer, grammar_tokenizer
 
     library = _library()
     try:
