@@ -1,4 +1,4 @@
-"""Every method against plain decoding on held-out stories, for the table in docs/methods.md.
+"""Every method against plain decoding on held-out stories, for the table in benchmarks/methods.md.
 
 For each method, plain decoding and the method take turns on each prompt, greedy, in one process; memory is empty at the
 start of a method and kept over its prompts. Methods are those of the registry; what cannot run is listed with the

@@ -28,7 +28,7 @@ from speculant.api.loading import load_tokenizer
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
-from speculant.cli.loading import quieten
+from speculant.cli.loading import silence_loading
 from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.suffix.array import SuffixArrayBuilder
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=100)
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
-    quieten()
+    silence_loading()
     held_out = data / "text" / "tinystories" / "heldout.txt"
     with tempfile.TemporaryDirectory() as folder:
         text, line, corpus = (Path(folder) / name for name in ("text.txt", "line.txt", "corpus.speculant"))

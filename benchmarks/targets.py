@@ -18,7 +18,7 @@ import torch
 
 from speculant.api.loading import bundled_draft_model, load_model
 from speculant.bench.systems.inflate import inflate
-from speculant.cli.loading import quieten
+from speculant.cli.loading import silence_loading
 from speculant.core.tree import Int32
 from stories import FIRST
 
@@ -59,7 +59,7 @@ def load_pair(target: str, *, dtype: str, draft_model: str | None, noise: float 
         draft_model: a folder; None for the bundled one, which fits the bundled model alone.
         noise: draft with the target itself, with noise of that share of each weight's spread; None not to.
     """
-    quieten()
+    silence_loading()
     model, tokenizer = load_model(
         str(data_folder() / "models/stories260K") if target == "stories260k" else None, dtype=dtype, device="cpu"
     )

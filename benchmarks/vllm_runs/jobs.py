@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speculant.core.stats import mean_accepted
+from speculant.core.stats import compute_mat
 
 PROPOSER = "speculant.integrations.vllm.Proposer"
 RECORDING_PROPOSER = "vllm_runs.recording.RecordingProposer"
@@ -101,7 +101,7 @@ class Done:
     def mat(self) -> float:
         """Mean tokens per target pass; the prompt's pass and its token belong to no round."""
         tokens, requests = sum(map(len, self.outputs)), len(self.outputs)
-        return mean_accepted(tokens, self.passes - requests, texts=requests) if self.passes > requests else 0.0
+        return compute_mat(tokens, self.passes - requests, texts=requests) if self.passes > requests else 0.0
 
 
 def ours(drafts: int = 8, proposer: str = PROPOSER) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.api.loading import load_model
 from speculant.core.errors import CorruptMemoryError, FileError, UnsupportedError
-from speculant.memory.bases import VARIABLE, bundled_base
+from speculant.memory.bases import VARIABLE, find_bundled_base
 
 PROMPT = [1, 5, 9, 5]
 
@@ -69,7 +69,7 @@ def test_the_bundled_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.chdir(tmp_path)
     model, tokenizer = load_model(None)
-    for base, expected in (("auto", [bundled_base()]), ("bundled", [bundled_base()]), (None, [])):
+    for base, expected in (("auto", [find_bundled_base()]), ("bundled", [find_bundled_base()]), (None, [])):
         speculator = Speculator.from_transformers(model, tokenizer, base=base, nodes=8)
         assert [each.path for each in speculator.bases] == expected
     assert Speculator.from_transformers(tiny_model("llama"), nodes=8).bases == ()

@@ -25,7 +25,7 @@ from speculant.api.loading import (
 from speculant.core.errors import FileError, ModelNotFoundError, TokenizerError, UsageError
 from speculant.core.hub import asking, hub_advice
 from speculant.drafters.heads.checkpoints.checkpoint import find_folder
-from speculant.memory.bases import bundled_base, find_base
+from speculant.memory.bases import find_base, find_bundled_base
 from speculant.registry import find_method
 
 
@@ -124,7 +124,7 @@ def test_bundled_is_a_name_everywhere(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     assert find_model("bundled") == find_model(None) == find_tokenizer("bundled") == str(bundled_model())
     assert find_draft_model("bundled") == str(bundled_draft_model())
-    assert find_base("bundled") == bundled_base()
+    assert find_base("bundled") == find_bundled_base()
     assert bundled_head_folder().name == "eagle"
     assert bundled_head_folder(find_method("medusa")).name == "medusa"
     with pytest.raises(UsageError, match="there are eagle, mtp, eagle3, dflash, medusa"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant.cli.comparison import PAIRS, Comparison, Timed, overall, pairs_for
-from speculant.cli.report import compared_totals, identity
+from speculant.cli.report import format_comparison_totals, identity
 
 
 def timed(*seconds: float) -> list[Timed]:
@@ -67,4 +67,4 @@ def test_a_rule_that_keeps_the_distribution_only() -> None:
     assert compared.identical is None
     assert compared.matches_reference is None
     assert identity(compared).startswith("not compared")
-    assert "not compared" in compared_totals([compared], 1.0)[-1]
+    assert "not compared" in format_comparison_totals([compared], 1.0)[-1]

@@ -16,7 +16,7 @@ from bases import saved_base
 from speculant import Speculator
 from speculant.cli.baselines import Baselines
 from speculant.cli.comparison import PAIRS
-from speculant.cli.generation import shortened
+from speculant.cli.generation import shorten_prompt
 from speculant.cli.loading import Loaded
 from speculant.cli.main import main
 from speculant.drafters.mix.drafter import MixSession
@@ -366,9 +366,9 @@ def test_turns_without_a_chat_template(tmp_path: Path, tiny_folder: Path, capsys
 
 def test_headers_are_one_short_line() -> None:
     """Prompts of many pages must not flood the terminal."""
-    assert shortened("one\n two") == "one two"
-    assert shortened("x" * 61) == "x" * 57 + "..."
-    assert len(shortened("long text " * 9999)) == 60
+    assert shorten_prompt("one\n two") == "one two"
+    assert shorten_prompt("x" * 61) == "x" * 57 + "..."
+    assert len(shorten_prompt("long text " * 9999)) == 60
 
 
 def test_lossy_rules_are_compared_for_speed_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant.api.result import Piece
-from speculant.cli.painting import GREEN, RESET, YELLOW, can_paint, painted
+from speculant.cli.painting import GREEN, RESET, YELLOW, can_paint, paint
 from speculant.decoding.sequence import Source
 
 
@@ -13,8 +13,8 @@ def test_tokens_are_painted_by_source() -> None:
     """Neighbours of one source share a colour, plain tokens and empty texts get none."""
     sources = [Source.PLAIN, Source.ACCEPTED, Source.ACCEPTED, Source.BONUS]
     piece = Piece("abcd", [1, 2, 3, 4], ["a", "b", "c", "d"], sources)
-    assert painted(piece) == f"a{GREEN}bc{RESET}{YELLOW}d{RESET}"
-    assert painted(Piece("", [1], [""], [Source.BONUS])) == ""
+    assert paint(piece) == f"a{GREEN}bc{RESET}{YELLOW}d{RESET}"
+    assert paint(Piece("", [1], [""], [Source.BONUS])) == ""
 
 
 def test_colours_honour_pipes_and_no_color(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from speculant.cli.prompts import given_prompt, prompt_of, read_prompts
+from speculant.cli.prompts import prompt_of, read_prompt_argument, read_prompts
 from speculant.core.errors import FileError, UsageError
 
 
@@ -99,13 +99,13 @@ def test_a_missing_file_is_an_error_of_the_file(tmp_path: Path) -> None:
 def test_standard_input_loses_its_last_line_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """`echo` adds a line feed that nobody wrote; what stands before is the prompt."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("é\n\n".encode())))
-    assert given_prompt("-") == "é\n"
+    assert read_prompt_argument("-") == "é\n"
 
 
 def test_bytes_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would fail deep inside the tokenizer."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
     with pytest.raises(UsageError, match="byte 1"):
-        given_prompt("-")
+        read_prompt_argument("-")
     with pytest.raises(UsageError, match="not UTF-8"):
-        given_prompt("a\udcff")
+        read_prompt_argument("a\udcff")

@@ -11,8 +11,8 @@ from speculant.cli.settings import (
     Setting,
     build_settings,
     build_settings_by_method,
-    described,
     parse,
+    parse_attributes,
     settings_json,
     settings_of,
 )
@@ -108,7 +108,7 @@ def test_settings_that_find_no_method(methods: list[str], given: str, message: s
 
 def test_docstrings_are_read() -> None:
     """Lines are joined, names that share an entry each get it."""
-    assert described(str(Example.__doc__).replace("\n    ", "\n")) == {
+    assert parse_attributes(str(Example.__doc__).replace("\n    ", "\n")) == {
         "whole": "a number on two lines.",
         "one": "share a description.",
         "other": "share a description.",

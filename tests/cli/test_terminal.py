@@ -14,7 +14,7 @@ from speculant.bench.suite.rows import Row
 from speculant.cli import heartbeat as heartbeat_module
 from speculant.cli.bench_progress import LongRun
 from speculant.cli.heartbeat import FIRST, beats
-from speculant.cli.terminal import ERASE_LINE, Pace, colored, duration, importing, print_table, progress, waiting
+from speculant.cli.terminal import ERASE_LINE, Pace, duration, importing, print_table, progress, takes_color, waiting
 
 CaptureFixture = pytest.CaptureFixture[str]
 
@@ -181,9 +181,9 @@ def test_colour_depends_on_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Terminals have it, unless they are dumb."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    assert not colored(sys.stdout)
+    assert not takes_color(sys.stdout)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    assert colored(sys.stdout)
+    assert takes_color(sys.stdout)
     monkeypatch.setenv("TERM", "dumb")
-    assert not colored(sys.stdout)
+    assert not takes_color(sys.stdout)

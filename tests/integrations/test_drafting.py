@@ -12,8 +12,8 @@ import pytest
 from batches import Recorder, RecorderSession, drafted, row, row_drafter
 from speculant.core.drafter import Drafter, Session, Start, Verified
 from speculant.core.tree import DraftTree
-from speculant.integrations.drafting import accepted
-from speculant.integrations.load import bounded, tree_budget
+from speculant.integrations.drafting import follow_tokens
+from speculant.integrations.load import bound_drafts, tree_budget
 from speculant.registry import METHODS
 from tables import ids
 
@@ -41,11 +41,11 @@ def test_the_most_probable_tokens_are_kept() -> None:
     """Where not all fit, weights decide across requests; a part of a draft is a draft."""
     first = DraftTree.from_paths([[1, 2, 3]], [0.9])
     second = DraftTree(ids([4, 5, 6]), ids([-1, 0, 1]), np.array([0.95, 0.5, 0.2], np.float32))
-    assert drafted(bounded([first, second], 4)) == [[1, 2, 3], [4]]
-    assert drafted(bounded([first, second], 0)) == [[], []]
-    assert bounded([first, second], 6) == [first, second]
+    assert drafted(bound_drafts([first, second], 4)) == [[1, 2, 3], [4]]
+    assert drafted(bound_drafts([first, second], 0)) == [[], []]
+    assert bound_drafts([first, second], 6) == [first, second]
     tree = DraftTree.from_paths([[1, 2], [3, 4]])
-    assert [len(part) for part in bounded([tree, first], 5)] == [4, 1]
+    assert [len(part) for part in bound_drafts([tree, first], 5)] == [4, 1]
 
 
 def test_improbable_tokens_are_left_out() -> None:
@@ -53,17 +53,17 @@ def test_improbable_tokens_are_left_out() -> None:
     rows = row_drafter(Recorder(lambda _text: range(8)), least_probability=0.6)
     assert drafted(rows.step([row([1, 5])])) == [[]]
     draft = DraftTree(ids([4, 5, 6]), ids([-1, 0, 1]), np.array([0.95, 0.2, 0.1], np.float32))
-    assert drafted(bounded([draft], 9, least=0.3)) == [[4]]
-    assert drafted(bounded([draft], 9, least=1.0)) == [[]]
+    assert drafted(bound_drafts([draft], 9, least=0.3)) == [[4]]
+    assert drafted(bound_drafts([draft], 9, least=1.0)) == [[]]
 
 
 def test_acceptance_of_trees() -> None:
     """The path down a tree that committed tokens follow, without the last one."""
     tree = DraftTree.from_paths([[1, 2, 3], [1, 4], [5]])
-    assert accepted(tree, ids([1, 4, 9])).tolist() == [0, 3]
-    assert accepted(tree, ids([5])).tolist() == []
-    assert accepted(tree, ids([5, 7])).tolist() == [4]
-    assert accepted(tree, ids([1, 2, 3, 8])).tolist() == [0, 1, 2]
+    assert follow_tokens(tree, ids([1, 4, 9])).tolist() == [0, 3]
+    assert follow_tokens(tree, ids([5])).tolist() == []
+    assert follow_tokens(tree, ids([5, 7])).tolist() == [4]
+    assert follow_tokens(tree, ids([1, 2, 3, 8])).tolist() == [0, 1, 2]
     assert row_drafter(Recorder(), budget=tree_budget).step([row([1, 5])])[0].tokens.tolist() == [6, 7]
 
 

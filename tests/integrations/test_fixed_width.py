@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant.core.tree import DraftTree
-from speculant.integrations.fixed_width import fixed_width
+from speculant.integrations.fixed_width import pad_to_width
 from trees import drafts
 
 WIDTH, VOCABULARY = 9, 40
@@ -21,7 +21,7 @@ def parents_of(mask: np.ndarray) -> list[int]:
 
 def arrays(draft: DraftTree) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and the mask of one request, whose root is 7."""
-    tokens, masks = fixed_width([7], [draft], WIDTH)
+    tokens, masks = pad_to_width([7], [draft], WIDTH)
     return tokens, masks.reshape(WIDTH, WIDTH)
 
 
@@ -41,7 +41,7 @@ def test_the_tree_can_be_read_back(draft: DraftTree) -> None:
 
 def test_several_requests_lie_one_behind_the_other() -> None:
     """Guards the batch: tokens and masks in the order of requests."""
-    tokens, masks = fixed_width([1, 2], [DraftTree.empty(), DraftTree.from_paths([[0, 6]])], 4)
+    tokens, masks = pad_to_width([1, 2], [DraftTree.empty(), DraftTree.from_paths([[0, 6]])], 4)
     assert tokens.tolist() == [1, 0, 1, 2, 2, 0, 6, 1]
     assert masks.reshape(2, 4, 4)[1].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
@@ -49,7 +49,7 @@ def test_several_requests_lie_one_behind_the_other() -> None:
 def test_drafts_that_do_not_fit_are_refused() -> None:
     """Guards against cut trees."""
     with pytest.raises(ValueError, match="do not fit"):
-        fixed_width([1], [DraftTree.from_paths([[1, 2, 3]])], 3)
+        pad_to_width([1], [DraftTree.from_paths([[1, 2, 3]])], 3)
 
 
 def first_token(tokens: np.ndarray, mask: np.ndarray, law: np.ndarray) -> np.ndarray:

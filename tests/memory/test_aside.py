@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from speculant.cli.main import main
-from speculant.memory.aside import remove_stale, written_aside
+from speculant.memory.aside import remove_stale, write_aside
 from speculant.memory.file import write_memory
 
 WRITER = """
 import sys
 from pathlib import Path
-from speculant.memory.aside import written_aside
+from speculant.memory.aside import write_aside
 
-with written_aside(Path(sys.argv[1])) as file:
+with write_aside(Path(sys.argv[1])) as file:
     file.write(b"new")
     file.flush()
     print("writing", flush=True)
@@ -76,7 +76,7 @@ def test_a_live_writer_is_left_alone(tmp_path: Path) -> None:
         assert child.returncode == 0
     assert path.read_bytes() == b"new"
     assert beside(path) == []
-    with written_aside(path):
+    with write_aside(path):
         assert remove_stale(path) == []
 
 

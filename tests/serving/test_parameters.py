@@ -12,7 +12,7 @@ pytest.importorskip("fastapi")
 from speculant.serving.parameters import CHAT, COMPLETIONS, PARAMETERS, check_honoured, parameter_table
 from speculant.serving.schemas import ChatRequest, CompletionRequest
 
-DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCS = Path(__file__).parents[2] / "docs" / "server-api.md"
 
 
 @pytest.mark.parametrize(("endpoint", "schema"), [(CHAT, ChatRequest), (COMPLETIONS, CompletionRequest)])
@@ -42,5 +42,5 @@ def test_refused_parameters_are_refused() -> None:
 
 
 def test_documentation_has_the_table() -> None:
-    """Guards docs/serving.md: its table is what `speculant serve --parameters` prints."""
+    """Guards docs/server-api.md: its table is what `speculant serve --parameters` prints."""
     assert parameter_table() in DOCS.read_text(encoding="utf-8")

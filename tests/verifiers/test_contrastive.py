@@ -10,14 +10,14 @@ from laws import Model, drafts, law_of_drafts, model, own_law
 from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
-from speculant.verifiers.contrastive import ContrastiveDecoding, contrasted
+from speculant.verifiers.contrastive import ContrastiveDecoding, contrast
 
 ALPHA, BETA = 0.3, 0.8
 
 
-def contrast(p: Model, q: Model) -> Model:
+def contrast_models(p: Model, q: Model) -> Model:
     """Return the model that contrasts two."""
-    return lambda text: contrasted(torch.tensor(p(text))[None], torch.tensor(q(text))[None], ALPHA, BETA)[0].numpy()
+    return lambda text: contrast(torch.tensor(p(text))[None], torch.tensor(q(text))[None], ALPHA, BETA)[0].numpy()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -25,8 +25,8 @@ def test_texts_have_the_contrasted_distribution(seed: int) -> None:
     """Guards exactness for p': every draft from q and every outcome, to 1e-9; p itself is not what is sampled."""
     p, q = model(seed), model(seed + 10)
     listed = drafts(q, [-1, 0], "iid")
-    found, _ = law_of_drafts(ContrastiveDecoding(alpha=ALPHA, beta=BETA).rule, contrast(p, q), listed)
-    wanted = own_law(contrast(p, q), 3)
+    found, _ = law_of_drafts(ContrastiveDecoding(alpha=ALPHA, beta=BETA).rule, contrast_models(p, q), listed)
+    wanted = own_law(contrast_models(p, q), 3)
     assert found == pytest.approx(wanted, abs=1e-9)
     assert max(abs(wanted[text] - chance) for text, chance in own_law(p, 3).items()) > 0.01
 
@@ -41,7 +41,7 @@ def test_greedy_text_is_the_argmax_of_the_contrast() -> None:
         text.append(int(target(torch.tensor([text])).logits[0, -1].argmax()))
         while len(text) < 5 + len(found.ids):
             p, q = (each(torch.tensor([text])).logits[0, -1:].softmax(-1) for each in (target, draft))
-            text.append(int(contrasted(p, q, 0.1, 0.5).argmax()))
+            text.append(int(contrast(p, q, 0.1, 0.5).argmax()))
     assert found.ids == text[5:]
     assert found.stats.accepted > 0
     sampled = speculator.generate(text[:5], max_new_tokens=12, temperature=0.9, seed=1)
@@ -57,4 +57,4 @@ def test_another_distribution_needs_consent() -> None:
 def test_implausible_tokens_are_out() -> None:
     """Guards the plausibility constraint: the draft model's weakness alone makes no token likely."""
     p, q = torch.tensor([[0.9, 0.08, 0.02]]), torch.tensor([[0.5, 0.5 - 1e-9, 1e-9]])
-    assert np.count_nonzero(contrasted(p, q, 0.05, 0.5)[0]) == 2
+    assert np.count_nonzero(contrast(p, q, 0.05, 0.5)[0]) == 2

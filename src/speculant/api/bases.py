@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speculant.core.errors import SpeculantError, UnsupportedError
-from speculant.memory.bases import bundled_base, find_base, find_bases, read_base_header
+from speculant.memory.bases import find_base, find_bases, find_bundled_base, read_base_header
 from speculant.options.drafting import AUTOMATIC
 from speculant.registry import METHODS, Method
 
@@ -56,7 +56,7 @@ def _automatic(vocabulary: int, tokenizer: str) -> tuple[MixBase, ...]:
     from speculant.drafters.mix.base import MOST_BASES, read_base
 
     found: list[MixBase] = []
-    bundled = [bundled_base()] if read_base_header(bundled_base()).tokenizer == tokenizer else []
+    bundled = [find_bundled_base()] if read_base_header(find_bundled_base()).tokenizer == tokenizer else []
     for path in [*find_bases(tokenizer), *bundled]:
         if len(found) == MOST_BASES:
             _logger.warning("more than %d bases fit this tokenizer; %s is left out.", MOST_BASES, path)

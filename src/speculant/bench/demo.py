@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.speculator import Speculator
-from speculant.memory.bases import bundled_base
+from speculant.memory.bases import find_bundled_base
 
 if TYPE_CHECKING:
     from speculant.api.requests import Message, Prompt
@@ -189,7 +189,7 @@ def scenes() -> tuple[Scene, ...]:
             method="mix",
             requests=[Request(text, text) for text in STORIES],
             most=80,
-            base=bundled_base(),
+            base=find_bundled_base(),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.terminal import counted
+from speculant.cli.terminal import count_noun
 
 if TYPE_CHECKING:
     from speculant.corpus.base import BuiltBase
@@ -29,10 +29,10 @@ def provenance(corpus: dict[str, Any] | None) -> list[str]:
 def source_line(source: Mapping[str, Any]) -> str:
     """Return one of the sources in a base's header for people."""
     line = (
-        f"{source['name']}, weight {source['weight']:g}: {counted(source['documents'], 'document')}, "
-        f"{counted(source['tokens'], 'token')}"
+        f"{source['name']}, weight {source['weight']:g}: {count_noun(source['documents'], 'document')}, "
+        f"{count_noun(source['tokens'], 'token')}"
     )
-    return f"{line}; {counted(source['excluded'], 'document')} excluded" if source["excluded"] else line
+    return f"{line}; {count_noun(source['excluded'], 'document')} excluded" if source["excluded"] else line
 
 
 def built_lines(built: BuiltBase) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.comparison import Comparison, Timed, pairs_for, timed
+from speculant.cli.comparison import Comparison, Timed, pairs_for, time_result
 from speculant.registry import find_method
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Baselines:
                 self._speculator.method, nodes=self._speculator.nodes, memory_limit=self._limit, **limit
             )
             result = again.generate(prompt, **self._options)
-            comparison.drafted.append(timed(result))
+            comparison.drafted.append(time_result(result))
         comparison.reference = self._reference(prompt, self._options)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Baselines:
         )
 
     def _plainly(self, prompt: str | Sequence[Message]) -> Timed:
-        return timed(self._plain.generate(prompt, **self._options))
+        return time_result(self._plain.generate(prompt, **self._options))
 
     def _thread_notes(self) -> list[str]:
         """Return a note if plain decoding is clearly faster on one thread than on as many as are set."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.loading import find_draft_model, find_model, load_config
 from speculant.bench.suite.rows import check_same
 from speculant.bench.systems.hf_names import PREFIX, check_hf
-from speculant.cli.conditions import known_conditions
+from speculant.cli.conditions import find_known_conditions
 from speculant.cli.files import file_size
 from speculant.cli.head_file import find_head
 from speculant.cli.terminal import importing
@@ -50,7 +50,7 @@ def check(asked: BenchOptions) -> None:
         raise UsageError("--tokenizer names that of recordings, so it needs --forced; a model brings its own.")
     check_folder(Path(asked.out), restart=asked.restart)
     if not asked.restart and (before := earlier_settings(Path(asked.out) / ROWS)) is not None:
-        known = known_conditions(asked)
+        known = find_known_conditions(asked)
         check_same(Path(asked.out), before, known, known)
     if asked.forced and any(asked.temperature):
         raise UsageError("a forced run follows recorded outputs and samples nothing; leave --temperature out.")

@@ -16,7 +16,7 @@ LONG = 600.0
 
 
 @contextmanager
-def shown(
+def show_progress(
     total: int, *, found: int = 0, expected: float | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[Progress], None]]:
     """Show progress over the items of a benchmark, on a terminal and in logs; warn where it will take long.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.loading import bundled_draft_model, find_draft_model, load_model
 from speculant.bench.report.extra import can_write_pages, missing_extra
 from speculant.cli.bench_checks import inflation, task_names
-from speculant.cli.bench_progress import shown
+from speculant.cli.bench_progress import show_progress
 from speculant.cli.bench_settings import FORCED_TRIALS, NEW_TOKENS, TRIALS, BenchOptions
 from speculant.cli.compiling import compilation_announced
 from speculant.cli.conditions import conditions, labels, sentences
@@ -23,10 +23,10 @@ from speculant.cli.loading import (
     has_own_head,
     load,
     model_source,
-    quieten,
     set_threads_for,
+    silence_loading,
 )
-from speculant.cli.replay_run import named_tokenizer
+from speculant.cli.replay_run import load_named_tokenizer
 from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import importing, print_table, progress, say, waiting
 from speculant.core.errors import FileError, UsageError
@@ -50,13 +50,13 @@ def run(asked: BenchOptions) -> int:
         SpeculantError: something cannot be loaded, decoded or written.
     """
     rejected = Rejected(say)
-    recorded = named_tokenizer(asked.tokenizer)
+    recorded = load_named_tokenizer(asked.tokenizer)
     given = read_given(asked, rejected, recorded)
     if not (page := can_write_pages()):
         say(f"note: result.json and table.md are written, report.html is not: {missing_extra()}.")
     with importing("PyTorch and transformers"):
         check_device(asked.loading.device)
-        quieten()
+        silence_loading()
         from speculant.api.speculator import Speculator
         from speculant.bench.report.bench_table import bench_table, legend
         from speculant.bench.report.result_files import write_results
@@ -92,7 +92,7 @@ def run(asked: BenchOptions) -> int:
     if asked.drafting.base:
         check_bases(methods, tokenizer=asked.config is None or asked.tokenizer is not None)  # before a model is loaded
     chosen = build_settings_by_method(methods, asked.drafting.settings or ())
-    recorded = named_tokenizer(asked.tokenizer)
+    recorded = load_named_tokenizer(asked.tokenizer)
     model, tokenizer = target(asked)
     lengths = lengths_of(positions_of(model)) if asked.growth else []
     draft_model = draft_tokenizer = None
@@ -136,9 +136,11 @@ def run(asked: BenchOptions) -> int:
     if left := runner.remaining_items(file):
         with compilation_announced(), waiting("warming up"):
             runner.warm_up()
-    with shown(runner.total_items, found=runner.total_items - left, expected=runner.estimate_seconds(file)) as advance:
+    with show_progress(
+        runner.total_items, found=runner.total_items - left, expected=runner.estimate_seconds(file)
+    ) as advance:
         runner.run(file, advance)
-    scaling = measured_scaling(asked, model, methods, chosen, bases, len(lengths)) if asked.growth else None
+    scaling = measure_scaling(asked, model, methods, chosen, bases, len(lengths)) if asked.growth else None
     rows = summary(file.rows)
     notes = sentences(settings, mapped)
     notes += [note for task in tasks for note in task.notes]
@@ -167,7 +169,7 @@ def run(asked: BenchOptions) -> int:
     return 0
 
 
-def measured_scaling(
+def measure_scaling(
     asked: BenchOptions,
     model: Any,
     methods: Sequence[str],

@@ -67,10 +67,12 @@ class BenchOptions:
         "--head",
         kinds.name(metavar="NAME,..."),
     )
-    temperature: tuple[float, ...] = _how((0.0,), "one or more; default: 0, greedy", kinds.separated(kinds.TEMPERATURE))
+    temperature: tuple[float, ...] = _how(
+        (0.0,), "one or more; default: 0, greedy", kinds.comma_separated(kinds.TEMPERATURE)
+    )
     seed: int | None = _how(None, "seed of sampling; default: 0", kinds.whole(0))
     batch: tuple[int, ...] = _how(
-        (1,), "requests in a pass, one or more sizes such as 1,4,8; default: 1", kinds.separated(kinds.whole(1))
+        (1,), "requests in a pass, one or more sizes such as 1,4,8; default: 1", kinds.comma_separated(kinds.whole(1))
     )
     trials: int | None = _how(
         None, f"how often everything is timed; default: {TRIALS}, in forced runs {FORCED_TRIALS}", kinds.whole(1)

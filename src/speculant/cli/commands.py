@@ -21,7 +21,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, list options written out as one option a value."""
         for name in self.lists:
-            args = repeated(args, name)
+            args = repeat_flag(args, name)
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -74,7 +74,7 @@ def light(param: Any) -> Any:
     return param
 
 
-def repeated(args: Sequence[str], name: str) -> list[str]:
+def repeat_flag(args: Sequence[str], name: str) -> list[str]:
     """Return arguments in which `name a b` is written `name a name b`."""
     found: list[str] = []
     listing = empty = False

@@ -106,7 +106,7 @@ class Comparison:
         return " and ".join(places)
 
 
-def timed(result: Result) -> Timed:
+def time_result(result: Result) -> Timed:
     """Return what a request took."""
     return Timed(result.ids, result.stats.seconds, result.stats.mat)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from speculant.cli.heartbeat import heartbeat
-from speculant.cli.terminal import counted, say
+from speculant.cli.terminal import count_noun, say
 
 NOTICE = "compiling the drafter's kernels: once, up to a minute; later starts load them from the cache."
 
@@ -42,7 +42,7 @@ def compilation_announced() -> Iterator[None]:
             def line(self, _seconds: float) -> str | None:
                 if not self.running:
                     return None
-                return f"compiling {self.kernels[-1]}: {counted(len(self.kernels), 'kernel')} so far"
+                return f"compiling {self.kernels[-1]}: {count_noun(len(self.kernels), 'kernel')} so far"
 
         with event.install_listener("numba:compile", Notice()):
             yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.cli.bench_settings import FORCED_TRIALS, TRIALS
 from speculant.cli.loading import model_source
 from speculant.cli.settings import settings_json, settings_sentences
-from speculant.cli.terminal import counted
+from speculant.cli.terminal import count_noun
 from speculant.options.model import BUNDLED
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def model_name(asked: BenchOptions) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
-def known_conditions(asked: BenchOptions) -> dict[str, Any]:
+def find_known_conditions(asked: BenchOptions) -> dict[str, Any]:
     """Return those conditions that are known before a model is loaded."""
     return {
         "model": model_name(asked),
@@ -75,7 +75,7 @@ def conditions(
 
     gguf = isinstance(runner.plain.engine, LlamaEngine)
     return {
-        **known_conditions(asked),
+        **find_known_conditions(asked),
         "tasks": {task.name: len(task.items) for task in runner.tasks},
         "methods": [system.name for system in runner.systems],
         "draft_model": draft_model,
@@ -101,7 +101,7 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
 
     where = (
         f"Model {settings['model']}, {settings['dtype']} on {settings['device']}, {settings['attention']} attention, "
-        f"{counted(settings['threads'], 'thread')}"
+        f"{count_noun(settings['threads'], 'thread')}"
     )
     how = (
         f"{where}; {_times(settings['trials'])} after a warm-up, all methods one after the other on each request; "

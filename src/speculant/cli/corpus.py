@@ -275,12 +275,12 @@ def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]
         ModelNotFoundError, TokenizerError: there is no such model or tokenizer.
     """
     from speculant.api.loading import find_tokenizer, load_tokenizer
-    from speculant.cli.loading import quieten
+    from speculant.cli.loading import silence_loading
 
     source = find_tokenizer(model if tokenizer is None else tokenizer)
     if not Path(source).is_file():
         with importing("transformers"):
-            quieten()
+            silence_loading()
     with waiting(f"loading the tokenizer of {model or tokenizer}"):
         found = load_tokenizer(source)
     if tokenizer is not None:

@@ -104,7 +104,7 @@ def speed_ups(answers: Sequence[Answer]) -> Table:
     longest = max(answer.speed_up for answer in answers)
     for answer in answers:
         length = max(1, round(BAR * answer.speed_up / longest))
-        table.add_row(f"{answer.speed_up:5.2f}x", Text("█" * length, style="green"), shortened(answer.request.label))
+        table.add_row(f"{answer.speed_up:5.2f}x", Text("█" * length, style="green"), shorten_text(answer.request.label))
     return table
 
 
@@ -136,6 +136,6 @@ def summary(found: Iterable[Measured]) -> Table:
     return table
 
 
-def shortened(text: str, width: int = 48) -> str:
+def shorten_text(text: str, width: int = 48) -> str:
     """Return the text, or its beginning where it is long."""
     return text if len(text) <= width else text[: width - 3].rstrip() + "..."

@@ -86,7 +86,7 @@ def generate(
     from speculant.cli.generation import Generation, Output
     from speculant.cli.loading import check_drafting, check_named, load_speculator
     from speculant.cli.painting import can_paint
-    from speculant.cli.prompts import given_prompt, read_prompts, single_turns
+    from speculant.cli.prompts import read_prompt_argument, read_prompts, single_turns
     from speculant.cli.terminal import say
 
     if (prompt is None) == (prompts is None):
@@ -103,7 +103,7 @@ def generate(
         check_writable(memory)
         check_no_input("--memory", memory, [prompts])
     check_result("--json", json, JSON, [prompts, memory])
-    asked = [given_prompt(prompt)] if prompt is not None else read_prompts(str(prompts))
+    asked = [read_prompt_argument(prompt)] if prompt is not None else read_prompts(str(prompts))
     together = single_turns(asked) if batch > 1 else []
     output = Output(many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat)
     check_drafting(drafting)

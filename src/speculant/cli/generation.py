@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.baselines import Baselines
-from speculant.cli.comparison import timed
+from speculant.cli.comparison import time_result
 from speculant.cli.env import environment
 from speculant.cli.files import write_json
 from speculant.cli.painting import legend, write_stream
@@ -65,7 +65,7 @@ class Generation:
     def decode(self, prompts: Sequence[Prompt]) -> None:
         """Decode one prompt after the other."""
         for number in range(1, 1 + len(prompts)):
-            self._numbered(number, prompts, None)
+            self._generate_numbered(number, prompts, None)
 
     def compare(self, prompts: Sequence[Prompt], *, memory_limit: int) -> None:
         """Decode each prompt with and without drafts, in turns.
@@ -79,7 +79,7 @@ class Generation:
             with waiting("warming up"):
                 self._notes += baselines.warm_up()
             for number in range(1, 1 + len(prompts)):
-                self._numbered(number, prompts, baselines)
+                self._generate_numbered(number, prompts, baselines)
 
     def decode_batch(self, prompts: Sequence[str | list[Message]], size: int) -> None:
         """Decode up to `size` prompts at a time; print each text when it and those before it are complete.
@@ -94,7 +94,7 @@ class Generation:
         requests = []
         for place, prompt in enumerate(prompts):
             try:
-                request = batch.add(self._asked(prompt), seed=None if seed is None else seed + place, **options)
+                request = batch.add(self._ask(prompt), seed=None if seed is None else seed + place, **options)
             except PromptError as error:
                 raise PromptError(f"prompt {place + 1}: {error}") from None
             requests.append(request)
@@ -148,12 +148,12 @@ class Generation:
         """Save what was learned."""
         self._speculator.save(str(self._loaded.memory))
 
-    def _numbered(self, number: int, prompts: Sequence[Prompt], baselines: Baselines | None) -> None:
+    def _generate_numbered(self, number: int, prompts: Sequence[Prompt], baselines: Baselines | None) -> None:
         prompt, many, answers = prompts[number - 1], self._output.many, list[str]()
         for turn in range(len(prompt) if isinstance(prompt, tuple) else 1):
             asked = self._turn(prompt[: turn + 1], answers) if isinstance(prompt, tuple) else prompt
             if many:
-                say(f"--- {number} of {len(prompts)}: {shortened(asked)}")
+                say(f"--- {number} of {len(prompts)}: {shorten_prompt(asked)}")
             try:
                 self._decode(asked, baselines)
             except PromptError as error:
@@ -173,7 +173,7 @@ class Generation:
         return text
 
     def _decode(self, asked: str | list[Message], baselines: Baselines | None) -> None:
-        prompt = self._asked(asked)
+        prompt = self._ask(asked)
         comparison = None
         if baselines is not None:
             with waiting("decoding without drafts"):
@@ -191,13 +191,13 @@ class Generation:
             if self._output.json != "-" and self._as_lines:
                 self._print_line(outcome)
         if baselines is not None and comparison is not None:
-            comparison.drafted.append(timed(outcome.result))
+            comparison.drafted.append(time_result(outcome.result))
             with waiting("repeating both in turns"):
                 baselines.after(prompt, comparison)
 
     def _show(self, place: int, requests: Sequence[Request]) -> None:
         outcome = self._outcomes[place]
-        say(f"--- {place + 1} of {len(requests)}: {shortened(outcome.prompt)}")
+        say(f"--- {place + 1} of {len(requests)}: {shorten_prompt(outcome.prompt)}")
         if self._output.json != "-":
             if self._as_lines:
                 self._print_line(outcome)
@@ -215,7 +215,7 @@ class Generation:
         row = {"prompt": outcome.prompt, "text": result.text, "finish_reason": result.finish_reason}
         print(json.dumps(row, ensure_ascii=False), flush=True)
 
-    def _asked(self, prompt: str | list[Message]) -> str | list[Message]:
+    def _ask(self, prompt: str | list[Message]) -> str | list[Message]:
         return (
             [{"role": "user", "content": prompt}]
             if self._output.chat and isinstance(prompt, str) and prompt
@@ -223,7 +223,7 @@ class Generation:
         )
 
 
-def shortened(prompt: str | list[Message], width: int = 60) -> str:
+def shorten_prompt(prompt: str | list[Message], width: int = 60) -> str:
     """Return the beginning of a prompt on one line; of messages, of the last."""
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     line = " ".join(text[: 4 * width].split())

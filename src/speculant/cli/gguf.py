@@ -45,7 +45,7 @@ def gguf(
     """Check, load, write."""
     from speculant.api.gguf_format import check_gguf_format
     from speculant.api.loading import find_model
-    from speculant.cli.loading import is_gguf_model, quieten
+    from speculant.cli.loading import is_gguf_model, silence_loading
     from speculant.cli.terminal import importing, say, waiting
 
     path, model = Path(output), named.model
@@ -59,7 +59,7 @@ def gguf(
     with importing("PyTorch and transformers"):
         from speculant.api.gguf import convert_model
 
-        quieten()
+        silence_loading()
     with waiting(f"writing {path}"):
         convert_model(model, path, kind=format_)
     print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB. speculant generate PROMPT --model {path} runs it.")

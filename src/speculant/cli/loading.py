@@ -251,7 +251,7 @@ def load(loading: ModelOptions, *, gguf: bool = False) -> tuple[Any, Any, str]:
     check_named(loading)
     with importing("PyTorch and transformers"):
         check_device(loading.device)
-        quieten()
+        silence_loading()
         from transformers import AutoModelForCausalLM  # noqa: F401  (imported here, where the user sees a reason)
 
         from speculant.api.engines import open_engine  # noqa: F401
@@ -266,7 +266,7 @@ def load_gguf_model(name: str, loading: ModelOptions) -> tuple[Any, Any, str]:
     """Load a GGUF file with llama.cpp; see `load`."""
     check_named(loading)
     with importing("PyTorch and transformers"):
-        quieten()
+        silence_loading()
         from speculant.api.engines import open_engine  # noqa: F401  (imported here, where the user sees a reason)
         from speculant.engines.llamacpp.request_model import load_gguf
     with waiting(f"loading {name}"):
@@ -385,7 +385,7 @@ def recall(speculator: Speculator, memory: str) -> bool:
     return True
 
 
-def quieten() -> None:
+def silence_loading() -> None:
     """Keep the progress bars and the advice of transformers and the hub's client out of the output."""
     from transformers.utils import logging as transformers_logging
 

@@ -107,9 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code: int = command.invoke(context)
             sys.stdout.flush()
     except typer.Exit as done:  # --help, --version
-        return _flushed(done.exit_code)
+        return _exit_flushed(done.exit_code)
     except _UsageError as error:
-        return _fail(worded(error), USAGE)
+        return _fail(word_usage_error(error), USAGE)
     except SpeculantError as error:
         return _fail(str(error), error.exit_code)
     except Terminated:
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def worded(error: Any) -> str:
+def word_usage_error(error: Any) -> str:
     """Return the message of a usage error of the parser, with the option's name first and the way to the help."""
     param, context = getattr(error, "param", None), getattr(error, "ctx", None)
     if type(error) is typer.BadParameter and param is not None:
@@ -184,7 +184,7 @@ def _prepare_streams() -> bool:
     return True
 
 
-def _flushed(code: int) -> int:
+def _exit_flushed(code: int) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:

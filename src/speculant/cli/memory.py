@@ -76,7 +76,7 @@ def info(file: FileArgument, as_json: JsonFlag = False) -> int:
     path = Path(file)
     tidy(path)
     with waiting(f"reading {path}"):
-        found = described(path, read_any_memory(path))
+        found = describe_memory(path, read_any_memory(path))
     if as_json:
         holds = {name.replace(" ", "_").replace("-", "_"): n for name, n in found["holds"].items()}
         print(json.dumps(found | {"holds": holds}, indent=2))
@@ -156,7 +156,7 @@ def clear(
     check_writable(str(path))
     arrays, facts = kind.empty(memory)
     held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.describe(memory))}"
-    if not yes and not agreed(held):
+    if not yes and not ask_to_overwrite(held):
         say("nothing was changed.")
         return 1
     write_memory(path, kind=memory.kind, tokenizer=memory.tokenizer, arrays=arrays, facts=facts)
@@ -175,7 +175,7 @@ def tidy(path: Path) -> None:
         say(f"note: removed {each}, which a save that was killed had left.")
 
 
-def agreed(held: str) -> bool:
+def ask_to_overwrite(held: str) -> bool:
     """Ask whether a memory may go.
 
     Raises:
@@ -209,7 +209,7 @@ def check_alike(paths: list[Path], memories: list[Memory]) -> None:
             )
 
 
-def described(path: Path, memory: Memory) -> dict[str, Any]:
+def describe_memory(path: Path, memory: Memory) -> dict[str, Any]:
     """Return what there is to say of a file.
 
     Raises:

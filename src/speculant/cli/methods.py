@@ -10,7 +10,7 @@ import typer
 
 from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
-from speculant.cli.terminal import colored
+from speculant.cli.terminal import takes_color
 from speculant.core.errors import UsageError
 from speculant.registry import METHODS, VERIFIERS, Method, find_method
 
@@ -55,7 +55,7 @@ def methods(
 
         settings = settings_of(method)
         print(json.dumps(to_json(method) | {"settings": [setting_json(each) for each in settings]}, indent=2)
-              if as_json else described(method, settings))  # fmt: skip
+              if as_json else describe_method(method, settings))  # fmt: skip
     elif as_json:
         print(json.dumps([to_json(method) for method in METHODS.values()], indent=2))
     else:
@@ -73,7 +73,7 @@ def table(listed: list[Method]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     indent = " " * (widths[0] + 2)
-    bold, cyan, reset = ("\033[1m", "\033[36m", "\033[0m") if colored(sys.stdout) else ("", "", "")
+    bold, cyan, reset = ("\033[1m", "\033[36m", "\033[0m") if takes_color(sys.stdout) else ("", "", "")
     parts = [f"{bold}{lines[0]}{reset}"]
     for line, method in zip(lines[1:], listed, strict=True):
         parts.append(f"{cyan}{method.name}{reset}{line[len(method.name) :]}\n{indent}{method.summary}")
@@ -96,11 +96,11 @@ def rules(listed: list[Method]) -> str:
     return "\n".join(lines)
 
 
-def described(method: Method, settings: list[Setting]) -> str:
+def describe_method(method: Method, settings: list[Setting]) -> str:
     """Return what there is to know of one method."""
     import textwrap
 
-    from speculant.cli.settings import worded
+    from speculant.cli.settings import describe_type
 
     verifiers = [f"{rule} (default)" if rule == method.verifier else rule for rule in method.verifiers]
     lines = [
@@ -118,7 +118,7 @@ def described(method: Method, settings: list[Setting]) -> str:
         return "\n".join([*lines, "It has no settings."])
     lines.append("settings, each by --set NAME=VALUE:")
     for each in settings:
-        lines.append(f"  {each.name}={each.default}".ljust(26) + f"  {worded(each.kind)}")
+        lines.append(f"  {each.name}={each.default}".ljust(26) + f"  {describe_type(each.kind)}")
         lines += textwrap.wrap(each.description, 76, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
@@ -140,11 +140,11 @@ def to_json(method: Method) -> dict[str, Any]:
 
 def setting_json(setting: Setting) -> dict[str, Any]:
     """Return the record of a setting."""
-    from speculant.cli.settings import worded
+    from speculant.cli.settings import describe_type
 
     return {
         "name": setting.name,
-        "type": worded(setting.kind),
+        "type": describe_type(setting.kind),
         "default": setting.default,
         "description": setting.description,
     }

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from speculant.registry import VERIFIERS, Method
 
-HEADINGS = (
-    "method", "family", "verifier", "other lossless verifiers", "requires", "memory", "exactness", "paper",
-)  # fmt: skip
+HEADINGS = ("method", "family", "rule", "requires", "memory", "paper")
 BEGIN = "<!-- written by `speculant methods --markdown` -->"
 END = "<!-- end of the table of methods -->"
 
@@ -23,15 +21,13 @@ def markdown_table(methods: Sequence[Method]) -> str:
 
 
 def _cells(method: Method) -> tuple[str, ...]:
-    others = [name for name in method.verifiers if name != method.verifier and not VERIFIERS[name].lossy]
+    lossy = ", lossy" if VERIFIERS[method.verifier].lossy else ""
     return (
         f"`{method.name}`",
         method.family,
-        f"`{method.verifier}`",
-        ", ".join(f"`{name}`" for name in others) or "-",
+        f"`{method.verifier}`{lossy}",
         method.requires or "-",
         _memory(method),
-        method.exactness,
         _ARXIV.sub(lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[0]})", method.source),
     )
 

@@ -6,7 +6,7 @@ import sys
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from speculant.cli.terminal import colored, say
+from speculant.cli.terminal import say, takes_color
 
 if TYPE_CHECKING:
     from speculant.api.result import Piece, Stream
@@ -19,12 +19,12 @@ def write_stream(stream: Stream, *, color: bool = False) -> None:
     """Print a text while it is generated, and end its line whatever happens."""
     try:
         for piece in stream:
-            print(painted(piece) if color else piece.text, end="", flush=True)
+            print(paint(piece) if color else piece.text, end="", flush=True)
     finally:
         print(flush=True)
 
 
-def painted(piece: Piece) -> str:
+def paint(piece: Piece) -> str:
     """Return a piece's text with every token in the colour of its source."""
     tokens = zip(piece.sources, piece.texts, strict=True)
     parts = []
@@ -37,13 +37,13 @@ def painted(piece: Piece) -> str:
 
 def can_paint(wanted: bool) -> bool:
     """Return whether text is painted; a wish that standard output does not allow is answered by a note."""
-    if wanted and not colored(sys.stdout):
+    if wanted and not takes_color(sys.stdout):
         say("note: --color has no effect: NO_COLOR is set, or the output is not a terminal (FORCE_COLOR=1 forces it).")
-    return wanted and colored(sys.stdout)
+    return wanted and takes_color(sys.stdout)
 
 
 def legend() -> str:
     """Return what the colours mean, in colour where standard error takes it."""
-    green, yellow, reset = (GREEN, YELLOW, RESET) if colored(sys.stderr) else ("", "", "")
+    green, yellow, reset = (GREEN, YELLOW, RESET) if takes_color(sys.stderr) else ("", "", "")
     words = "" if green else " (green)", "" if yellow else " (yellow)"
     return f"colours     plain token, {green}accepted draft{reset}{words[0]}, {yellow}bonus token{reset}{words[1]}"

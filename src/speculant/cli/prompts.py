@@ -19,7 +19,7 @@ Prompt = str | list[Message] | tuple[str, ...]
 SINGLE = ("prompt", "question", "query", "text")
 
 
-def given_prompt(text: str) -> str:
+def read_prompt_argument(text: str) -> str:
     """Return the PROMPT argument; "-" stands for standard input, without its last line end.
 
     Raises:

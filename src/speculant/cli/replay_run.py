@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.loading import find_tokenizer, load_tokenizer
 from speculant.bench.report.extra import check_extra
 from speculant.cli.compiling import compilation_announced
-from speculant.cli.loading import find_drafter, quieten
+from speculant.cli.loading import find_drafter, silence_loading
 from speculant.cli.replay_results import Results, conditions, show
 from speculant.cli.replay_settings import SHUFFLED, ReplayOptions, Trace
 from speculant.cli.settings import build_settings_by_method
@@ -54,11 +54,11 @@ def run(asked: ReplayOptions) -> int:
     for method in methods:
         if not method.startswith(PEER):
             find_method(method)
-    head = united_head(asked)
+    head = parse_united_head(asked)
     cost = None if asked.step_cost is None else step_cost(asked)
     if asked.tokenizer is None:
         check_rows(asked)
-    tokenizer = named_tokenizer(asked.tokenizer)
+    tokenizer = load_named_tokenizer(asked.tokenizer)
     with waiting("loading the drafters"):
         from speculant.bench.replay.corpora import assign, assign_bases, read_corpus
         from speculant.bench.replay.runs import check_method
@@ -95,7 +95,7 @@ def step_cost(asked: ReplayOptions) -> StepCost:
     return found
 
 
-def united_head(asked: ReplayOptions) -> str:
+def parse_united_head(asked: ReplayOptions) -> str:
     """Return the name of the recorded head that methods are to be united with; "" for none.
 
     Raises:
@@ -146,13 +146,13 @@ def check_rows(asked: ReplayOptions) -> None:
         next(read_recordings(Path(path), reject=lambda _: None), None)
 
 
-def named_tokenizer(source: str | None) -> Any:
+def load_named_tokenizer(source: str | None) -> Any:
     """Return the tokenizer of that name; None for none."""
     if source is None:
         return None
     if not Path(find_tokenizer(source)).is_file():
         with importing("transformers"):
-            quieten()
+            silence_loading()
     with waiting(f"loading the tokenizer {source}"):
         return load_tokenizer(source)
 
@@ -193,7 +193,7 @@ def plan(
     from speculant.bench.replay.united import recorded_by
 
     known = 0 if tokenizer is None else len(tokenizer)
-    head = united_head(asked)
+    head = parse_united_head(asked)
     heads = {trace.name: ["", head] if head and recorded_by(head, trace.recordings) else [""] for trace in traces}
     return [
         Run(

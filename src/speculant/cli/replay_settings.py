@@ -61,7 +61,7 @@ class ReplayOptions:
     nodes: tuple[int, ...] = _drafting(
         (64,),
         "maximum tokens per draft, one or more numbers such as 5,20,64; default: 64",
-        kinds.separated(kinds.NODE_LIMIT),
+        kinds.comma_separated(kinds.NODE_LIMIT),
     )
     chain: bool = _drafting(False, "drafts are chains, which is all that vLLM verifies", kinds.FLAG)
     tree: bool = _drafting(False, "drafts are trees; the default. With --chain, both", kinds.FLAG)

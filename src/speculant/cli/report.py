@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.bench.report.noise import beyond_drafts
 from speculant.cli.comparison import Comparison, Timed, overall
-from speculant.core.stats import drafting_line, mean_accepted, note_lines, speed_line
+from speculant.core.stats import compute_mat, format_drafting, format_notes, format_speed
 
 if TYPE_CHECKING:
     from speculant.api.result import Result
@@ -92,13 +92,15 @@ class Outcome:
     def block(self, *, verbose: bool = False) -> str:
         """Return the report, most important first."""
         stats = self.result.stats
-        lines = [speed_line(stats.tokens, stats.seconds)] if self.compared is None else compared_lines(self.compared)
-        lines.append(drafting_line([stats], self.mat))
+        lines = (
+            [format_speed(stats.tokens, stats.seconds)] if self.compared is None else format_comparison(self.compared)
+        )
+        lines.append(format_drafting([stats], self.mat))
         if verbose:
-            lines += stats.detail_lines()
+            lines += stats.format_details()
         if not self.complete:
             lines.append(INTERRUPTED)
-        return "\n".join(lines + note_lines([stats]))
+        return "\n".join(lines + format_notes([stats]))
 
     def line(self) -> str:
         """Return the same in a line, for one of many prompts."""
@@ -112,14 +114,14 @@ class Outcome:
         return ", ".join(parts)
 
 
-def compared_lines(compared: Comparison) -> list[str]:
+def format_comparison(compared: Comparison) -> list[str]:
     """Return the speeds with drafts and without, the speed-up, all of the same runs, and identity."""
     ratios, tokens = compared.ratios, len(compared.drafted[0].ids)
     plain, drafted = ([pair[which].tokens_per_second for pair in compared.pairs] for which in (0, 1))
     lines = [
-        f"speed       {_shown(drafted, compared.place)} tokens/s, {tokens} tokens",
-        f"plain       {_shown(plain, compared.place)} tokens/s",
-        f"speed-up    {_shown(ratios, compared.place, digits=2, unit='x')}",
+        f"speed       {_format_value(drafted, compared.place)} tokens/s, {tokens} tokens",
+        f"plain       {_format_value(plain, compared.place)} tokens/s",
+        f"speed-up    {_format_value(ratios, compared.place, digits=2, unit='x')}",
     ]
     if len(ratios) > 1:
         lines.append(
@@ -150,20 +152,20 @@ def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
     stats = [outcome.result.stats for outcome in outcomes]
     tokens, rounds = sum(each.tokens for each in stats), sum(each.rounds for each in stats)
     compared = [outcome.compared for outcome in outcomes if outcome.compared is not None]
-    mat = mean_accepted(tokens, rounds, texts=sum(each.tokens > 0 for each in stats))
+    mat = compute_mat(tokens, rounds, texts=sum(each.tokens > 0 for each in stats))
     lines = [
         *(
-            compared_totals(compared, mat)
+            format_comparison_totals(compared, mat)
             if compared
-            else [speed_line(tokens, sum(each.seconds for each in stats) if seconds is None else seconds)]
+            else [format_speed(tokens, sum(each.seconds for each in stats) if seconds is None else seconds)]
         ),
-        drafting_line(stats, mat),
+        format_drafting(stats, mat),
         f"prompts     {len(outcomes)}",
     ]
-    return "\n".join(lines + note_lines(stats))
+    return "\n".join(lines + format_notes(stats))
 
 
-def compared_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
+def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
     """Return speeds, speed-up and identity over many prompts, each by its pair in the middle."""
     tokens, plain, drafted = overall(compared)
     ratios = [each.speedup for each in compared if each.speedup is not None]
@@ -173,7 +175,7 @@ def compared_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
     ratio = plain / drafted if drafted else 0.0
     beyond = beyond_drafts(ratio, mat)
     return [
-        speed_line(tokens, drafted),
+        format_speed(tokens, drafted),
         f"plain       {_rate(tokens, plain):.1f} tokens/s in {plain:.2f} s",
         f"speed-up    {ratio:.2f}x, prompts from {min(ratios):.2f}x to {max(ratios):.2f}x",
         *(
@@ -193,7 +195,7 @@ def span(values: Sequence[float]) -> list[float] | None:
     return [min(values), max(values)] if values else None
 
 
-def _shown(values: Sequence[float], place: int, *, digits: int = 1, unit: str = "") -> str:
+def _format_value(values: Sequence[float], place: int, *, digits: int = 1, unit: str = "") -> str:
     """Return one of the values, with the least and the most if there are several."""
     low, shown, high = (f"{each:.{digits}f}{unit}" for each in (min(values), values[place], max(values)))
     return shown if len(values) == 1 else f"{shown} ({low} to {high})"

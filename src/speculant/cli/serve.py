@@ -12,7 +12,7 @@ import typer
 
 from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.terminal import counted
+from speculant.cli.terminal import count_noun
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.packages import check_packages
 from speculant.memory.file import read_header
@@ -167,7 +167,7 @@ def check_memories(serving: ServingOptions) -> None:
 
 def _block(loaded: Loaded, serving: ServingOptions, name: str, address: str, *, unused: Sequence[Path] = ()) -> str:
     """Return what is shown once requests are accepted."""
-    keys = counted(len(serving.api_keys), "API key") if serving.api_keys else "no API key"
+    keys = count_noun(len(serving.api_keys), "API key") if serving.api_keys else "no API key"
     memory = f"{serving.memory}, {serving.memory_scope}" if serving.memory else "not saved"
     if unused:
         memory = f"not saved: {', '.join(map(str, unused))} cannot be used and is left as it is"

@@ -61,7 +61,7 @@ def settings_of(method: Method) -> list[Setting]:
         return []
     hints, texts = get_type_hints(cls), dict[str, str]()
     for each in reversed(cls.__mro__):  # settings that a class inherits are described where they are defined
-        texts |= described((each.__doc__ and inspect.getdoc(each)) or "")
+        texts |= parse_attributes((each.__doc__ and inspect.getdoc(each)) or "")
     return [Setting(each.name, hints[each.name], each.default, texts.get(each.name, "")) for each in fields(cls)]
 
 
@@ -81,7 +81,7 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
         if not mark:
             raise UsageError(f"--set takes NAME=VALUE, not '{shorten(each)}'.")
         if name not in known:
-            raise UsageError(unknown(method, name, list(known)))
+            raise UsageError(describe_unknown_setting(method, name, list(known)))
         if name in values:
             raise UsageError(f"--set {name} is given twice.")
         values[name] = parse(known[name], text.strip())
@@ -105,7 +105,7 @@ def build_settings_by_method(methods: Sequence[str], given: Sequence[str]) -> di
     own = {name: find_method(name) for name in methods if name in METHODS or is_own(name)}
     by_method: dict[str, list[str]] = {}
     for each in given:
-        name, text = _addressed(own, each)
+        name, text = _split_method(own, each)
         by_method.setdefault(name, []).append(text)
     return {name: build_settings(own[name], texts) for name, texts in by_method.items()}
 
@@ -123,7 +123,7 @@ def settings_sentences(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _addressed(methods: Mapping[str, Method], given: str) -> tuple[str, str]:
+def _split_method(methods: Mapping[str, Method], given: str) -> tuple[str, str]:
     """Return the method that a setting is for, and the setting without the method's name."""
     before, _, value = given.partition("=")
     method, dot, name = before.strip().rpartition(".")
@@ -148,7 +148,7 @@ def _addressed(methods: Mapping[str, Method], given: str) -> tuple[str, str]:
     return drafting[0], given  # refused there, with the nearest name
 
 
-def unknown(method: Method, name: str, known: Sequence[str]) -> str:
+def describe_unknown_setting(method: Method, name: str, known: Sequence[str]) -> str:
     """Return the message about a setting that a method does not have."""
     if not known:
         return f"the method '{method.name}' has no settings; leave out --set."
@@ -170,7 +170,7 @@ def parse(setting: Setting, text: str) -> Any:
     try:
         return _parse(kind, text)
     except (ValueError, SyntaxError):
-        raise UsageError(f"--set {setting.name} takes {worded(setting.kind)}, not '{shorten(text)}'.") from None
+        raise UsageError(f"--set {setting.name} takes {describe_type(setting.kind)}, not '{shorten(text)}'.") from None
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
@@ -178,13 +178,13 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def worded(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Return what values of a type are."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
     return " or ".join(words.get(each, "a tuple such as its default") for each in alternatives(kind))
 
 
-def described(docstring: str) -> dict[str, str]:
+def parse_attributes(docstring: str) -> dict[str, str]:
     """Return the entries of a Google docstring's Attributes section."""
     section = re.search(r"^Attributes:\n(.*?)(?:\n\n|\Z)", docstring, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", section[1], re.MULTILINE) if section else []

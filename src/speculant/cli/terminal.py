@@ -30,7 +30,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def colored(stream: TextIO) -> bool:
+def takes_color(stream: TextIO) -> bool:
     """Return whether a stream takes colours: terminals do unless NO_COLOR is set; FORCE_COLOR forces them."""
     if os.environ.get("NO_COLOR"):
         return False
@@ -161,7 +161,7 @@ def duration(seconds: float) -> str:
     """Return a time in words, in its two largest units at most."""
     whole = max(0, round(seconds))
     if whole < 90:
-        return counted(whole, "second")
+        return count_noun(whole, "second")
     minutes = round(seconds / 60)
     if minutes < 120:
         return f"{minutes} minutes"
@@ -169,7 +169,7 @@ def duration(seconds: float) -> str:
     return f"{hours} hours {minutes} minutes" if minutes and hours < 10 else f"{hours} hours"
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
+def count_noun(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun, such as "1 shard" and "2 shards"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
@@ -190,7 +190,7 @@ def print_table(lines: Sequence[Sequence[str]], *, names: int = 1) -> None:
         table.add_column(Text(heading), justify="left" if place < names else "right", no_wrap=True)
     for line in lines[1:]:
         table.add_row(*map(Text, line))
-    console = Console(highlight=False, no_color=not colored(sys.stdout), width=1 << 16)
+    console = Console(highlight=False, no_color=not takes_color(sys.stdout), width=1 << 16)
     print_rendered(console, table)
 
 

@@ -109,7 +109,7 @@ def train(
     """Load, train, write."""
     from speculant.cli.loading import check_named, load, model_name, model_title
     from speculant.cli.terminal import importing, say
-    from speculant.cli.train_progress import shown
+    from speculant.cli.train_progress import show_training
     from speculant.training.checkpoints import state_file
     from speculant.training.output import check_output
 
@@ -143,7 +143,7 @@ def train(
         note(f"warning: {each}")
     note(f"{len(texts_read.texts)} texts, {texts_read.texts.tokens} tokens; threads: {used}.")
     try:
-        with shown(settings) as report:
+        with show_training(settings) as report:
             record = train_head(
                 kind,
                 target,

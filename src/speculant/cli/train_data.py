@@ -91,7 +91,7 @@ def data(
     """Read the prompts, write the shards."""
     from speculant.cli.loading import check_named, load, model_name, model_title
     from speculant.cli.prompts import read_prompts
-    from speculant.cli.terminal import counted, importing, progress, say
+    from speculant.cli.terminal import count_noun, importing, progress, say
 
     lengths = parse_opening(opening)
     shares = () if temperatures == MIX else parse_temperatures(temperatures)
@@ -106,7 +106,7 @@ def data(
     from speculant.training.fingerprint import identify
     from speculant.training.writing import WritingSettings, write_texts
 
-    ids = encoded(given, tokenizer, target, say)
+    ids = encode_prompts(given, tokenizer, target, say)
     count = texts or len(ids)
     rows = rows or rows_of_shards(Path(out), count)
     settings = WritingSettings(
@@ -118,7 +118,7 @@ def data(
         seed=seed,
     )
     identity = identify(target, tokenizer, name=model_title(model.model), source=model_name(model.model))
-    say(f"{counted(settings.shards, 'shard')} of {counted(rows, 'text')}; threads: {used}.")
+    say(f"{count_noun(settings.shards, 'shard')} of {count_noun(rows, 'text')}; threads: {used}.")
     with progress("writing", settings.shards, "shards") as advance:
         try:
             written = write_texts(
@@ -135,7 +135,7 @@ def data(
             raise
     print(f"texts       {written.shards * rows} in {out}, {written.tokens} tokens")
     if written.found:
-        print(f"found       {counted(written.found, 'shard')} of an earlier run")
+        print(f"found       {count_noun(written.found, 'shard')} of an earlier run")
     return 0
 
 
@@ -153,7 +153,7 @@ def rows_of_shards(out: Path, texts: int) -> int:
     return -(-texts // -(-texts // MOST_ROWS))
 
 
-def encoded(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:
+def encode_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:
     """Return prompts as token ids; chats in the model's template, of several turns the first one.
 
     Raises:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def shown(settings: TrainSettings) -> Iterator[Callable[[Progress], None]]:
+def show_training(settings: TrainSettings) -> Iterator[Callable[[Progress], None]]:
     """Show the progress of a training.
 
     Yields:

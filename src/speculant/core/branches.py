@@ -19,7 +19,7 @@ def branches_of(draft: DraftTree) -> int:
     return len(parents) - 1 - len(np.unique(parents[1:]))
 
 
-def fixed_branches_of(draft: DraftTree) -> int:
+def count_fixed_branches(draft: DraftTree) -> int:
     """Return how many branches of a draft cannot be dropped: those of its queries, and all where it was sampled."""
     if draft.proposal is not None:
         return branches_of(draft)
@@ -35,7 +35,7 @@ def fit_branches(drafts: Sequence[DraftTree], most: int) -> list[DraftTree]:
     if rows <= most:
         return list(drafts)
     chosen = [draft.proposal is None for draft in drafts]
-    left = most - sum(map(fixed_branches_of, drafts))
+    left = most - sum(map(count_fixed_branches, drafts))
     nodes = [
         (-float(weight), place, node)
         for place, draft in enumerate(drafts)

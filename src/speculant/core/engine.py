@@ -105,7 +105,7 @@ class Capabilities:
         return not self.refusal
 
 
-def refused(capabilities: Found, reason: str) -> Found:
+def make_refused(capabilities: Found, reason: str) -> Found:
     """Return the capabilities of a model that is decoded without drafts for this reason, which its notes give."""
     note = f"{reason.rstrip('.')}: decoded plainly, without drafts."
     return replace(capabilities, refusal=reason, notes=(*capabilities.notes, note))

@@ -62,7 +62,7 @@ class Stats:
     @property
     def mat(self) -> float:
         """Mean tokens per round, bonus included; prefill's token belongs to no round. 1.0 for plain decoding."""
-        return mean_accepted(self.tokens, self.rounds)
+        return compute_mat(self.tokens, self.rounds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -104,10 +104,10 @@ class Stats:
 
     def report(self) -> str:
         """Return the end-of-run block for people."""
-        lines = [speed_line(self.tokens, self.seconds), drafting_line([self], self.mat), *self.detail_lines()]
-        return "\n".join(lines + note_lines([self]))
+        lines = [format_speed(self.tokens, self.seconds), format_drafting([self], self.mat), *self.format_details()]
+        return "\n".join(lines + format_notes([self]))
 
-    def detail_lines(self) -> list[str]:
+    def format_details(self) -> list[str]:
         """Return the lines of the block that tell where time and drafts went."""
         share = self.time_share
         depths = "  ".join(f"{rate:.0%}" for rate in self.acceptance_by_depth[:12]) or "nothing drafted"
@@ -119,7 +119,7 @@ class Stats:
         ]
 
 
-def mean_accepted(tokens: int, rounds: int, *, texts: int = 1) -> float:
+def compute_mat(tokens: int, rounds: int, *, texts: int = 1) -> float:
     """Return MAT, the mean number of tokens per round, bonus included; 0 without rounds.
 
     Args:
@@ -131,20 +131,20 @@ def mean_accepted(tokens: int, rounds: int, *, texts: int = 1) -> float:
     return (tokens - texts) / rounds if rounds else 0.0
 
 
-def speed_line(tokens: int, seconds: float) -> str:
+def format_speed(tokens: int, seconds: float) -> str:
     """Return the line of a report that gives tokens per second."""
     rate = tokens / seconds if seconds else 0.0
     return f"speed       {rate:.1f} tokens/s: {tokens} tokens in {seconds:.2f} s"
 
 
-def drafting_line(stats: Sequence[Stats], mat: float) -> str:
+def format_drafting(stats: Sequence[Stats], mat: float) -> str:
     """Return the line of a report that gives the method, MAT and acceptance of one request or several."""
     drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
     acceptance = f"{accepted} of {drafted} drafted tokens accepted" if drafted else "nothing drafted"
     return f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {acceptance}"
 
 
-def note_lines(stats: Sequence[Stats]) -> list[str]:
+def format_notes(stats: Sequence[Stats]) -> list[str]:
     """Return the notes of one request or several, each of them once."""
     return [f"note        {note}" for note in dict.fromkeys(note for each in stats for note in each.notes)]
 

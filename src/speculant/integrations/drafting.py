@@ -19,7 +19,7 @@ import numpy as np
 
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Start, Verified
 from speculant.core.tree import ROOT, DraftTree, Int32
-from speculant.integrations.load import bounded
+from speculant.integrations.load import bound_drafts
 from speculant.integrations.rows import Known, KnownRequests, Row
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class RowDrafter:
                     waiting.append(i)
         requests = [known.held for i in waiting if (known := found[i]) is not None]
         drafts = self._propose(requests, [self._budget(rows[i].most) for i in waiting])
-        drafts = bounded(drafts, self._most_per_step, least=self._least_probability)
+        drafts = bound_drafts(drafts, self._most_per_step, least=self._least_probability)
         result = [empty] * len(rows)
         for i, request, draft in zip(waiting, requests, drafts, strict=True):
             request.draft = result[i] = draft
@@ -124,7 +124,7 @@ class RowDrafter:
         known = self._requests.add(row, slot, request)
         prompt, first = np.split(known.text.copy(), [len(row.tokens) - row.fresh])
         try:
-            request.session = self.drafter.open(Start(prompt=prompt, seed=_seed(prompt)))
+            request.session = self.drafter.open(Start(prompt=prompt, seed=_derive_seed(prompt)))
             self._learn(request.session, DraftTree.empty(), first)
         except Exception as error:
             self._fail(request, error)
@@ -141,7 +141,7 @@ class RowDrafter:
 
     def _learn(self, session: Session, draft: DraftTree, tokens: Int32) -> None:
         self.learned += len(tokens)
-        session.observe(Verified(tree=draft, path=accepted(draft, tokens), tokens=tokens))
+        session.observe(Verified(tree=draft, path=follow_tokens(draft, tokens), tokens=tokens))
 
     def _propose(self, requests: list[_Request], budgets: list[Budget]) -> list[DraftTree]:
         sessions = [request.session for request in requests if request.session is not None]
@@ -149,7 +149,7 @@ class RowDrafter:
             drafts = list(self.drafter.propose(sessions, budgets))
         except Exception:  # of one of them; asked alone, the others still draft
             drafts = [self._propose_alone(*each) for each in zip(requests, budgets, strict=True)]
-        return [self._checked(*each) for each in zip(requests, drafts, strict=True)]
+        return [self._check_draft(*each) for each in zip(requests, drafts, strict=True)]
 
     def _propose_alone(self, request: _Request, budget: Budget) -> DraftTree:
         if request.session is not None:
@@ -159,7 +159,7 @@ class RowDrafter:
                 self._fail(request, error)
         return DraftTree.empty()
 
-    def _checked(self, request: _Request, draft: DraftTree) -> DraftTree:
+    def _check_draft(self, request: _Request, draft: DraftTree) -> DraftTree:
         """Return a draft that an engine can take: an id beyond the vocabulary would crash its embedding."""
         if not len(draft) or (draft.tokens.min() >= 0 and draft.tokens.max() < self._vocabulary):
             return draft
@@ -189,7 +189,7 @@ class RowDrafter:
             )
 
 
-def accepted(draft: DraftTree, tokens: Int32) -> Int32:
+def follow_tokens(draft: DraftTree, tokens: Int32) -> Int32:
     """Return the nodes of a draft, from the root, that committed tokens follow; the last token is the target's own."""
     if not len(draft):
         return EMPTY_PATH
@@ -204,6 +204,6 @@ def accepted(draft: DraftTree, tokens: Int32) -> Int32:
     return np.array(path, np.int32)
 
 
-def _seed(prompt: Int32) -> np.random.SeedSequence:
+def _derive_seed(prompt: Int32) -> np.random.SeedSequence:
     """Return a seed made of the prompt, the same on every rank."""
     return np.random.SeedSequence([len(prompt), zlib.crc32(prompt.tobytes())])

@@ -20,7 +20,7 @@ from speculant.core.tree import ROOT, DraftTree
 Int64 = npt.NDArray[np.int64]
 
 
-def fixed_width(roots: Sequence[int], drafts: Sequence[DraftTree], width: int) -> tuple[Int64, Int64]:
+def pad_to_width(roots: Sequence[int], drafts: Sequence[DraftTree], width: int) -> tuple[Int64, Int64]:
     """Return the drafts of B requests in the form of SGLang's n-gram corpus.
 
     Args:
@@ -40,11 +40,11 @@ def fixed_width(roots: Sequence[int], drafts: Sequence[DraftTree], width: int) -
         masks[i] = ancestor_mask(draft, width)
         used = 1 + len(draft)
         tokens[i, 0], tokens[i, 1:used] = root, draft.tokens
-        tokens[i, used:] = _unused(draft, width - used)
+        tokens[i, used:] = _find_unused(draft, width - used)
     return tokens.reshape(-1), masks.reshape(-1)
 
 
-def _unused(draft: DraftTree, count: int) -> Int64:
+def _find_unused(draft: DraftTree, count: int) -> Int64:
     """Return the smallest token ids that are no children of the root."""
     children = draft.tokens[draft.parents == ROOT]
     candidates = np.arange(count + len(children))

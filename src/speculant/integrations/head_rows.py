@@ -18,7 +18,7 @@ from speculant.core.tree import ROOT, UNLIMITED, DraftTree
 from speculant.integrations.chain_union import ChainUnion, History
 from speculant.integrations.drafting import RowDrafter
 from speculant.integrations.growing_text import GrowingText
-from speculant.integrations.load import bounded, opinion_budget
+from speculant.integrations.load import bound_drafts, opinion_budget
 from speculant.integrations.rows import Row
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class HeadRows:
         for row in rows:
             if row.ended:
                 del self._requests[row.name]
-        chains = bounded(chains, self._most_per_step, least=self._least_probability)
+        chains = bound_drafts(chains, self._most_per_step, least=self._least_probability)
         return [chain.tokens.tolist() for chain in chains]
 
     def _row(self, row: HeadRow) -> Row:
@@ -131,14 +131,14 @@ class HeadRows:
             return DraftTree.empty()
         at = request.text.length
         chain = self.union.unite(request.history, at=at, head=row.head, memory=tree, most=row.most)
-        return _filled(chain, row.head[: row.most])
+        return _fill_from_head(chain, row.head[: row.most])
 
 
 def _continues(text: GrowingText, tokens: Sequence[int]) -> bool:
     return text.length <= len(tokens) and int(text.tokens[-1]) == tokens[text.length - 1]
 
 
-def _filled(chain: DraftTree, head: Sequence[int]) -> DraftTree:
+def _fill_from_head(chain: DraftTree, head: Sequence[int]) -> DraftTree:
     """Return a chain as long as the head's, with the head's tokens of the same places at its end.
 
     Engines run batches of equal drafts by graphs that were recorded for their length, and others without.

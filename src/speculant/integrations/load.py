@@ -38,7 +38,7 @@ def tree_budget(most: int) -> Budget:
     return Budget(nodes=most, depth=most)
 
 
-def bounded(drafts: Sequence[DraftTree], most: int, *, least: float = 0.0) -> list[DraftTree]:
+def bound_drafts(drafts: Sequence[DraftTree], most: int, *, least: float = 0.0) -> list[DraftTree]:
     """Return the parts of chosen drafts that hold the `most` nodes of the largest weights, none below `least`.
 
     A node's weight is at most its parent's, and nodes are listed best first, so each part is a draft. Among equal

@@ -116,7 +116,7 @@ class KnownRequests(Generic[T]):
                 continue
             expected = row.key is not None or known_here.length == before
             if expected and known_here.continues_in(row.tokens):
-                found[i] = _shown(known_here, i)
+                found[i] = _format_slot(known_here, i)
         for i, row in enumerate(rows):
             if found[i] is None and row.key is None:
                 found[i] = self._elsewhere(row, i, lengths)
@@ -158,7 +158,7 @@ class KnownRequests(Generic[T]):
         """Return the request of a row that moved, came back or was not shown for some steps."""
         for known in lengths.get(len(row.tokens) - row.fresh, ()):
             if known.absent and known.key is None and known.continues_in(row.tokens):
-                return _shown(known, slot)
+                return _format_slot(known, slot)
         shorter = [
             known
             for known in self._all
@@ -166,11 +166,11 @@ class KnownRequests(Generic[T]):
         ]
         for known in sorted(shorter, key=lambda known: -known.length):
             if known.continues_in(row.tokens):
-                return _shown(known, slot)
+                return _format_slot(known, slot)
         return None
 
 
-def _shown(known: Known[T], slot: int) -> Known[T]:
+def _format_slot(known: Known[T], slot: int) -> Known[T]:
     known.absent, known.slot = 0, slot
     return known
 

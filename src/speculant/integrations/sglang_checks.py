@@ -30,8 +30,8 @@ def check_version(version: str, *, allow_untested: bool) -> None:
     numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
     if not allow_untested and (numbers is None or not OLDEST <= tuple(map(int, numbers.groups())) < BEYOND):
         raise UnsupportedError(
-            f"SGLang {version} was not tested: this integration is for {_dotted(OLDEST)} up to, but not including, "
-            f"{_dotted(BEYOND)}, and was tested with {TESTED}. {_OVERRIDE}"
+            f"SGLang {version} was not tested: this integration is for {_join_version(OLDEST)} up to, but not "
+            f"including, {_join_version(BEYOND)}, and was tested with {TESTED}. {_OVERRIDE}"
         )
 
 
@@ -108,5 +108,5 @@ def check_request(sampling: Any, *, processor: Any, greedy_only: bool) -> None:
         )
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def _join_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

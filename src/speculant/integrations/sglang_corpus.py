@@ -18,7 +18,7 @@ from speculant.core.drafter import Drafter, Start
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.integrations.drafting import RowDrafter
-from speculant.integrations.fixed_width import Int64, fixed_width
+from speculant.integrations.fixed_width import Int64, pad_to_width
 from speculant.integrations.growing_text import GrowingText
 from speculant.integrations.load import tree_budget
 from speculant.integrations.rows import Row
@@ -86,7 +86,7 @@ class Corpus:
             total_lens: the length of each text.
         """
         rows = [self._row(*each) for each in zip(req_ids, batch_tokens, total_lens, strict=True)]
-        return fixed_width([int(row.tokens[-1]) for row in rows], self.rows.step(rows), self._width)
+        return pad_to_width([int(row.tokens[-1]) for row in rows], self.rows.step(rows), self._width)
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
         """Do nothing: what these tokens teach is learned in the next `batch_get`, which is told whose they are."""

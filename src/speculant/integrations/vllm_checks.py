@@ -35,8 +35,8 @@ def check_version(version: str | None = None, *, allow_untested: bool, oldest: t
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
     if numbers is None or not oldest <= (int(numbers[1]), int(numbers[2])) < BEYOND:
         raise UnsupportedError(
-            f"vLLM {version} was not tested: this integration is for {_dotted(oldest)} up to, but not including, "
-            f"{_dotted(BEYOND)}, and was tested with {TESTED}. {_OVERRIDE}"
+            f"vLLM {version} was not tested: this integration is for {_join_version(oldest)} up to, but not including, "
+            f"{_join_version(BEYOND)}, and was tested with {TESTED}. {_OVERRIDE}"
         )
 
 
@@ -128,5 +128,5 @@ def _check_acceptance(speculative: Any) -> None:
         )
 
 
-def _dotted(version: tuple[int, int]) -> str:
+def _join_version(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"

@@ -53,7 +53,7 @@ def open_memory(settings: IntegrationSettings, vllm_config: Any, *, first: bool)
     model = vllm_config.model_config
     vocabulary: int = model.get_vocab_size()
     drafter = settings.build(vocabulary=vocabulary, tokenizer=_fingerprint(settings, model, vocabulary), shares=first)
-    path = _own_file(settings, vllm_config)
+    path = _name_replica_file(settings, vllm_config)
     may_save = load_memory(drafter, memory=path, corpus=settings.corpus)
     return VllmMemory(
         drafter=drafter,
@@ -72,7 +72,7 @@ def _fingerprint(settings: IntegrationSettings, model: Any, vocabulary: int) -> 
     return tokenizer_fingerprint(None if skipped else load_tokenizer(model.tokenizer, required=False), vocabulary)
 
 
-def _own_file(settings: IntegrationSettings, vllm_config: Any) -> Path | None:
+def _name_replica_file(settings: IntegrationSettings, vllm_config: Any) -> Path | None:
     """Return the memory file of this data-parallel replica: replicas learn apart, and each needs a file of its own."""
     replica = int(getattr(vllm_config.parallel_config, "data_parallel_rank", 0) or 0)
     path = settings.memory

@@ -77,7 +77,7 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
     def unite(self, draft_token_ids: Any) -> Any:
         """Return a DraftTokenIds with a chain of both in place of the head's, for requests that are drafted for."""
         names, heads = list(draft_token_ids.req_ids), list(draft_token_ids.draft_token_ids)
-        rows, places = self._ended(), list[int]()
+        rows, places = self._take_ended(), list[int]()
         over = len(rows)
         for place, (name, head) in enumerate(zip(names, heads, strict=True)):
             request = self.requests.get(name)
@@ -97,7 +97,7 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
         if self._saver is not None:
             self._saver.close()
 
-    def _ended(self) -> list[HeadRow]:
+    def _take_ended(self) -> list[HeadRow]:
         """Return the requests that have ended, with their whole texts, and forget them."""
         ended = [name for name, request in self._drafted.items() if self.requests.get(name) is not request]
         return [HeadRow(name, self._drafted.pop(name).all_token_ids, ended=True) for name in ended]

@@ -19,7 +19,7 @@ SUFFIX = ".saving"
 
 
 @contextmanager
-def written_aside(path: Path) -> Iterator[IO[bytes]]:
+def write_aside(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that takes the place of `path` at the end, once it is on the disk; removed where that fails.
 
     What earlier writers of `path` left when they were killed is removed first.
@@ -28,7 +28,7 @@ def written_aside(path: Path) -> Iterator[IO[bytes]]:
         OSError: a file cannot be written there; `path` is as it was.
     """
     remove_stale(path)
-    with _locked(path) as file:
+    with _lock_new_file(path) as file:
         try:
             yield file
             file.flush()
@@ -51,7 +51,7 @@ def remove_stale(path: Path) -> list[Path]:
     return removed
 
 
-def _locked(path: Path) -> IO[bytes]:
+def _lock_new_file(path: Path) -> IO[bytes]:
     """Return a new file aside with its lock held."""
     while True:
         file = tempfile.NamedTemporaryFile(  # noqa: SIM115  (the caller closes it)

@@ -19,7 +19,7 @@ import numpy as np
 
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, SpeculantError, UsageError
 from speculant.core.folders import data_folder
-from speculant.memory.aside import written_aside
+from speculant.memory.aside import write_aside
 from speculant.memory.file import BASE, read_any_memory, read_header
 
 KIND = BASE
@@ -64,7 +64,7 @@ def bases_folder() -> Path:
         raise FileError(f"there is no folder for bases ({error}). Name one by ${VARIABLE}.") from error
 
 
-def bundled_base() -> Path:
+def find_bundled_base() -> Path:
     """Return the base that comes with the package, of stories, for the bundled model's tokenizer."""
     return Path(str(files("speculant") / "models" / "stories" / f"base{SUFFIX}"))
 
@@ -76,7 +76,7 @@ def find_base(name: str | Path) -> Path:
         FileError: there is no such file.
     """
     path = Path(name)
-    path = bundled_base() if str(name) == BUNDLED and not path.exists() else path
+    path = find_bundled_base() if str(name) == BUNDLED and not path.exists() else path
     if not path.exists():
         raise FileError(
             f"there is no base {name}. Name the file of one; `speculant base list` shows those that are found on their "
@@ -171,7 +171,7 @@ def add_base(path: Path, *, folder: Path, name: str | None = None, replace: bool
     read_any_memory(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("rb") as file, written_aside(target) as copy:
+        with path.open("rb") as file, write_aside(target) as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
     except OSError as error:
         raise FileError(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError
-from speculant.memory.aside import written_aside
+from speculant.memory.aside import write_aside
 
 MAGIC = b"SPCLNT\r\n"
 VERSION = 1
@@ -61,18 +61,18 @@ def write_memory(
             "offset": offset,
             "crc32": zlib.crc32(blobs[name]),
         }
-        offset += _padded(array.nbytes)
+        offset += _pad(array.nbytes)
     header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, "facts": dict(facts), "arrays": entries}
     encoded = json.dumps(header).encode()
-    encoded += b" " * (_padded(_PREAMBLE + len(encoded)) - _PREAMBLE - len(encoded))
+    encoded += b" " * (_pad(_PREAMBLE + len(encoded)) - _PREAMBLE - len(encoded))
     preamble = MAGIC + len(encoded).to_bytes(4, "little") + zlib.crc32(encoded).to_bytes(4, "little")
     path = Path(path)
     try:
-        with written_aside(path) as file:
+        with write_aside(path) as file:
             file.write(preamble + encoded)
             for blob in blobs.values():
                 file.write(blob)
-                file.write(bytes(_padded(blob.nbytes) - blob.nbytes))
+                file.write(bytes(_pad(blob.nbytes) - blob.nbytes))
     except OSError as error:
         raise FileError(
             f"cannot write the memory file {path}: {error.strerror}. An existing file is unchanged; "
@@ -171,5 +171,5 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, _PREAMBLE + length
 
 
-def _padded(size: int) -> int:
+def _pad(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -37,7 +37,7 @@ class MemoryKind:
     merge: Callable[[Sequence[Memory], int], Contents]
 
 
-def merged_too_large(size: int, limit: int) -> UnsupportedError:
+def merge_limit_error(size: int, limit: int) -> UnsupportedError:
     """Return the error for a merged memory of `size` bytes or more that exceeds the limit."""
     return UnsupportedError(
         f"the merged memory takes {-(-size >> 20)} MB or more, the memory limit is {limit >> 20} MB. "

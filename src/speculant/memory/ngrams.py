@@ -59,7 +59,7 @@ class NgramSet:
             self._added = []
 
     def _hash(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> _Hashes:
-        tokens = _mixed(np.asarray(ids, np.int64).astype(np.uint64))
+        tokens = _mix(np.asarray(ids, np.int64).astype(np.uint64))
         count = len(tokens) - self.length + 1
         found = np.zeros(max(0, count), np.uint64)
         for place, factor in enumerate(self._factors):
@@ -67,7 +67,7 @@ class NgramSet:
         return found
 
 
-def _mixed(values: _Hashes) -> _Hashes:
+def _mix(values: _Hashes) -> _Hashes:
     """Return well-mixed bits of small numbers: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -140,7 +140,7 @@ def choice(*allowed: str, metavar: str = "NAME") -> Kind:
     return Kind(metavar, read, lambda incomplete: [each for each in allowed if each.startswith(incomplete)])
 
 
-def separated(kind: Kind) -> Kind:
+def comma_separated(kind: Kind) -> Kind:
     """Return the kind of one or more values with commas between them, as a tuple without repetitions."""
 
     def read(value: Any) -> tuple[Any, ...]:

@@ -64,7 +64,7 @@ def read_variables(
             given[name] = Given(value, f"the environment variable {variable.upper()}")
     found: dict[str, Any] = {name: flags[name] for name in options if name in flags}
     for name, each in options.items():
-        if name in found or (own := _given(each, given)) is None:
+        if name in found or (own := _find_given(each, given)) is None:
             continue
         try:
             found[name] = each.read(own.value)
@@ -78,7 +78,7 @@ def _names(*groups: Any) -> set[str]:
     return {name for group in groups for each in options_of(group).values() for name in (each.name, *each.old_names)}
 
 
-def _given(option: Option, given: Mapping[str, Given]) -> Given | None:
+def _find_given(option: Option, given: Mapping[str, Given]) -> Given | None:
     """Return how an option was given, by its name or by one that it had; None if it was not."""
     for name in (option.name, *option.old_names):
         if name in given:

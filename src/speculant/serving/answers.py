@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speculant.core.stats import Stats, mean_accepted
+from speculant.core.stats import Stats, compute_mat
 from speculant.options.kinds import read_temperature
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
@@ -245,7 +245,7 @@ def outcome(exchange: Exchange) -> dict[str, Any]:
     return {
         "completion_tokens": tokens,
         "rounds": rounds,
-        "mat": round(mean_accepted(tokens, rounds, texts=begun), 2) if rounds else None,
+        "mat": round(compute_mat(tokens, rounds, texts=begun), 2) if rounds else None,
     }
 
 

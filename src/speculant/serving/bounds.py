@@ -56,7 +56,7 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _bounded(cls, value: Any) -> Any:
+    def _check_bounds(cls, value: Any) -> Any:
         value = at_most(MOST_FIELDS)(value)
         if not isinstance(value, dict):
             return value

@@ -16,7 +16,7 @@ from speculant.serving.formats import format_of
 from speculant.serving.keys import tenant_of
 from speculant.serving.logprobs import chat_logprobs, entries_of
 from speculant.serving.parameters import CHAT, check_honoured
-from speculant.serving.prompts import joined
+from speculant.serving.prompts import join_content
 from speculant.serving.responses import AnswerMessage, ChatChoice, ChatResponse
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.streams import EventStream
@@ -43,7 +43,7 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
 
     async def begin(exchange: Exchange) -> ChatAnswer:
         prompt = await service.prompts.chat(body.messages, plan.offered)
-        prediction = await _predicted(service, body)
+        prediction = await _read_prediction(service, body)
         constraint = await service.compiled(body, plan.format or answer)
         for choice in range(body.choices):
             options = service.options(body, len(prompt), choice=choice) | {"constraint": constraint}
@@ -55,10 +55,10 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
     return await respond(service, body, request, texts=body.choices, begin=begin)
 
 
-async def _predicted(service: Service, body: ChatRequest) -> list[int]:
+async def _read_prediction(service: Service, body: ChatRequest) -> list[int]:
     if body.prediction is None:
         return []
-    text = joined(body.prediction.content, param="prediction.content")
+    text = join_content(body.prediction.content, param="prediction.content")
     return await service.prompts.text(text, param="prediction", special=False) if text else []
 
 

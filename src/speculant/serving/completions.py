@@ -48,7 +48,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     wanted = format_of(None, body.structured_outputs)
 
     async def begin(exchange: Exchange) -> CompletionAnswer:
-        encoded = [await _encoded(service, prompt) for prompt in prompts]
+        encoded = [await _encode_prompt(service, prompt) for prompt in prompts]
         constraint = await service.compiled(body, wanted)
         for ids in encoded:
             for choice in range(body.choices):
@@ -67,7 +67,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     return await respond(service, body, request, texts=texts, begin=begin)
 
 
-async def _encoded(service: Service, prompt: str | list[int]) -> list[int]:
+async def _encode_prompt(service: Service, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         return await service.prompts.text(prompt)
     service.prompts.check(prompt, param="prompt")
@@ -113,7 +113,7 @@ class CompletionAnswer(Answer):
     def _choice(self, index: int, found: Collected) -> CompletionChoice:
         echo, logprobs = self._echoes[index], None
         if self._body.alternatives is not None:
-            before, new = self._echoed(index), self._logprobs(found.logprobs, len(echo))
+            before, new = self._echo_logprobs(index), self._logprobs(found.logprobs, len(echo))
             logprobs = {name: before[name] + values for name, values in new.items()} if before else new
         ids, ticket = self._prompts[index], self._exchange.tickets[index]
         return CompletionChoice.model_validate(
@@ -130,7 +130,7 @@ class CompletionAnswer(Answer):
         text, most = self._service.prompts.token_text, self._body.alternatives or 0
         return completion_logprobs(entries, text, most=most, offset=offset)
 
-    def _echoed(self, index: int) -> dict[str, Any] | None:
+    def _echo_logprobs(self, index: int) -> dict[str, Any] | None:
         """Return the `logprobs` of the prompt before a text that has begun; None where they are not asked for."""
         if not self._body.echo or self._body.alternatives is None:
             return None
@@ -144,7 +144,7 @@ class CompletionAnswer(Answer):
         async for index, delta in deltas(self._exchange, first):
             if self._body.echo and index not in begun:
                 begun.add(index)
-                yield [_choice(index, self._echoes[index], logprobs=self._echoed(index))]
+                yield [_choice(index, self._echoes[index], logprobs=self._echo_logprobs(index))]
             self.completion += delta.tokens
             entries, logprobs = entries_of(delta), None
             if entries:

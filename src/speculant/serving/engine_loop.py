@@ -21,7 +21,7 @@ from speculant.api.prefix_cache import PrefixCacheStats
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import SERVER, ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
-from speculant.serving.routing import routed
+from speculant.serving.routing import add_tenant
 
 if TYPE_CHECKING:
     from speculant.api.batch import Batch
@@ -174,7 +174,7 @@ class EngineLoop:
                     self._step(batch)
                 except Exception as error:
                     _LOG.exception("a round failed")
-                    self._shed(batch, error)
+                    self._end_youngest(batch, error)
                 self._deliver()
 
     def _listen(self, batch: Batch) -> None:
@@ -193,7 +193,7 @@ class EngineLoop:
             elif name == "cancel":
                 if not ticket.finished:
                     self._observer.cancelled(ticket)
-                    self._drop(batch, ticket, _cancelled())
+                    self._drop(batch, ticket, _cancelled_error())
             elif self._stopping:
                 self._finish(ticket, Delta(error=_shutting_down()))
             else:
@@ -223,7 +223,7 @@ class EngineLoop:
                 self._finish(ticket, Delta(error=error))
                 continue
             generation.owner = job.tenant
-            generation.sequence.start = routed(generation.sequence.start, job)
+            generation.sequence.start = add_tenant(generation.sequence.start, job)
             generation.sequence.plain = job.plain or job.prompt_only
             generation.sequence.rounds = [] if job.watched else None
             ticket.stats, ticket.prompt_logprobs = generation.result.stats, generation.result.prompt_logprobs
@@ -255,7 +255,7 @@ class EngineLoop:
                 self._observer.added(ticket, delta)
                 self._deltas.append((ticket, delta))
 
-    def _shed(self, batch: Batch, error: Exception) -> None:
+    def _end_youngest(self, batch: Batch, error: Exception) -> None:
         """End the youngest request because of what failed for all, so that the others may go on."""
         if self._active:
             self._drop(batch, next(reversed(self._active.values())), error)
@@ -298,7 +298,7 @@ class EngineLoop:
             ticket.exchange.put(ticket, delta)
 
 
-def _cancelled() -> ApiError:
+def _cancelled_error() -> ApiError:
     return ApiError(499, "the request was cancelled.", code="cancelled")
 
 

@@ -107,7 +107,7 @@ class Ticket:
             return Delta(finish_reason="length")
         count, text = len(piece.tokens), piece.text
         if self.job.stop:
-            count, text = self._filtered(piece)
+            count, text = self._filter_piece(piece)
             if self._filter.stopped:
                 return Delta(text=text, tokens=count, finish_reason="stop", piece=piece)
         if last and generation.error is not None:
@@ -117,7 +117,7 @@ class Ticket:
             return Delta(text=text + self._filter.flush(), tokens=count, finish_reason=reason, piece=piece)
         return Delta(text=text, tokens=count, piece=piece)
 
-    def _filtered(self, piece: Piece) -> tuple[int, str]:
+    def _filter_piece(self, piece: Piece) -> tuple[int, str]:
         """Return how many tokens of a piece are in the text, and the text that may be sent."""
         text = ""
         for count, each in enumerate(piece.texts, start=1):

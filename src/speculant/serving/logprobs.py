@@ -23,10 +23,10 @@ def entries_of(delta: Delta) -> Entries:
 def chat_logprobs(entries: Entries, text: TokenText) -> dict[str, Any]:
     """Return the `logprobs` of a chat's choice or chunk."""
     content = [
-        _named(text(token), each.logprob)
+        _make_entry(text(token), each.logprob)
         | {
             "top_logprobs": [
-                _named(text(other), value) for other, value in zip(each.top_ids, each.top_logprobs, strict=True)
+                _make_entry(text(other), value) for other, value in zip(each.top_ids, each.top_logprobs, strict=True)
             ]
         }
         for token, each in entries
@@ -59,10 +59,10 @@ def completion_logprobs(entries: PromptEntries, text: TokenText, *, most: int, o
 
 def prompt_logprobs(entries: PromptEntries, text: TokenText, *, most: int) -> list[dict[str, Any] | None]:
     """Return the `prompt_logprobs` of a response, in vLLM's form: by token id, the prompt's own token first."""
-    return [None if each is None else _ranked(token, each, text, most) for token, each in entries]
+    return [None if each is None else _rank(token, each, text, most) for token, each in entries]
 
 
-def _ranked(token: int, found: TokenLogprobs, text: TokenText, most: int) -> dict[str, Any]:
+def _rank(token: int, found: TokenLogprobs, text: TokenText, most: int) -> dict[str, Any]:
     best = zip(found.top_ids[:most], found.top_logprobs, range(1, most + 1), strict=False)
     return {
         str(each): {"logprob": value, "rank": rank, "decoded_token": text(each)}
@@ -70,7 +70,7 @@ def _ranked(token: int, found: TokenLogprobs, text: TokenText, most: int) -> dic
     }
 
 
-def _named(text: str, logprob: float) -> dict[str, Any]:
+def _make_entry(text: str, logprob: float) -> dict[str, Any]:
     """Return an entry; a token that is part of a character has no text, and so no bytes that could be told."""
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 

@@ -127,13 +127,13 @@ class Metrics:
         return kind(PREFIX + name, text, (MODEL, label), registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return self._labelled(Counter(PREFIX + name, text, (MODEL,), registry=self.registry))
+        return self._label(Counter(PREFIX + name, text, (MODEL,), registry=self.registry))
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return self._labelled(Gauge(PREFIX + name, text, (MODEL,), registry=self.registry))
+        return self._label(Gauge(PREFIX + name, text, (MODEL,), registry=self.registry))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return self._labelled(Histogram(PREFIX + name, text, (MODEL,), registry=self.registry, buckets=buckets))
+        return self._label(Histogram(PREFIX + name, text, (MODEL,), registry=self.registry, buckets=buckets))
 
-    def _labelled(self, metric: T) -> T:
+    def _label(self, metric: T) -> T:
         return metric.labels(self._model)

@@ -48,13 +48,13 @@ def add_openapi(app: FastAPI, *, keys: bool) -> None:
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _corrected(get_openapi(title=app.title, version=app.version, routes=app.routes), keys)
+            app.openapi_schema = _correct(get_openapi(title=app.title, version=app.version, routes=app.routes), keys)
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to change it
 
 
-def _corrected(schema: dict[str, Any], keys: bool) -> dict[str, Any]:
+def _correct(schema: dict[str, Any], keys: bool) -> dict[str, Any]:
     parts = schema["components"]
     for name in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(name, None)

@@ -35,7 +35,7 @@ class Parameter:
     neutral: tuple[Any, ...] = ()
 
 
-def _refused(name: str, note: str, *neutral: Any, endpoints: tuple[str, ...] = (CHAT,)) -> Parameter:
+def _refuse(name: str, note: str, *neutral: Any, endpoints: tuple[str, ...] = (CHAT,)) -> Parameter:
     return Parameter(name=name, note=note, endpoints=endpoints, honoured=False, neutral=neutral)
 
 
@@ -107,22 +107,22 @@ PARAMETERS = (
         note="as `transformers chat` sends it, JSON in a text, for what is left out: `max_new_tokens`, `do_sample`, "
         "`temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`, `eos_token_id`; other fields are refused",
     ),
-    _refused("suffix", "the model continues texts, it does not fill gaps", "", endpoints=(COMPLETIONS,)),
-    _refused("functions", "use `tools`", []),
-    _refused("function_call", "use `tools` and `tool_choice`", "none", "auto"),
-    _refused("audio", _ONE_MODEL),
-    _refused("modalities", _ONE_MODEL, ["text"]),
-    _refused("reasoning_effort", "the model has no such switch", "none"),
-    _refused("verbosity", "the model has no such switch", "medium"),
-    _refused("web_search_options", _HOSTED),
-    _refused("moderation", _HOSTED),
-    _refused("store", "requests are not stored", False),
-    _refused("metadata", "requests are not stored", {}),
-    _refused("service_tier", _HOSTED, "auto", "default"),
-    _refused("safety_identifier", f"{_HOSTED}; `user` is written to the log"),
-    _refused("prompt_cache_key", _HOSTED),
-    _refused("prompt_cache_options", _HOSTED),
-    _refused("prompt_cache_retention", _HOSTED),
+    _refuse("suffix", "the model continues texts, it does not fill gaps", "", endpoints=(COMPLETIONS,)),
+    _refuse("functions", "use `tools`", []),
+    _refuse("function_call", "use `tools` and `tool_choice`", "none", "auto"),
+    _refuse("audio", _ONE_MODEL),
+    _refuse("modalities", _ONE_MODEL, ["text"]),
+    _refuse("reasoning_effort", "the model has no such switch", "none"),
+    _refuse("verbosity", "the model has no such switch", "medium"),
+    _refuse("web_search_options", _HOSTED),
+    _refuse("moderation", _HOSTED),
+    _refuse("store", "requests are not stored", False),
+    _refuse("metadata", "requests are not stored", {}),
+    _refuse("service_tier", _HOSTED, "auto", "default"),
+    _refuse("safety_identifier", f"{_HOSTED}; `user` is written to the log"),
+    _refuse("prompt_cache_key", _HOSTED),
+    _refuse("prompt_cache_options", _HOSTED),
+    _refuse("prompt_cache_retention", _HOSTED),
 )
 
 

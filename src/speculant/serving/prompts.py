@@ -77,7 +77,7 @@ class PromptEncoder:
         rows = [_row(message, place) for place, message in enumerate(messages)]
         large = tools or any("tool_calls" in row for row in rows)
         size = SHORT + 1 if large else sum(MESSAGE + len(row["content"]) for row in rows)
-        ids = await self._run(lambda: self._templated(rows, tools), size=size)
+        ids = await self._run(lambda: self._apply_template(rows, tools), size=size)
         self.check(ids, param="messages")
         return ids
 
@@ -142,7 +142,7 @@ class PromptEncoder:
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
-    def _templated(self, rows: list[dict[str, Any]], tools: Sequence[Tool] | None) -> list[int]:
+    def _apply_template(self, rows: list[dict[str, Any]], tools: Sequence[Tool] | None) -> list[int]:
         template = getattr(self.tokenizer, "chat_template", None)
         if not template:
             raise ApiError(400, "this model has no chat template; use /v1/completions.", code="no_chat_template")
@@ -181,7 +181,7 @@ def check_text(text: str, *, param: str) -> None:
         raise ApiError(400, message, param=param, code="invalid_value") from error
 
 
-def joined(content: str | Sequence[TextPart] | None, *, param: str) -> str:
+def join_content(content: str | Sequence[TextPart] | None, *, param: str) -> str:
     """Return the text of a message's content.
 
     Raises:
@@ -204,7 +204,7 @@ def _row(message: Message, place: int) -> dict[str, Any]:
     """Return a message as chat templates read them."""
     row: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": joined(message.content, param=f"messages.{place}.content"),
+        "content": join_content(message.content, param=f"messages.{place}.content"),
     }
     if message.name is not None:
         row["name"] = message.name

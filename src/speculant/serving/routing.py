@@ -41,7 +41,7 @@ class RoutedStart(Start):
     prediction: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
 
-def routed(start: Start, job: Job) -> RoutedStart:
+def add_tenant(start: Start, job: Job) -> RoutedStart:
     """Return a start that names the tenant and the prediction of a job."""
     own = {each.name: getattr(start, each.name) for each in fields(Start)}
     return RoutedStart(**own, tenant=job.tenant, prediction=np.asarray(job.prediction, np.int32))

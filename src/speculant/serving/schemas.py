@@ -175,7 +175,7 @@ class SamplingRequest(Strict):
     generation_config: Json[GenerationConfig] | None = None
 
     @model_validator(mode="after")
-    def _completed(self) -> SamplingRequest:
+    def _fill_from_generation_config(self) -> SamplingRequest:
         """Let the generation config stand in for what the request leaves out."""
         given = {} if self.generation_config is None else self.generation_config.parameters()
         if self.most_tokens is not None:

@@ -48,7 +48,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until the client leaves."""
         sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(disconnected(receive))
+        leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -75,7 +75,7 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
         ApiError: the client has gone; nobody reads that.
     """
     answering = asyncio.ensure_future(answer)
-    leaving = asyncio.ensure_future(disconnected(request.receive))
+    leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
@@ -85,7 +85,7 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
         await _end(answering, leaving)
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -60,9 +60,9 @@ def plan_tools(body: ChatRequest, answer: Format | None, text_tokens: Sequence[s
         raise ApiError(400, message, param="structured_outputs", code="invalid_value")
     allowed, forced = list(tools), choice == "required"
     if isinstance(choice, NamedTool):
-        allowed, forced = _named(tools, [choice]), True
+        allowed, forced = _select_named(tools, [choice]), True
     elif isinstance(choice, AllowedToolChoice):
-        allowed, forced = _named(tools, choice.allowed_tools.tools), choice.allowed_tools.mode == "required"
+        allowed, forced = _select_named(tools, choice.allowed_tools.tools), choice.allowed_tools.mode == "required"
     several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     strict = any(tool.function.strict for tool in allowed)
     if forced or strict or answer is not None or not several or len(allowed) < len(tools):
@@ -70,19 +70,21 @@ def plan_tools(body: ChatRequest, answer: Format | None, text_tokens: Sequence[s
 
         def rules(named: bool) -> str:
             if forced:
-                start = _forced_start(several, named)
+                start = _make_forced_rules(several, named)
             elif answer is None:
                 start = _text_start(several, named, text_tokens)
             else:
                 start = _json_start(answer, several, named)
             return "\n".join([*start, *_calls(functions, named)])
 
-        constraint = _checked(lambda: Constraint.grammar(rules(True), tokens=(BEGIN, END), spelled=rules(False)))
+        constraint = _check_constraint(
+            lambda: Constraint.grammar(rules(True), tokens=(BEGIN, END), spelled=rules(False))
+        )
         return ToolPlan(offered=tools, format=Format(constraint, "tools"), forced=forced)
     return ToolPlan(offered=tools)
 
 
-def _named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Tool]:
+def _select_named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Tool]:
     """Return the tools of these names.
 
     Raises:
@@ -102,7 +104,7 @@ def _mark(text: str, named: bool) -> str:
     return text if named else json.dumps(text)
 
 
-def _forced_start(several: bool, named: bool) -> list[str]:
+def _make_forced_rules(several: bool, named: bool) -> list[str]:
     """Return the rules of an answer that is one call, or `several`."""
     start = r'call ("\n" call)*' if several else "call"
     return [f"start: {start}", f"call: {_mark(BEGIN, named)} body"]
@@ -128,7 +130,7 @@ def _json_start(answer: Format, several: bool, named: bool) -> list[str]:
     """Return the rules of an answer that is JSON, or one call, or `several`."""
     schema = json.loads(answer.constraint.text)
     compact = (schema if isinstance(schema, dict) else {"allOf": [schema]}) | {"x-guidance": COMPACT}
-    _, call = _forced_start(several, named)
+    _, call = _make_forced_rules(several, named)
     start = r'answer | call ("\n" call)*' if several else "answer | call"
     return [f"start: {start}", call, f"answer: %json {json.dumps(compact)}"]
 
@@ -143,7 +145,7 @@ def _calls(functions: Sequence[FunctionDefinition], named: bool) -> list[str]:
     return rules
 
 
-def _checked(make: Callable[[], Constraint]) -> Constraint:
+def _check_constraint(make: Callable[[], Constraint]) -> Constraint:
     """Return a constraint of tools.
 
     Raises:
@@ -162,6 +164,8 @@ def _schema(function: FunctionDefinition) -> str:
         ApiError: it is no schema of an object, or repeats too much.
     """
     schema = NO_PARAMETERS if function.parameters is None else function.parameters
-    _checked(lambda: Constraint.json_schema(schema))  # its patterns, which cannot be distinguished within a grammar
+    _check_constraint(
+        lambda: Constraint.json_schema(schema)
+    )  # its patterns, which cannot be distinguished within a grammar
     options = LAYOUT if function.strict else LAYOUT | {"lenient": True}
     return json.dumps({"type": "object"} | schema | {"x-guidance": options})

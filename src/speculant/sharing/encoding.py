@@ -58,7 +58,7 @@ def decode(message: bytes, vocabulary: int) -> list[Piece]:
         raise BadMessageError(f"{total} tokens in {len(message) - body} bytes")
     if any(prompt > length or ended > 1 for _, _, length, prompt, ended in entries):
         raise BadMessageError("a prompt longer than its piece, or an unknown flag")
-    tokens = _unpacked(message[body:], width)
+    tokens = _unpack(message[body:], width)
     if total and int(tokens.max()) >= vocabulary:
         raise BadMessageError(f"token id {int(tokens.max())} in a vocabulary of {vocabulary}")
     pieces, at = [], 0
@@ -77,7 +77,7 @@ def decode(message: bytes, vocabulary: int) -> list[Piece]:
     return pieces
 
 
-def _unpacked(data: bytes, width: int) -> Int32:
+def _unpack(data: bytes, width: int) -> Int32:
     """Return token ids of `width` bytes each."""
     wide = np.zeros((len(data) // width, 4), np.uint8)
     wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)

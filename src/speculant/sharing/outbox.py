@@ -61,7 +61,7 @@ class Outbox:
                 tokens += len(self._pieces[0].tokens)
                 taken.append(self._pieces[0])
                 self._pop()
-        return _joined(taken)
+        return _join_pieces(taken)
 
     def close(self) -> None:
         """Take nothing more; `wait` no longer waits."""
@@ -92,7 +92,7 @@ def _split(piece: Piece) -> list[Piece]:
     return parts
 
 
-def _joined(pieces: list[Piece]) -> list[Piece]:
+def _join_pieces(pieces: list[Piece]) -> list[Piece]:
     """Return one piece per run of pieces of a request that follow each other; order within a request stays."""
     runs: dict[int, list[list[Piece]]] = {}
     for piece in pieces:

@@ -59,7 +59,7 @@ class ForeignTexts:
         try:
             self._extend(text, piece)
         except Exception as error:
-            self._failed(error)
+            self._count_failure(error)
             return
         self.learned += len(piece.tokens)
         if piece.ended:
@@ -85,16 +85,16 @@ class ForeignTexts:
             text.session = self._drafter.open(Start(prompt=np.concatenate(text.prompt)))
             text.prompt = []
         for at in range(0, len(rest), OBSERVED):
-            text.session.observe(_committed(rest[at : at + OBSERVED]))
+            text.session.observe(_make_round(rest[at : at + OBSERVED]))
 
     def _end(self, text: _Text) -> None:
         try:
             if text.session is not None:
                 text.session.close()
         except Exception as error:
-            self._failed(error)
+            self._count_failure(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _count_failure(self, error: Exception) -> None:
         self.failed += 1
         if self.failed == 1:
             _LOG.warning(
@@ -104,7 +104,7 @@ class ForeignTexts:
             )
 
 
-def _committed(tokens: Int32) -> Verified:
+def _make_round(tokens: Int32) -> Verified:
     """Return the round in which a chain of these tokens but the last was accepted."""
     nodes = len(tokens) - 1
     path = np.arange(nodes, dtype=np.int32)

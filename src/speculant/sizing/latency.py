@@ -105,7 +105,7 @@ class LatencyModel:
             self._level = seconds / float(self._base[rows])
         tried = self._tried[i]
         if not tried:
-            self._factors[i] = self._assumed(i)
+            self._factors[i] = self._assume_factor(i)
         error = math.log(seconds / (self._level * float(self._base[rows]))) - self._factors[i]
         counted = error if error < 0 else min(error, max(0.0, self._last[i]))
         counted = min(max(counted, -_JUMP), _JUMP)
@@ -125,7 +125,7 @@ class LatencyModel:
         """Return the largest size below size i that was tried."""
         return next((k for k in range(i - 1, -1, -1) if self._tried[k]), None)
 
-    def _assumed(self, i: int) -> float:
+    def _assume_factor(self, i: int) -> float:
         """Return the factor of a size before its first pass: little more than that of the size below."""
         below = self._below(i)
         if below is None:
@@ -145,7 +145,7 @@ class LatencyModel:
                 self._untried[i] = 0
                 self._patience[i] *= 2
                 self._last[i] = 0.0
-                excess = self._factors[i] - self._assumed(i)
+                excess = self._factors[i] - self._assume_factor(i)
                 if excess > 0 and self._below(i) is not None:
                     self._factors[i] -= excess / 2
 

@@ -39,7 +39,7 @@ class ContrastiveDecoding(RuleVerifier):
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
         work = super().prepare(tree, result, sampler)
         assert isinstance(work, Work)
-        p = work.p if tree.proposal is None else contrasted(work.p, self._q(tree, work.p), self._alpha, self._beta)
+        p = work.p if tree.proposal is None else contrast(work.p, self._q(tree, work.p), self._alpha, self._beta)
         if work.greedy:
             p = torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
         return Work(tree, p, work.uniforms, work.greedy)
@@ -55,7 +55,7 @@ class ContrastiveDecoding(RuleVerifier):
         return descend(recursive_rejection, forest, p, uniforms)
 
 
-def contrasted(p: Tensor, q: Tensor, alpha: float, beta: float) -> Tensor:
+def contrast(p: Tensor, q: Tensor, alpha: float, beta: float) -> Tensor:
     """Return p' [R, V] of the distributions p and q [R, V]."""
     floor = torch.finfo(p.dtype).tiny
     scores = (1 + beta) * p.clamp(min=floor).log() - beta * q.clamp(min=floor).log()

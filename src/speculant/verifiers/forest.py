@@ -101,7 +101,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
-def settled(p: Tensor, tokens: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
+def settle(p: Tensor, tokens: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
     """Return the law [B, V] of a token with the distribution p, given a token each [B] that was drawn from q [B, V].
 
     One-hot where that token passes the test of speculative sampling, else the residual; over q and the uniform numbers

@@ -26,7 +26,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
 from speculant.core.tree import ROOT, Ahead, DraftTree
 from speculant.core.verifier import Verifier, Walk
-from speculant.verifiers.forest import Forest, draw, settled
+from speculant.verifiers.forest import Forest, draw, settle
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 
@@ -120,12 +120,12 @@ class RuleVerifier(Verifier):
         if not works:
             return list(prepared)
         size = max(len(work.draft) for work in works)
-        p = torch.stack([_padded(work.p, size + 1) for work in works])
-        uniforms = torch.stack([_padded(work.uniforms[: len(work.draft)], size) for work in works])
+        p = torch.stack([_pad(work.p, size + 1) for work in works])
+        uniforms = torch.stack([_pad(work.uniforms[: len(work.draft)], size) for work in works])
         outcome = self.rule(Forest.of([work.draft for work in works], p), p, uniforms)
         last = torch.stack([work.uniforms[-1] for work in works])
         greedy = torch.tensor([work.greedy for work in works], device=p.device)
-        own = torch.where(greedy, outcome.rest.argmax(-1), draw(_settled(works, outcome), last))
+        own = torch.where(greedy, outcome.rest.argmax(-1), draw(_settle_all(works, outcome), last))
         decided = iter(torch.stack([outcome.rows, own], 1).unbind())
         return [next(decided) if isinstance(each, Work) else each for each in prepared]
 
@@ -138,7 +138,7 @@ class RuleVerifier(Verifier):
         path = tree.path(int(row) - 1).tolist() if row else []
         for place, node in enumerate(path):
             if sampler.commit(int(tree.tokens[node])):
-                return _ended(tree, path[:place], node)
+                return _end_walk(tree, path[:place], node)
         return Walk(path, [*tree.tokens[path].tolist(), int(own)], sampler.commit(int(own)))
 
 
@@ -173,12 +173,12 @@ class DescentVerifier(RuleVerifier):
             taken = int(choice.taken)
             if taken < 0:
                 ahead = ahead_of(tree) if node == len(tree) - 1 else None
-                law = choice.rest if ahead is None else _tested(ahead, choice.rest, sampler)
+                law = choice.rest if ahead is None else _test_ahead(ahead, choice.rest, sampler)
                 own = int(draw(law, uniforms[:, -1]))
                 return Walk(path, [*tree.tokens[path].tolist(), own], sampler.commit(own))
             node = int(forest.children[0, node + 1, taken])
             if sampler.commit(int(tree.tokens[node])):
-                return _ended(tree, path, node)
+                return _end_walk(tree, path, node)
             path.append(node)
 
 
@@ -207,14 +207,14 @@ def ahead_of(tree: DraftTree) -> Ahead | None:
     return None if tree.proposal is None or tree.proposal.ahead is None else tree.proposal.ahead()
 
 
-def _tested(ahead: Ahead, p: Tensor, sampler: Sampler) -> Tensor:
+def _test_ahead(ahead: Ahead, p: Tensor, sampler: Sampler) -> Tensor:
     """Return the law [1, V] of the own token after p [1, V], given one drawn ahead."""
     q = torch.as_tensor(ahead.q).to(p)[None]
     test = torch.as_tensor(sampler.uniforms(1)).to(p.device)
-    return settled(p, torch.tensor([ahead.token], device=p.device), q, test)
+    return settle(p, torch.tensor([ahead.token], device=p.device), q, test)
 
 
-def _settled(works: Sequence[Work], outcome: Outcome) -> Tensor:
+def _settle_all(works: Sequence[Work], outcome: Outcome) -> Tensor:
     """Return the laws [B, V] of the own tokens: where a whole draft was accepted, given the token drawn ahead."""
     rest, ahead = outcome.rest, [work.ahead for work in works]
     if not any(ahead):
@@ -225,13 +225,13 @@ def _settled(works: Sequence[Work], outcome: Outcome) -> Tensor:
     tests = torch.stack([work.uniforms[len(work.draft)] for work in works])
     whole = [-1 if work.ahead is None else len(work.draft) for work in works]
     tested = outcome.rows == torch.tensor(whole, device=rest.device)
-    return torch.where(tested[:, None], settled(rest, tokens, q, tests), rest)
+    return torch.where(tested[:, None], settle(rest, tokens, q, tests), rest)
 
 
-def _ended(tree: DraftTree, path: list[int], node: int) -> Walk:
+def _end_walk(tree: DraftTree, path: list[int], node: int) -> Walk:
     """Return the walk of a text that ends with a node, which counts as the target's own token."""
     return Walk(path, tree.tokens[[*path, node]].tolist(), True)
 
 
-def _padded(array: Tensor, size: int) -> Tensor:
+def _pad(array: Tensor, size: int) -> Tensor:
     return torch.nn.functional.pad(array, (*(0, 0) * (array.ndim - 1), 0, size - len(array)))

@@ -61,6 +61,6 @@ def test_lossy_methods_are_named() -> None:
 
 @pytest.mark.skipif(not all(path.exists() for path in RESULTS), reason="the methods have not been measured")
 def test_the_documentation_holds_the_measured_table() -> None:
-    """Guards docs/methods.md against figures without raw data."""
+    """Guards benchmarks/methods.md against figures without raw data."""
     table = methods_table([json.loads(path.read_text("utf-8")) for path in RESULTS])
-    assert table in (ROOT / "docs" / "methods.md").read_text("utf-8")
+    assert table in (ROOT / "benchmarks" / "methods.md").read_text("utf-8")

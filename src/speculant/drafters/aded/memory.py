@@ -18,7 +18,7 @@ from speculant.drafters.aded.frozen import (
     thaw,
 )
 from speculant.memory.file import Memory
-from speculant.memory.kind import Contents, MemoryKind, merged_too_large, sum_by_pair
+from speculant.memory.kind import Contents, MemoryKind, merge_limit_error, sum_by_pair
 
 
 def table_of(memory: Memory) -> Frozen:
@@ -58,7 +58,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     if table.nbytes > limit:
         room = limit - frozen_bytes(0, 0, vocabulary)
         if room < 0:
-            raise merged_too_large(limit - room, limit)
+            raise merge_limit_error(limit - room, limit)
         kept = heaviest_rows(table, np.ones(len(table.token), bool), room - CHECKPOINT_BYTES)
         table = freeze(*(column[kept] for column in thaw(table)), vocabulary=vocabulary)
     return table.stored(), {"vocabulary": vocabulary}

@@ -8,7 +8,7 @@ import numpy as np
 
 from speculant.drafters.copying.maxgram import KEPT, KIND, new_bigrams
 from speculant.memory.file import Memory
-from speculant.memory.kind import Contents, MemoryKind, merged_too_large, sum_by_pair
+from speculant.memory.kind import Contents, MemoryKind, merge_limit_error, sum_by_pair
 
 
 def describe(memory: Memory) -> dict[str, int]:
@@ -34,7 +34,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     vocabulary = max(memory.facts["vocabulary"] for memory in memories)
     successors, counts = new_bigrams(vocabulary)
     if successors.nbytes + counts.nbytes > limit:
-        raise merged_too_large(successors.nbytes + counts.nbytes, limit)
+        raise merge_limit_error(successors.nbytes + counts.nbytes, limit)
     parts = []
     for memory in memories:
         before, entry = np.nonzero(memory.arrays["counts"])

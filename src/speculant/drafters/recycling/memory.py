@@ -9,7 +9,7 @@ import numpy as np
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.recycling.drafter import KIND, UNKNOWN, prior_hits
 from speculant.memory.file import Memory
-from speculant.memory.kind import Contents, MemoryKind, merged_too_large
+from speculant.memory.kind import Contents, MemoryKind, merge_limit_error
 
 
 def describe(memory: Memory) -> dict[str, int]:
@@ -40,7 +40,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     vocabulary = max(memory.facts["vocabulary"] for memory in memories)
     merged = np.full((vocabulary, widths[0]), UNKNOWN, np.int32)
     if merged.nbytes > limit:
-        raise merged_too_large(merged.nbytes, limit)
+        raise merge_limit_error(merged.nbytes, limit)
     prior = prior_hits(widths[0])
     hits = prior.copy()
     for memory in memories:

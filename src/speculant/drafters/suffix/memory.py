@@ -12,7 +12,7 @@ from speculant.drafters.suffix.automaton import SuffixAutomaton
 from speculant.drafters.suffix.history import END, AnyIndex, History, documents_of
 from speculant.drafters.suffix.tree import SuffixTree
 from speculant.memory.file import Memory
-from speculant.memory.kind import Array, Contents, MemoryKind, merged_too_large
+from speculant.memory.kind import Array, Contents, MemoryKind, merge_limit_error
 
 
 def describe_log(memory: Memory) -> dict[str, int]:
@@ -66,7 +66,7 @@ def merge_corpora(memories: Sequence[Memory], limit: int) -> Contents:
         blocks += [(arrays[f"tokens-{i}"], arrays[f"places-{i}"]) for i in range(memory.facts["blocks"])]
     size = sum(tokens.nbytes + places.nbytes for tokens, places in blocks)
     if size > limit:
-        raise merged_too_large(size, limit)
+        raise merge_limit_error(size, limit)
     settings = rest.RestSettings()
     depth = settings.longest + settings.length
     merged = {"text": _relearned(memories, lambda share: SuffixTree(depth=depth, limit=share), limit - size)}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Capabilities, Engine, Needs, Pass, refused
+from speculant.core.engine import NO_NEEDS, Capabilities, Engine, Needs, Pass, make_refused
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.llamacpp.batch import Rows
@@ -100,7 +100,7 @@ class LlamaEngine(Engine):
     def _refuse(self, reason: str) -> None:
         if self._strict:
             raise UnsupportedError(reason)
-        self._capabilities = refused(self._capabilities, reason)
+        self._capabilities = make_refused(self._capabilities, reason)
 
     def open(
         self, ids: Tensor, *, cache: Any = None, padding: Tensor | None = None, positions: Tensor | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from speculant.core.branches import fixed_branches_of
+from speculant.core.branches import count_fixed_branches
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.branches import Branches
@@ -25,7 +25,7 @@ class LlamaTreeCache(LlamaTargetCache):
 
     def check(self, draft: DraftTree) -> None:
         super().check(draft)
-        if (branches := fixed_branches_of(draft)) >= self._context.sequences:
+        if (branches := count_fixed_branches(draft)) >= self._context.sequences:
             raise ValueError(f"the draft has {branches} branches, and llama.cpp keeps {self._context.sequences} apart.")
 
     def keep(self, rows: Sequence[int]) -> None:

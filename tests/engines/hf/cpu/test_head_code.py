@@ -14,6 +14,7 @@ from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads import session as session_module
+from speculant.drafters.heads import text as text_module
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.head import Head
 from speculant.engines.hf.cpu import head_code
@@ -139,6 +140,21 @@ def test_texts_run_together_as_alone(model: Any, name: str, dtype: torch.dtype) 
         assert torch.allclose(one.float(), own.float(), atol=tolerance, rtol=tolerance)
 
 
+def test_levels_extend_one_node_where_rows_take_as_long_as_levels(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the price of a row: with it each level extends its best node alone, without it several."""
+    loaded = LoadedHead(eagle_head(**LARGE), HFTargetParts(model, fast=True), kind="eagle", method="eagle2")
+    extended = {}
+    for share in (0.0, 1e6):
+        monkeypatch.setattr(text_module, "measure_row_share", lambda _, share=share: share)
+        session = HeadDrafter(loaded).open(Start(prompt=np.arange(8, dtype=np.int32)))
+        nothing, tokens = DraftTree.empty(), np.array([3], np.int32)
+        session.observe(Verified(tree=nothing, path=EMPTY_PATH, tokens=tokens, hidden=states(8, 1)[0]))
+        draft = session.propose(Budget(nodes=30, depth=4, level_price=1e-6))
+        depths = draft.depths()
+        extended[share] = max(len({*draft.parents[depths == depth].tolist()}) for depth in range(2, 5))
+    assert extended[1e6] == 1 < extended[0.0]
+
+
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(
@@ -150,7 +166,9 @@ def test_whole_drafts_are_those_that_grow_level_by_level(
 ) -> None:
     """Guards drafts of one call: tokens, parents and weights, ends that a price or a budget sets, after acceptances."""
     monkeypatch.setattr(head_code, "memory_allows", lambda _: (False, 0))  # no narrow copies
-    monkeypatch.setattr(session_module, "_CHEAP", 64)  # nor narrower levels
+    for limit in ("_TOP_K", "_EXTENDED"):  # nor narrower levels
+        monkeypatch.setattr(session_module, limit, 64)
+    monkeypatch.setattr(text_module, "measure_row_share", lambda _: 0.0)
     head, taps = HEADS[name]()
     drafts = {}
     for fast in (False, True):

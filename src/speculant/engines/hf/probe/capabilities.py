@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from speculant.core.engine import Capabilities, refused
+from speculant.core.engine import Capabilities, make_refused
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.states.mixers import Mixers, find_mixers
 from speculant.engines.hf.views.model_view import find_layers
@@ -221,7 +221,7 @@ def plain_capabilities(model: Any, reason: str) -> HFCapabilities:
     text = config.get_text_config(decoder=True)
     positions = None if getattr(config, "is_encoder_decoder", False) else _positions(text)  # a prompt is the encoder's
     found = HFCapabilities(vocabulary=text.vocab_size, positions=positions, trees=False, batches=False)
-    return refused(found, reason)
+    return make_refused(found, reason)
 
 
 def optional_layers(model: Any) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speculant.core.engine import Pass, refused
+from speculant.core.engine import Pass, make_refused
 from speculant.core.errors import DraftsRefusedError
 from speculant.core.tree import ROOT, DraftTree
 from speculant.engines.hf.forward_pass import ModelRunner
@@ -90,7 +90,7 @@ class LiveCheck:
                 "a check while decoding found that passes over drafts change this model's logits, so texts since the "
                 "last one that passed may differ from plain decoding"
             )
-            self._runner.capabilities = refused(self._runner.capabilities, reason)
+            self._runner.capabilities = make_refused(self._runner.capabilities, reason)
             raise DraftsRefusedError(self._runner.capabilities.notes[-1])
         if len(self._doubts) >= DOUBTFUL:
             self._doubts = []

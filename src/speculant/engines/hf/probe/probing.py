@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from speculant.core.engine import refused
+from speculant.core.engine import make_refused
 from speculant.core.folders import cache_folder
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.forward_pass import ModelRunner
@@ -118,7 +118,7 @@ def probe_outcome(
 def merge(capabilities: HFCapabilities, outcome: Outcome, name: str) -> HFCapabilities:
     """Return the capabilities as an outcome leaves them."""
     if outcome.verdict == "refused":
-        return refused(replace(capabilities, batches=False), f"{name} cannot verify drafts: {outcome.reason}")
+        return make_refused(replace(capabilities, batches=False), f"{name} cannot verify drafts: {outcome.reason}")
     notes = (*capabilities.notes, *outcome.notes)
     if capabilities.trees and outcome.verdict == "chains":
         notes = (*notes, f"drafts are verified as chains: {outcome.reason}.")

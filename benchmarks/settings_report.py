@@ -1,0 +1,49 @@
+"""The reference of methods' settings, docs/method-settings.md, from the dataclasses that state them.
+
+python benchmarks/settings_report.py > docs/method-settings.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from speculant.cli.settings import Setting, describe_type, settings_of
+from speculant.registry import METHODS, Method
+
+HEAD = """\
+# Settings of methods
+
+<!-- written by `python benchmarks/settings_report.py` -->
+
+`--set NAME=VALUE` on the command line, `settings={"name": value}` in Python; `bench` and `replay`, which take several
+methods, have `--set METHOD.NAME=VALUE`. Methods that share their settings stand together; those that are not here have
+none. What methods do: [methods](methods.md).
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    return "\n".join([HEAD, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    """Yield a section for each set of settings, in the order of the methods."""
+    shared = dict[tuple[tuple[str, str, str, str], ...], list[Method]]()
+    for method in METHODS.values():
+        shared.setdefault(tuple(map(_cells, settings_of(method))), []).append(method)
+    for rows, methods in shared.items():
+        if rows:
+            yield f"## {', '.join(method.name for method in methods)}\n"
+            yield "| setting | default | value | meaning |\n| --- | --- | --- | --- |"
+            yield "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _cells(setting: Setting) -> tuple[str, str, str, str]:
+    """Return the cells of a setting's row."""
+    default = "" if setting.default is None else f"`{setting.default}`"
+    meaning = " ".join(setting.description.split()).replace("|", "\\|")
+    return f"`{setting.name}`", default, describe_type(setting.kind), meaning
+
+
+if __name__ == "__main__":
+    print(page(), end="")
