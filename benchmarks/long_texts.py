@@ -27,7 +27,7 @@ from architecture_matrix.compare import GREEDY, SAMPLED, Guesses, random_prompt,
 from speculant import Speculator
 from speculant.core.drafter import Session, Start
 from speculant.core.errors import SpeculantError
-from speculant.engines.hf.tiny import quiet
+from speculant.engines.hf.probe.tiny import quiet
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS = (1, 60, 170, 300)

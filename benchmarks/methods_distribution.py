@@ -30,7 +30,7 @@ from speculant.core.sampler import Sampling
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, prefill, step
-from speculant.engines.hf.sampler import SamplingPlan, make_sampler
+from speculant.engines.hf.sampling.sampler import SamplingPlan, make_sampler
 from speculant.registry import METHODS, build_verifier
 from speculant.sizing.fixed import FixedSizing
 from targets import load_pair

@@ -34,7 +34,7 @@ from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHe
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 ROWS, DEPTHS, PROMPT = (1, 2, 3, 4, 5, 8), (1, 2, 3, 4), 64
 

@@ -23,9 +23,9 @@ import torch
 
 from speculant.bench.systems.random_weights import random_model
 from speculant.engines.hf.cache import state_layers
+from speculant.engines.hf.caches.replay_cache import copied
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.replay_cache import copied
 from speculant.engines.hf.target_cache import HFTargetCache
 
 ROWS = (1, 2, 4, 8, 16, 32)

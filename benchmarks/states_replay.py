@@ -24,7 +24,7 @@ from speculant import Speculator
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.systems.forced import fit_vocabulary, force
 from speculant.bench.systems.random_weights import random_model
-from speculant.engines.hf import capabilities
+from speculant.engines.hf.probe import capabilities
 
 SIDES = ("plain", "recorded", "replayed")
 

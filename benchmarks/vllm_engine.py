@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.vllm.jobs import Ask, Done, Turn, ours, run
-from speculant.bench.vllm.workloads import edits, on_bundled_model, on_recordings, samples, stories, total_variation
 from speculant.cli.env import environment
+from vllm_runs.jobs import Ask, Done, Turn, ours, run
+from vllm_runs.workloads import edits, on_bundled_model, on_recordings, samples, stories, total_variation
 
 DRAFTS = 8
 SAMPLES, SAMPLED_TOKENS, TEMPERATURE = 3000, 4, 0.7

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.vllm.jobs import RECORDING_SCHEDULER, Ask, Done, Turn, ours, run
-from speculant.bench.vllm.recording import FOLDER
-from speculant.bench.vllm.workloads import bundled_head, on_bundled_model, rewrites, stories
 from speculant.cli.env import environment
+from vllm_runs.jobs import RECORDING_SCHEDULER, Ask, Done, Turn, ours, run
+from vllm_runs.recording import FOLDER
+from vllm_runs.workloads import bundled_head, on_bundled_model, rewrites, stories
 
 DRAFTS = 5
 

@@ -13,7 +13,7 @@ from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.recipe import Recipe, TrainBatch
 
 

@@ -17,7 +17,7 @@ from speculant.drafters.heads.mtp import MtpHead
 from speculant.drafters.heads.mtp_module import MtpModule
 from speculant.drafters.heads.p_eagle import PEagleHead
 from speculant.drafters.heads.target_layer import FULL
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 HIDDEN, LAYERS, IDS = 32, 8, torch.arange(1, VOCABULARY, 2)
 SHAPE = LayerShape(hidden=HIDDEN, inner=48, heads=4, kv_heads=2, head_dim=8, theta=500.0)

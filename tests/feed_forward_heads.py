@@ -13,7 +13,7 @@ from speculant.drafters.heads.hydra import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
 from speculant.drafters.heads.mlp import MLPHead, MLPShape
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 HIDDEN = 32  # of tiny_model
 HEADS = 3

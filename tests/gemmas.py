@@ -17,7 +17,7 @@ from speculant.drafters.heads.assistant import AssistantHead
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW = 6

@@ -37,7 +37,7 @@ from speculant.drafters.heads.pard import PardHead
 from speculant.drafters.heads.specdec import SpecDecHead
 from speculant.drafters.heads.target_layer import FULL
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import METHODS
 
 DEPTH = 4  # of heads that draft a fixed number of tokens

@@ -36,7 +36,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from speculant.engines.hf.model_view import find_layers
+from speculant.engines.hf.views.model_view import find_layers
 
 TRANSFORMERS = Version(version("transformers"))
 # Defects of releases: `generate` reads Phi-3's texts wrongly beyond a limit; rotary factors outlive the text they fit.

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from speculant.engines.hf import tiny
+from speculant.engines.hf.probe import tiny
 
 FULL = "full_attention"
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from models import tiny_model
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import Groups
 from speculant.training.features import Features
 from speculant.training.files import Files

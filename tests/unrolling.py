@@ -8,7 +8,7 @@ from torch import Tensor
 from eagles import HIDDEN
 from models import VOCABULARY
 from speculant.drafters.heads.head import Head
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.recipe import TrainBatch
 
 

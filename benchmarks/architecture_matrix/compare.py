@@ -16,7 +16,7 @@ from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.tiny import VOCABULARY, quiet
+from speculant.engines.hf.probe.tiny import VOCABULARY, quiet
 
 ATTENTIONS = ("eager", "sdpa")
 TEXTS = ((3, 22), (29, 9))  # tokens of prompts and behind them: across every limit of tiny models, and beyond most

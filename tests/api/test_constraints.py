@@ -17,7 +17,7 @@ from speculant.api.constraints import ConstraintCompiler, check_constraint
 from speculant.api.result import CUT
 from speculant.core.errors import SpeculantError, TokenizerError, UsageError
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.grammar_state import GrammarState
+from speculant.engines.hf.sampling.grammar_state import GrammarState
 from speculant.registry import METHODS, drafts_from_text
 from trees import leaves
 from vocabularies import byte_level

@@ -73,8 +73,7 @@ def test_a_model_that_is_not_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bf16", "q8_0", "q4_k"])
 def test_other_weights(kind: str) -> None:
     """Drafts leave the text of quantised weights as it is, but for near-ties, which are counted."""
-    from speculant.bench.suite.margin_summary import MarginSummary
-    from speculant.bench.suite.margins import margins
+    from speculant.bench.suite.margins import MarginSummary, margins
 
     plain = Speculator.from_gguf(bundled_gguf(kind), method="none", threads=1)
     mix = Speculator.from_transformers(plain.model, plain.tokenizer, nodes=12)

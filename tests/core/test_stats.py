@@ -80,7 +80,7 @@ def test_json_and_report() -> None:
     report = stats.report()
     for part in (
         "aded",
-        "3 in 2.00 s: 1.5 tokens/s",
+        "1.5 tokens/s: 3 tokens in 2.00 s",
         "2.00 tokens per target pass",
         "1 of 2 drafted",
         "100%",

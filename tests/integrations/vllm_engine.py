@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant.bench.vllm.jobs import RECORDING_PROPOSER, SCHEDULER, Ask, Done, Turn, ours, run
-from speculant.bench.vllm.recording import FOLDER
-from speculant.bench.vllm.workloads import (
+from speculant.memory.file import read_header
+from vllm_runs.jobs import RECORDING_PROPOSER, SCHEDULER, Ask, Done, Turn, ours, run
+from vllm_runs.recording import FOLDER
+from vllm_runs.workloads import (
     bundled_head,
     edits,
     on_bundled_model,
@@ -26,7 +27,6 @@ from speculant.bench.vllm.workloads import (
     stories,
     total_variation,
 )
-from speculant.memory.file import read_header
 
 DRAFTS, FEW = 8, 5
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTS}

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.errors import UsageError
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.files import Files
 from speculant.training.kinds import DRAFT_MODEL, find_kind
 from speculant.training.run import train_head

@@ -12,7 +12,7 @@ import torch
 from models import tiny_model
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry.method import load_object
 from speculant.training.builders.eagle3 import default_taps
 from speculant.training.files import Files

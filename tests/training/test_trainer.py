@@ -16,7 +16,7 @@ from torch import Tensor
 from models import tiny_model
 from speculant.core.errors import FileError, OutOfMemoryError, SpeculantError, UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.evaluate import measure_acceptance
 from speculant.training.kinds import find_kind
 from speculant.training.texts import from_parts

@@ -12,7 +12,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from speculant.core.engine import Pass
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Proposal
-from speculant.engines.hf.sampler import DeviceSampler, HostSampler, SamplingPlan
+from speculant.engines.hf.sampling.sampler import DeviceSampler, HostSampler, SamplingPlan
 from speculant.registry import VERIFIERS, build_verifier
 from speculant.verifiers.block import BlockVerification
 from speculant.verifiers.forest import Forest, draw, residual, without

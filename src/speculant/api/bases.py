@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speculant.core.errors import SpeculantError, UnsupportedError
-from speculant.drafters.mix.base import MOST_BASES, MixBase, read_base
 from speculant.memory.bases import find_base, find_bases, find_bundled_base, read_base_header
 from speculant.options.drafting import AUTOMATIC
 from speculant.registry import METHODS, Method
 
-Base = str | Path | MixBase
+if TYPE_CHECKING:
+    from speculant.drafters.mix.base import MixBase
+
+    Base = str | Path | MixBase
 
 _logger = logging.getLogger(__name__)
 
@@ -37,7 +40,9 @@ def open_bases(
     """
     if base in (AUTOMATIC, (AUTOMATIC,)):
         return _automatic(vocabulary, tokenizer) if method.takes_bases else ()
-    given = [] if base is None else [base] if isinstance(base, Base) else list(base)
+    from speculant.drafters.mix.base import MixBase, read_base
+
+    given = [] if base is None else [base] if isinstance(base, str | Path | MixBase) else list(base)
     if given and not method.takes_bases:
         usable = ", ".join(name for name, each in METHODS.items() if each.takes_bases)
         raise UnsupportedError(f"the method '{method.name}' takes no base. Leave it out, or use one of {usable}.")
@@ -48,6 +53,8 @@ def open_bases(
 
 
 def _automatic(vocabulary: int, tokenizer: str) -> tuple[MixBase, ...]:
+    from speculant.drafters.mix.base import MOST_BASES, read_base
+
     found: list[MixBase] = []
     bundled = [find_bundled_base()] if read_base_header(find_bundled_base()).tokenizer == tokenizer else []
     for path in [*find_bases(tokenizer), *bundled]:

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,9 @@ from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import BatchStats
 from speculant.decoding.step import Parts, prefill, step
+
+if TYPE_CHECKING:
+    pass
 
 
 class BatchError(SpeculantError):

@@ -18,9 +18,7 @@ from typing import Any, Literal
 from speculant.api.open_parts import open_parts, open_parts_of_grammar
 from speculant.api.repetitions import most_repeats, patterns_of
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
-from speculant.engines.hf.grammar_state import GrammarState, first_line
-from speculant.engines.llamacpp.grammar_tokenizer import grammar_tokenizer
-from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
+from speculant.engines.hf.sampling.grammar_state import GrammarState, first_line
 
 MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
 MOST_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
@@ -269,6 +267,8 @@ def _is_special(tokenizer: Any, text: str) -> bool:
 def _open_tokenizer(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
     if tokenizer is None:
         raise TokenizerError("constraints need a tokenizer; give one to the speculator.")
+    from speculant.engines.llamacpp.tokenizer import GGUFTokenizer, grammar_tokenizer
+
     library = _library()
     try:
         if isinstance(tokenizer, GGUFTokenizer):

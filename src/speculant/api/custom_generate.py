@@ -23,7 +23,7 @@ from speculant.api.result import Generation, Stream
 from speculant.core.errors import TokenizerError, UnsupportedError
 from speculant.decoding.step import Parts
 from speculant.engines.hf.cache import holds_text, usable_cache
-from speculant.engines.hf.generate_capture import Call, check
+from speculant.engines.hf.sampling.generate_capture import Call, check
 
 PARTS = (logits_process.LogitsProcessor, stopping_criteria.StoppingCriteria)
 OWN = {logits_process.__name__, stopping_criteria.__name__}

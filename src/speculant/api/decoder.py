@@ -13,30 +13,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.api.batch import Batch
-from speculant.api.constraints import CompiledConstraint, Constraint
-from speculant.api.custom_generate import Bound
-from speculant.api.engines import open_engine
 from speculant.api.options import AUTO, check_nodes
-from speculant.api.prefix_cache import PrefixCache, open_prefix_cache
-from speculant.api.requests import Message, Preparation, Prompt
-from speculant.api.result import Generation, Result, Stream
-from speculant.api.sizes import Sizes, most_rows
-from speculant.api.tuning import stored_step_cost
 from speculant.core.drafter import Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.stats import Stats
-from speculant.core.verifier import Verifier
-from speculant.decoding.step import Parts
-from speculant.drafters.forced import ForcedDrafter
-from speculant.drafters.mix.base import MixBase
-from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.options.drafting import DraftingOptions
 from speculant.options.request import RequestKeywords, RequestOptions
 from speculant.registry import METHODS, build_verifier, drafts_from_text, find_method
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from speculant.api.batch import Batch
+    from speculant.api.constraints import CompiledConstraint, Constraint
+    from speculant.api.custom_generate import Bound
+    from speculant.api.prefix_cache import PrefixCache
+    from speculant.api.requests import Message, Prompt
+    from speculant.api.result import Generation, Result, Stream
+    from speculant.core.stats import Stats
+    from speculant.core.verifier import Verifier
+    from speculant.decoding.step import Parts
+    from speculant.drafters.mix.base import MixBase
+    from speculant.engines.hf.cpu.accelerate import Acceleration
 
 
 class Decoder:
@@ -77,6 +74,11 @@ class Decoder:
         Raises:
             UnsupportedError: the model cannot be decoded; or, if `strict`, drafts cannot be verified on it.
         """
+        from speculant.api.engines import open_engine  # here, since these load transformers and the engine
+        from speculant.api.requests import Preparation
+        from speculant.api.sizes import Sizes, most_rows
+        from speculant.api.tuning import stored_step_cost
+
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
         asked = DraftingOptions() if options is None else options
@@ -118,6 +120,8 @@ class Decoder:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
+        from speculant.api.result import Stream
+
         return Stream(self.prepare(prompt, **options), self.parts())
 
     def prepare(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Generation:
@@ -148,6 +152,9 @@ class Decoder:
         Between two rounds at most `prompt_chunk` tokens of prompts are read, of the shortest remainder first; None for
         as many as suit the device.
         """
+        from speculant.api.batch import Batch
+        from speculant.api.prefix_cache import open_prefix_cache
+
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
         if size > (most := self.engine.capabilities.sequences):
@@ -210,6 +217,8 @@ class Decoder:
             seed: of a random stream of its own; with several rows, row i draws with seed + i.
             tokenizer: for `stop`; the speculator's own if None.
         """
+        from speculant.api.custom_generate import Bound
+
         return Bound(
             begin=self._captured,
             drafts=self._drafts,
@@ -272,6 +281,9 @@ class Decoder:
 
     def parts(self, size: int = 1) -> Parts:
         """Return what decodes a stream (size 1) or a batch."""
+        from speculant.decoding.step import Parts
+        from speculant.drafters.forced import ForcedDrafter
+
         forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
         drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
         return Parts(engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizes.of(size))

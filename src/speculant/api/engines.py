@@ -7,10 +7,9 @@ from typing import Any
 
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
-from speculant.engines.hf.capabilities import adapter_reason, base_model, check_model
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.llamacpp.engine import LlamaEngine
+from speculant.engines.hf.probe.capabilities import adapter_reason, base_model, check_model
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import find_method
 
@@ -32,6 +31,8 @@ def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) ->
             raise UnsupportedError(
                 "fast=True is for models of transformers; llama.cpp has its own kernels. Leave it out."
             )
+        from speculant.engines.llamacpp.engine import LlamaEngine
+
         return LlamaEngine(model, model.context, notes=notes, strict=strict), Acceleration()
     target = base_model(model)
     prepared = prepare_model(target, fast)

@@ -16,7 +16,7 @@ from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, find_fol
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.checkpoints.pard import is_pard
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import Method
 
 

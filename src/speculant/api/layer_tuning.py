@@ -21,8 +21,8 @@ from speculant.core.engine import TargetCache
 from speculant.core.errors import UsageError
 from speculant.core.packages import check_packages
 from speculant.drafters.layers.subsets import Layers, check_layers, every_other, without
-from speculant.engines.hf.capabilities import optional_layers
-from speculant.engines.hf.model_view import find_layers
+from speculant.engines.hf.probe.capabilities import optional_layers
+from speculant.engines.hf.views.model_view import find_layers
 
 LONGEST = 12  # tokens of a draft, as `layer-skip` has it
 

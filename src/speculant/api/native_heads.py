@@ -17,7 +17,7 @@ from speculant.drafters.heads.checkpoints.mtp_layouts import find_layout, is_mtp
 from speculant.drafters.heads.checkpoints.native import read_native, tensor_files
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.mtp import MtpHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 ALONE = "mtp"
 

@@ -10,7 +10,7 @@ from speculant.api.loading import load_model
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.pard import PardHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 
 def open_pard(folder: Path, model: Any) -> LoadedHead:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,13 +22,16 @@ from speculant.core.errors import PromptError, TokenizerError, UnsupportedError,
 from speculant.core.model_engine import ModelEngine, RequestCache
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
-from speculant.engines.hf.capabilities import acts_inside_generate
-from speculant.engines.hf.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
-from speculant.engines.hf.logprobs import TopLogprobs
-from speculant.engines.hf.output_processors import LogitBias, OutputPenalties
-from speculant.engines.hf.sampler import end_tokens, make_sampler
+from speculant.engines.hf.probe.capabilities import acts_inside_generate
+from speculant.engines.hf.sampling.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
+from speculant.engines.hf.sampling.logprobs import TopLogprobs
+from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPenalties
+from speculant.engines.hf.sampling.sampler import end_tokens, make_sampler
 from speculant.options.kinds import read_temperature
 from speculant.options.request import RequestKeywords, RequestOptions
+
+if TYPE_CHECKING:
+    pass
 
 MAX_NEW_TOKENS = 256
 MOST_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs

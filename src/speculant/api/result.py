@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence, Source, WatchedRound
 from speculant.decoding.step import Parts, prefill, step
-from speculant.engines.hf.sampler import HostSampler
+
+if TYPE_CHECKING:
+    from speculant.engines.hf.sampling.sampler import HostSampler
 
 CUT = "A text ends at its most new tokens, before it matches its constraint; allow more (max_new_tokens)."
 

@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.api.bases import open_bases
 from speculant.api.decoder import Decoder
-from speculant.api.draft_caches import check_merged, drafts_of
-from speculant.api.engines import can_verify, check_engine_can
 from speculant.api.loading import bundled_head_folder, load_model, means_bundled
 from speculant.api.options import check_alone, check_bytes, check_model_object, check_nodes
 from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.checked import checked
-from speculant.engines.hf.capabilities import optional_layers
-from speculant.engines.hf.cpu.accelerate import Acceleration
-from speculant.engines.hf.sparse_cache import whole_cache_reason
-from speculant.engines.llamacpp.options import LlamaCppOptions
-from speculant.engines.llamacpp.request_model import load_gguf
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.options.drafting import DraftingKeywords, DraftingOptions
 from speculant.registry import build_verifier, default_method, find_method, method_of
-from speculant.sharing.opening import check_sharing, open_sharing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +42,12 @@ class Speculator(Decoder):
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
+        from speculant.api.draft_caches import check_merged, drafts_of  # here, since these load the engine
+        from speculant.api.engines import can_verify, check_engine_can
+        from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
+        from speculant.engines.hf.cpu.accelerate import Acceleration
+        from speculant.engines.hf.probe.capabilities import optional_layers
+
         asked = DraftingOptions(**options)
         method, verifier, head, online, share = asked.method, asked.verifier, asked.head, asked.online, asked.share
         draft_model, draft_tokenizer, drafter = asked.draft_model, asked.draft_tokenizer, asked.drafter
@@ -94,6 +92,8 @@ class Speculator(Decoder):
         if memory is not None and not keeps and not online:
             raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
         if share is not None:
+            from speculant.sharing.opening import check_sharing
+
             check_sharing(found)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
@@ -122,6 +122,8 @@ class Speculator(Decoder):
                 drafter, online, target=model, method=found, drafts=drafts, head=opened, tokenizer=fingerprint
             )
         if share is not None:
+            from speculant.sharing.opening import open_sharing
+
             drafter = open_sharing(drafter, share, method=found, tokenizer=fingerprint, vocabulary=vocabulary)
         notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else notes))
         speculator = cls(
@@ -188,6 +190,9 @@ class Speculator(Decoder):
             UnsupportedError: llama.cpp is not installed, or drafts cannot be verified on this model.
             OutOfMemoryError: it does not fit.
         """
+        from speculant.engines.llamacpp.options import LlamaCppOptions
+        from speculant.engines.llamacpp.request_model import load_gguf
+
         check_before_loading(drafting)
         options = LlamaCppOptions(
             threads=threads,

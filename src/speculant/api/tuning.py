@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,10 +22,12 @@ from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.cpu.accelerate import Acceleration
 from speculant.engines.hf.cpu.build import processor
 from speculant.sizing.latency import SIZES
 from speculant.sizing.step_cost import StepCost, read_step_cost
+
+if TYPE_CHECKING:
+    from speculant.engines.hf.cpu.accelerate import Acceleration
 
 PREFIXES = (64, 512, 2048)
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}

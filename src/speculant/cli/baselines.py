@@ -140,7 +140,7 @@ class Baselines:
         """Decode by `model.generate`, with the random stream that the seed gives; None for GGUF files."""
         import torch
 
-        from speculant.engines.hf.generate_capture import sampling_options
+        from speculant.engines.hf.sampling.generate_capture import sampling_options
 
         speculator = self._speculator
         if not any(True for _ in speculator.model.parameters()):  # llama.cpp holds the weights

@@ -95,8 +95,7 @@ def check(
     speculator = load_speculator(loading, drafting).speculator
     import numpy as np
 
-    from speculant.bench.suite.margin_summary import MarginSummary
-    from speculant.bench.suite.margins import margins
+    from speculant.bench.suite.margins import MarginSummary, margins
     from speculant.core.errors import PromptError, TokenizerError
 
     if speculator.tokenizer is None:

@@ -9,6 +9,7 @@ from typing import Any
 from speculant.cli.head_file import head_title, read_head
 from speculant.cli.prompts import Prompt, encode_prompt
 from speculant.core.errors import UnsupportedError
+from speculant.core.stats import compute_mat
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 
@@ -55,7 +56,7 @@ def report_head(
             ]
             rounds = sum(each.rounds for each in stats)
             written = sum(each.tokens for each in stats)
-            measured = {"mat": (written - len(stats)) / rounds if rounds else None, "tokens": written}
+            measured = {"mat": compute_mat(written, rounds, texts=len(stats)) if rounds else None, "tokens": written}
         report = HeadReport.of(facts, target, head, **measured)
     if as_json:
         record: dict[str, Any] = {"model": model_title(loading.model), "head": head_title(source)}

@@ -254,7 +254,7 @@ def load(loading: ModelOptions, *, gguf: bool = False) -> tuple[Any, Any, str]:
         silence_loading()
         from transformers import AutoModelForCausalLM  # noqa: F401  (imported here, where the user sees a reason)
 
-        from speculant.api.speculator import Speculator  # noqa: F401
+        from speculant.api.engines import open_engine  # noqa: F401
     if name is not None and not Path(name).exists():
         say(asking(name))
     with waiting(f"loading {loading.model or 'the bundled model'}"):
@@ -267,7 +267,7 @@ def load_gguf_model(name: str, loading: ModelOptions) -> tuple[Any, Any, str]:
     check_named(loading)
     with importing("PyTorch and transformers"):
         silence_loading()
-        from speculant.api.speculator import Speculator  # noqa: F401  (imported here, where the user sees a reason)
+        from speculant.api.engines import open_engine  # noqa: F401  (imported here, where the user sees a reason)
         from speculant.engines.llamacpp.request_model import load_gguf
     with waiting(f"loading {name}"):
         model, tokenizer = load_gguf(name)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.bench.report.noise import beyond_drafts
 from speculant.cli.comparison import Comparison, Timed, overall
+from speculant.core.stats import compute_mat, format_drafting, format_notes, format_speed
 
 if TYPE_CHECKING:
     from speculant.api.result import Result
     from speculant.cli.prompts import Message
-    from speculant.core.stats import Stats
 
 INTERRUPTED = "note        interrupted: this is what was generated until then"
 
@@ -92,13 +92,15 @@ class Outcome:
     def block(self, *, verbose: bool = False) -> str:
         """Return the report, most important first."""
         stats = self.result.stats
-        lines = [speed(stats.tokens, stats.seconds)] if self.compared is None else format_comparison(self.compared)
-        lines.append(f"drafting    {stats.method}: {self.mat:.2f} tokens per target pass, {count_accepted([stats])}")
+        lines = (
+            [format_speed(stats.tokens, stats.seconds)] if self.compared is None else format_comparison(self.compared)
+        )
+        lines.append(format_drafting([stats], self.mat))
         if verbose:
-            lines += details(stats)
+            lines += stats.format_details()
         if not self.complete:
             lines.append(INTERRUPTED)
-        return "\n".join(lines + [f"note        {note}" for note in stats.notes])
+        return "\n".join(lines + format_notes([stats]))
 
     def line(self) -> str:
         """Return the same in a line, for one of many prompts."""
@@ -145,36 +147,22 @@ def identity(compared: Comparison) -> str:
     return "yes, to plain decoding" + (" and to model.generate" if compared.reference is not None else "")
 
 
-def details(stats: Stats) -> list[str]:
-    """Return where time and drafts went, for --verbose."""
-    share = stats.time_share
-    depths = "  ".join(f"{rate:.0%}" for rate in stats.acceptance_by_depth[:12]) or "nothing drafted"
-    return [
-        f"prompt      {stats.prompt_tokens} tokens in {stats.prefill_seconds:.3f} s",
-        f"rounds      {stats.rounds}; accepted by depth: {depths}",
-        f"time        draft {share['draft']:.1%}, target {share['target']:.1%}, rest {share['rest']:.1%}",
-        *([f"sizes       {stats.sizes}"] if stats.sizes else []),
-    ]
-
-
 def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
     """Return the report over many prompts; speeds are of all tokens over all seconds, which a batch's overlap."""
     stats = [outcome.result.stats for outcome in outcomes]
     tokens, rounds = sum(each.tokens for each in stats), sum(each.rounds for each in stats)
     compared = [outcome.compared for outcome in outcomes if outcome.compared is not None]
-    of_prefills = sum(each.tokens > 0 for each in stats)  # each begun text has one token that belongs to no round
-    mat = (tokens - of_prefills) / rounds if rounds else 0.0
+    mat = compute_mat(tokens, rounds, texts=sum(each.tokens > 0 for each in stats))
     lines = [
         *(
             format_comparison_totals(compared, mat)
             if compared
-            else [speed(tokens, sum(each.seconds for each in stats) if seconds is None else seconds)]
+            else [format_speed(tokens, sum(each.seconds for each in stats) if seconds is None else seconds)]
         ),
-        f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {count_accepted(stats)}",
+        format_drafting(stats, mat),
         f"prompts     {len(outcomes)}",
     ]
-    notes = dict.fromkeys(note for each in stats for note in each.notes)
-    return "\n".join(lines + [f"note        {note}" for note in notes])
+    return "\n".join(lines + format_notes(stats))
 
 
 def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
@@ -187,7 +175,7 @@ def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list
     ratio = plain / drafted if drafted else 0.0
     beyond = beyond_drafts(ratio, mat)
     return [
-        speed(tokens, drafted),
+        format_speed(tokens, drafted),
         f"plain       {_rate(tokens, plain):.1f} tokens/s in {plain:.2f} s",
         f"speed-up    {ratio:.2f}x, prompts from {min(ratios):.2f}x to {max(ratios):.2f}x",
         *(
@@ -200,19 +188,6 @@ def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list
         if same
         else f"identical   {identity(compared[0])}",
     ]
-
-
-def speed(tokens: int, seconds: float) -> str:
-    """Return the first line of a report."""
-    return f"speed       {_rate(tokens, seconds):.1f} tokens/s: {tokens} tokens in {seconds:.2f} s"
-
-
-def count_accepted(stats: Sequence[Stats]) -> str:
-    """Return how many drafted tokens were accepted."""
-    drafted = sum(each.drafted for each in stats)
-    if not drafted:
-        return "nothing drafted"
-    return f"{sum(each.accepted for each in stats)} of {drafted} drafted tokens accepted"
 
 
 def span(values: Sequence[float]) -> list[float] | None:

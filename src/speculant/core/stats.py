@@ -62,7 +62,7 @@ class Stats:
     @property
     def mat(self) -> float:
         """Mean tokens per round, bonus included; prefill's token belongs to no round. 1.0 for plain decoding."""
-        return (self.tokens - 1) / self.rounds if self.rounds else 0.0
+        return compute_mat(self.tokens, self.rounds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -104,19 +104,49 @@ class Stats:
 
     def report(self) -> str:
         """Return the end-of-run block for people."""
+        lines = [format_speed(self.tokens, self.seconds), format_drafting([self], self.mat), *self.format_details()]
+        return "\n".join(lines + format_notes([self]))
+
+    def format_details(self) -> list[str]:
+        """Return the lines of the block that tell where time and drafts went."""
         share = self.time_share
         depths = "  ".join(f"{rate:.0%}" for rate in self.acceptance_by_depth[:12]) or "nothing drafted"
-        lines = [
-            f"method      {self.method}",
-            f"tokens      {self.tokens} in {self.seconds:.2f} s: {self.tokens_per_second:.1f} tokens/s",
+        return [
             f"prompt      {self.prompt_tokens} tokens in {self.prefill_seconds:.3f} s",
-            f"rounds      {self.rounds}, {self.mat:.2f} tokens per target pass",
-            f"accepted    {self.accepted} of {self.drafted} drafted; by depth: {depths}",
+            f"rounds      {self.rounds}; accepted by depth: {depths}",
             f"time        draft {share['draft']:.1%}, target {share['target']:.1%}, rest {share['rest']:.1%}",
+            *([f"sizes       {self.sizes}"] if self.sizes else []),
         ]
-        if self.sizes:
-            lines.append(f"sizes       {self.sizes}")
-        return "\n".join(lines + [f"note        {note}" for note in self.notes])
+
+
+def compute_mat(tokens: int, rounds: int, *, texts: int = 1) -> float:
+    """Return MAT, the mean number of tokens per round, bonus included; 0 without rounds.
+
+    Args:
+        tokens: emitted in all.
+        rounds: target passes after prompts.
+        texts: how many of the tokens belong to no round, one for each text whose prompt's pass yielded one; 0 in
+            replay, where a round yields the first token too.
+    """
+    return (tokens - texts) / rounds if rounds else 0.0
+
+
+def format_speed(tokens: int, seconds: float) -> str:
+    """Return the line of a report that gives tokens per second."""
+    rate = tokens / seconds if seconds else 0.0
+    return f"speed       {rate:.1f} tokens/s: {tokens} tokens in {seconds:.2f} s"
+
+
+def format_drafting(stats: Sequence[Stats], mat: float) -> str:
+    """Return the line of a report that gives the method, MAT and acceptance of one request or several."""
+    drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
+    acceptance = f"{accepted} of {drafted} drafted tokens accepted" if drafted else "nothing drafted"
+    return f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {acceptance}"
+
+
+def format_notes(stats: Sequence[Stats]) -> list[str]:
+    """Return the notes of one request or several, each of them once."""
+    return [f"note        {note}" for note in dict.fromkeys(note for each in stats for note in each.notes)]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,14 +32,11 @@ class Verifier(Protocol):
     Attributes:
         exactness: "tokens" if the output is token-identical to plain decoding with the same random stream;
             "distribution" if it has exactly the target's distribution; "lossy" if neither.
-        order: "path" if p is needed only at rows that are walked, in order; "tree" if at others too, which rules out
-            processors that have state or look at the text.
         trees: whether drafts may branch.
         sampled: whether drafts may be sampled (have a Proposal).
     """
 
     exactness: Literal["tokens", "distribution", "lossy"]
-    order: Literal["path", "tree"]
     trees: bool
     sampled: bool
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from speculant.core.stats import Stats, compute_mat
 from speculant.options.kinds import read_temperature
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
@@ -19,7 +20,6 @@ from speculant.serving.schemas import SamplingRequest
 
 if TYPE_CHECKING:
     from speculant.api.constraints import CompiledConstraint
-    from speculant.core.stats import Stats
     from speculant.options.serving import ServingOptions
     from speculant.serving.engine_loop import EngineLoop
     from speculant.serving.grammars import GrammarCompiler
@@ -241,11 +241,11 @@ def outcome(exchange: Exchange) -> dict[str, Any]:
     """Return what the log says of an exchange's decoding."""
     found = [ticket.stats for ticket in exchange.tickets if ticket.stats is not None]
     rounds = sum(stats.rounds for stats in found)
-    accepted = sum(stats.accepted for stats in found)
+    tokens, begun = sum(stats.tokens for stats in found), sum(stats.tokens > 0 for stats in found)
     return {
-        "completion_tokens": sum(stats.tokens for stats in found),
+        "completion_tokens": tokens,
         "rounds": rounds,
-        "mat": round(1 + accepted / rounds, 2) if rounds else None,
+        "mat": round(compute_mat(tokens, rounds, texts=begun), 2) if rounds else None,
     }
 
 

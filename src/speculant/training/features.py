@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.layer_selection import shares_keys
-from speculant.engines.hf.model_view import LayerList, find_layers, tapped_layer, view_model
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.layer_selection import shares_keys
+from speculant.engines.hf.views.model_view import LayerList, find_layers, tapped_layer, view_model
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import HELD_OUT, TRAINING, Groups
 from speculant.training.feature_cache import FeatureCache
 from speculant.training.recipe import TrainBatch

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from speculant.core.errors import UsageError
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import split, stream_seed, usable
 from speculant.training.checkpoints import FOLDER
 from speculant.training.feature_cache import FeatureCache

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.checkpoints import state_file
 from speculant.training.files import Files, title
 from speculant.training.fingerprint import TargetIdentity, weights_digest

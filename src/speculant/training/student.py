@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 
 class Student(nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UsageError
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import WRITTEN, usable
 from speculant.training.continuing import Prompt, continued
 from speculant.training.features import Features, text_groups

@@ -80,7 +80,6 @@ class RuleVerifier(Verifier):
     """Runs a rule over whole drafts."""
 
     exactness: Literal["tokens", "distribution", "lossy"] = "distribution"
-    order: Literal["path", "tree"] = "tree"
     trees = True
     sampled = True
 
@@ -145,8 +144,6 @@ class RuleVerifier(Verifier):
 
 class DescentVerifier(RuleVerifier):
     """Runs a rule among siblings from the root down."""
-
-    order: Literal["path", "tree"] = "path"
 
     @abstractmethod
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:

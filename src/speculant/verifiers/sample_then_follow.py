@@ -23,7 +23,6 @@ class SampleThenFollow(Verifier):
     """Token-identical to plain decoding with the same random stream."""
 
     exactness: Literal["tokens", "distribution", "lossy"] = "tokens"
-    order: Literal["path", "tree"] = "path"
     trees = True
     sampled = False
 

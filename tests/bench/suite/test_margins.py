@@ -10,8 +10,7 @@ import torch
 
 from models import tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.margin_summary import MarginSummary
-from speculant.bench.suite.margins import Margin, margins
+from speculant.bench.suite.margins import Margin, MarginSummary, margins
 
 PROMPT = np.array([3, 4, 5], np.int32)
 

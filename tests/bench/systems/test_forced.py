@@ -17,7 +17,7 @@ from speculant.core.drafter import Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.live_check import DEEPEST
+from speculant.engines.hf.probe.live_check import DEEPEST
 from speculant.options.drafting import DraftingOptions
 from speculant.registry import find_method
 from speculant.verifiers.sample_then_follow import SampleThenFollow

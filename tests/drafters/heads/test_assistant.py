@@ -30,8 +30,8 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.assistant import AssistantHead
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import HeadState
-from speculant.engines.hf import tiny
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.probe import tiny
 from trees import make_tree
 
 TEXT = [5, 7, 9, 11, 13, 8, 4, 6, 10, 3, 17, 2]

@@ -16,7 +16,7 @@ from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.eagle import EagleHead
 from speculant.drafters.heads.layers import LayerShape
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 PROMPTS = [[5, 7, 9, 11, 13], [20, 3, 20, 3], [42], [8, 8, 30, 31, 32, 33, 8]]
 

@@ -20,7 +20,7 @@ from speculant.core.sampler import Sampling
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.pard import PardHead
 from speculant.drafters.heads.union import UnionHeadDrafter
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import METHODS
 
 SMALL = 7  # tokens

@@ -22,7 +22,7 @@ from speculant.core.tree import DraftTree, Proposal
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.models.warping import warped
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import METHODS
 from speculant.verifiers.block import BlockVerification
 from speculant.verifiers.speculative_sampling import SpeculativeSampling

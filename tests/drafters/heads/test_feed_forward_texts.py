@@ -12,7 +12,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import METHODS
 
 NAMES = tuple(heads())

@@ -17,7 +17,7 @@ from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.mtp import load_native
 from speculant.drafters.heads.checkpoints.mtp_layouts import plain_name
 from speculant.drafters.heads.mtp import MtpHead, MtpState
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 
 def compare(found: Tensor, wanted: Tensor) -> None:

@@ -17,7 +17,7 @@ from speculant.drafters.heads.checkpoints.mtp_layouts import plain_name
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.mtp import MtpHead, MtpState
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 SCALED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}
 SCALED |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}

@@ -20,7 +20,7 @@ from speculant.core.errors import FileError, SpeculantError, UnsupportedError, U
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.ranked_vocabulary import read_ranked, reduce_vocabulary
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 RANKED = [7, 3, 21, 40, 5, 11]
 PROMPT = [5, 9, 14, 3, 8]

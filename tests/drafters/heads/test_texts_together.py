@@ -28,8 +28,8 @@ from speculant.drafters.heads.glide import GlideHead, target_cross_shape
 from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import LayerShape
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.own_layer import OwnLayer
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.own_layer import OwnLayer
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 TEXTS = ([5, 9, 14, 3, 8], [7, 2], [30, 1, 2, 3, 4, 5, 6, 30, 1, 2])
 SHAPE = LayerShape(hidden=32, inner=48, heads=4, kv_heads=2, head_dim=8, norms=True)

@@ -18,7 +18,7 @@ from speculant.core.tree import DraftTree
 from speculant.drafters.heads import feature_state
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.union import MixHeadDrafter
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 PROMPTS = ([5, 9, 14, 3, 8], [7, 7, 2], [30, 1, 2, 3, 4, 5, 6, 30, 1, 2])
 HEADS: dict[str, Any] = {"eagle": eagle_head, "eagle3": eagle3_head, "p-eagle": p_eagle_head}

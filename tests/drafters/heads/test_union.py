@@ -131,7 +131,7 @@ def test_the_head_rests_where_its_time_is_worth_more() -> None:
             gain.observe(3.5, 0, 4)
         assert gain.pays(0.1, start_price=0.3, level_price=0.2)
         gain.observe(0.1, 2, 4)
-    assert 2 <= asked < 50
+    assert 2 <= asked < 80
 
 
 def test_the_memory_drafts_alone_where_the_head_rests() -> None:

@@ -19,8 +19,8 @@ from speculant.drafters.layers.session import LayerSession
 from speculant.drafters.models.shapes import Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.model_view import find_layers
 from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.engines.hf.views.model_view import find_layers
 
 METHODS = ["layer-skip", "swift", "early-exit", "ppd", "speed"]
 PROMPTS = [[5, 9, 14, 3, 8], [11] * 9]

@@ -12,8 +12,8 @@ from interrupts import interrupted
 from models import tiny_model
 from passes import IDS, greedy_texts, opened, plain_text
 from speculant.engines.hf.cache import crop_cache, keep_rows, usable_cache
+from speculant.engines.hf.caches.in_place_layer import LEAST_ROWS, InPlaceLayer
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.in_place_layer import LEAST_ROWS, InPlaceLayer
 
 
 def states(rows: int, start: int = 0) -> torch.Tensor:

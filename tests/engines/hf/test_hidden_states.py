@@ -22,7 +22,7 @@ from speculant.engines.hf.acceleration import PlainPasses
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.cuda.graph_runner import GraphRunner
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.model_view import find_layers
+from speculant.engines.hf.views.model_view import find_layers
 from tapes import Tapes
 from trees import make_tree, random_draft
 

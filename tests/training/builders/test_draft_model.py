@@ -9,7 +9,7 @@ import torch
 
 from models import tiny_model
 from speculant.core.errors import ModelNotFoundError, UsageError
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.builders.draft_model import new_draft_model, principal_components
 
 

@@ -9,7 +9,7 @@ import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.kinds import find_kind
 from speculant.training.online.drafter import OnlineDrafter
 from speculant.training.online.head import HeadLearner, anchors_of, with_last, wrong_anchors

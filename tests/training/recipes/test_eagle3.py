@@ -7,7 +7,7 @@ import torch
 
 from eagles import IDS, eagle3_head, p_eagle_head, target_model
 from speculant.drafters.heads.eagle3 import Eagle3Head
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.recipe import TrainBatch
 from speculant.training.recipes.eagle3 import Eagle3Recipe
 from speculant.training.recipes.p_eagle import PEagleRecipe

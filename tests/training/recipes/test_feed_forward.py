@@ -11,7 +11,7 @@ import torch
 from feed_forward_heads import HIDDEN, heads, new_medusa, tiny_target
 from models import VOCABULARY, tiny_model
 from speculant.drafters.heads.head import TargetParts
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.builders.blocks import new_blockwise, new_hydra, new_hydra_plus, new_mlp
 from speculant.training.builders.blocks import new_medusa as built_medusa
 from speculant.training.recipe import Recipe, TrainBatch

@@ -12,7 +12,7 @@ from eagles import target_model
 from models import hybrid_model
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.mtp import MtpHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.builders.mtp import new_mtp
 from speculant.training.recipes.mtp import MtpRecipe
 from unrolling import drafted_logits, target_rows, training_batch

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from speculant.bench.replay.player import Drafting, Float64, ReplayResult
+from speculant.core.stats import compute_mat
 from speculant.sizing.step_cost import StepCost
 
 SLICES = 20
@@ -52,7 +53,7 @@ def metrics(result: ReplayResult, requests: Any, cost: StepCost | None = None) -
     chosen = np.isin(result.request, requests)
     rounds = int(chosen.sum())
     tokens = int(result.accepted[chosen].sum()) + rounds
-    found: dict[str, Any] = {"tokens": tokens, "rounds": rounds, "mat": tokens / rounds if rounds else 0.0}
+    found: dict[str, Any] = {"tokens": tokens, "rounds": rounds, "mat": compute_mat(tokens, rounds, texts=0)}
     drafting = result.drafting
     if drafting is None or not rounds:
         unknown = {"mean": None, "p50": None, "p99": None}
@@ -98,7 +99,7 @@ def over_time(result: ReplayResult, slices: int = SLICES) -> list[dict[str, Any]
         inside = (result.request >= first) & (result.request < end)
         rounds = int(inside.sum())
         tokens = int(result.accepted[inside].sum()) + rounds
-        found.append({"requests": end, "tokens": tokens, "rounds": rounds, "mat": tokens / max(1, rounds)})
+        found.append({"requests": end, "tokens": tokens, "rounds": rounds, "mat": compute_mat(tokens, rounds, texts=0)})
     return found
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from speculant.bench.replay.calibration import Reliability
 from speculant.bench.replay.traces import Recording
 from speculant.core.drafter import Budget, Drafter, Start, Verified
-from speculant.core.stats import Stats
+from speculant.core.stats import Stats, compute_mat
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
@@ -80,7 +80,7 @@ class ReplayResult:
     @property
     def mat(self) -> float:
         """Mean tokens per round, bonus included."""
-        return self.tokens / self.rounds if self.rounds else 0.0
+        return compute_mat(self.tokens, self.rounds, texts=0)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import Piece
 from speculant.bench.report.render import Chart, render, series_colors, table
 from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table, told_apart
+from speculant.core.stats import compute_mat
 
 MAX_DEPTH = 24
 
@@ -107,7 +108,7 @@ def pooled_mat(rows: Rows) -> dict[str, float]:
     for method in dict.fromkeys(row["method"] for row in replayed):
         chosen = [row for row in replayed if row["method"] == method]
         rounds = sum(row["rounds"] for row in chosen)
-        found[method] = sum(row["tokens"] for row in chosen) / rounds if rounds else 0.0
+        found[method] = compute_mat(sum(row["tokens"] for row in chosen), rounds, texts=0)
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from speculant.bench.report.noise import beyond_drafts, unsteady
 from speculant.bench.suite.rows import PLAIN, Row
+from speculant.core.stats import compute_mat
 from speculant.registry import METHODS
 
 OVERALL = "overall"
@@ -151,7 +152,7 @@ def _categories(own: Sequence[Sequence[Row]], base: Sequence[Sequence[Row]]) -> 
 
 def _mat(rows: Sequence[Row]) -> float:
     rounds = sum(row.rounds for row in rows)
-    return sum(row.tokens - row.prefill_tokens for row in rows) / rounds if rounds else 0.0
+    return compute_mat(sum(row.tokens for row in rows), rounds, texts=sum(row.prefill_tokens for row in rows))
 
 
 def time_share(rows: Sequence[Row]) -> dict[str, float | None]:

@@ -1,5 +1,8 @@
 """How far each token of a text is from the one that plain decoding would have chosen there.
 
+The text need not equal that of plain decoding: where two tokens have the same logit within the target's arithmetic,
+either is the model's. So each token is judged by itself, after the text that was emitted before it.
+
 The text is forced through the plain model, one token a pass, and at each place the best token's logit is compared
 with that of the text's own. A margin of 0 says that it was the model's choice. In bf16 a pass over a tree and a pass
 over one token round differently, so a choice between two tokens whose logits nearly agree can fall either way: such
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +38,55 @@ class Margin:
     def near_tie(self) -> bool:
         """Whether another token was best, by no more than rounding explains."""
         return 0 < self.value <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class MarginSummary:
+    """Counts of near-ties and wrong tokens among the margins of one or more texts."""
+
+    margins: Sequence[Margin]
+
+    @property
+    def argmax(self) -> int:
+        """How many tokens are the plain model's argmax."""
+        return sum(margin.value == 0 for margin in self.margins)
+
+    @property
+    def near_ties(self) -> int:
+        """How many are not, by no more than rounding explains."""
+        return sum(margin.near_tie for margin in self.margins)
+
+    @property
+    def wrong(self) -> int:
+        """How many are neither."""
+        return len(self.margins) - self.argmax - self.near_ties
+
+    @property
+    def largest(self) -> float:
+        """The largest margin."""
+        return max((margin.value for margin in self.margins), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts, and position (from 1), margin and tolerance of every token that is not the argmax."""
+        return {
+            "tokens": len(self.margins),
+            "best": self.argmax,
+            "near_ties": self.near_ties,
+            "wrong": self.wrong,
+            "largest_margin": self.largest,
+            "places": [
+                {"position": i, "margin": margin.value, "tolerance": margin.tolerance, "near_tie": margin.near_tie}
+                for i, margin in enumerate(self.margins, start=1)
+                if margin.value
+            ],
+        }
+
+    def line(self) -> str:
+        """Return the counts as a sentence."""
+        return (
+            f"{len(self.margins)} tokens: {self.argmax} the plain model's argmax, {self.near_ties} near-ties, "
+            f"{self.wrong} wrong; largest margin {self.largest:.3g}"
+        )
 
 
 class _MarginSampler(ForcedSampler):

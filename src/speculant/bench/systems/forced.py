@@ -27,7 +27,7 @@ from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.decoding.step import Parts
-from speculant.engines.hf.sampler import HostSampler, SamplingPlan
+from speculant.engines.hf.sampling.sampler import HostSampler, SamplingPlan
 from speculant.registry import METHODS, find_method
 
 

@@ -15,7 +15,7 @@ from speculant.bench.systems.forced import ForcingProcessor
 from speculant.bench.systems.hf_names import ASSISTED, OPTIONS, check_hf
 from speculant.bench.systems.system import Outcome
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.generate_capture import sampling_options
+from speculant.engines.hf.sampling.generate_capture import sampling_options
 
 
 class HuggingFace:

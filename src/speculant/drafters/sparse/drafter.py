@@ -6,10 +6,10 @@ TriForce (Sun et al., COLM 2024, arXiv 2404.11912), whose chunks are retrieved b
 several rounds, and of MagicDec (Sadhukhan et al. 2024, arXiv 2408.11049), which drafts with the first and the last rows
 alone, as StreamingLLM keeps them (Xiao et al. 2023, arXiv 2309.17453): for that, set `recent` to `budget` - `sinks`.
 
-The rows are the first ones, the last ones, and pages that each head of keys chooses (`engines.hf.row_retrieval`) in a
-pass over the root which reads the whole cache. That pass begins a draft, whose first token is therefore the target's
-own: it costs a plain pass and gains a token, as plain decoding would. Between two such passes the rows stay, and
-committed ones join them.
+The rows are the first ones, the last ones, and pages that each head of keys chooses (`engines.hf.caches.row_retrieval`)
+in a pass over the root which reads the whole cache. That pass begins a draft, whose first token is therefore the
+target's own: it costs a plain pass and gains a token, as plain decoding would. Between two such passes the rows stay,
+and committed ones join them.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Bool
-from speculant.engines.hf.in_place_layer import InPlaceLayer
-from speculant.engines.hf.indexed_layer import DynamicIndexedLayer, IndexedLayer
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.caches.indexed_layer import DynamicIndexedLayer, IndexedLayer
 from speculant.engines.hf.states.layers import HybridStateLayer, LinearAttentionLayer, Snapshot, StateLayer
 from speculant.engines.hf.states.mixers import Mixers
 

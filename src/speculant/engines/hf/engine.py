@@ -20,7 +20,10 @@ from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.cache import compacted, copy_prefix, crop_cache, held_bytes, reusable_length
-from speculant.engines.hf.capabilities import (
+from speculant.engines.hf.caches.plain_cache import PlainTargetCache
+from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.opening import AnySequence, open_sequence
+from speculant.engines.hf.probe.capabilities import (
     STATE_ON_MODULES,
     HFCapabilities,
     adapter_reason,
@@ -28,14 +31,11 @@ from speculant.engines.hf.capabilities import (
     check_model,
     plain_capabilities,
 )
-from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.generate_capture import Call
-from speculant.engines.hf.live_check import LiveCheck, Sample
-from speculant.engines.hf.model_state import state_of
-from speculant.engines.hf.opening import AnySequence, open_sequence
-from speculant.engines.hf.plain_cache import PlainTargetCache
-from speculant.engines.hf.probe import merge, probe_outcome
-from speculant.engines.hf.probe_rounds import ROW_COUNTS
+from speculant.engines.hf.probe.live_check import LiveCheck, Sample
+from speculant.engines.hf.probe.model_state import state_of
+from speculant.engines.hf.probe.probing import merge, probe_outcome
+from speculant.engines.hf.probe.rounds import ROW_COUNTS
+from speculant.engines.hf.sampling.generate_capture import Call
 
 
 class HFEngine:

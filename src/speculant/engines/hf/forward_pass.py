@@ -16,15 +16,15 @@ from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.capabilities import STATE_LAYERS, HFCapabilities, decode_mode
 from speculant.engines.hf.draft_rows import DraftRows
-from speculant.engines.hf.extra_embeddings import with_embeddings
-from speculant.engines.hf.layer_selection import LayerSelection, shares_keys
+from speculant.engines.hf.probe.capabilities import STATE_LAYERS, HFCapabilities, decode_mode
 from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.mixers import View
 from speculant.engines.hf.states.recorded_cache import RecordedCache, RecordedStates
 from speculant.engines.hf.states.recorder import Recorder
 from speculant.engines.hf.topk import top_on_host
+from speculant.engines.hf.views.extra_embeddings import with_embeddings
+from speculant.engines.hf.views.layer_selection import LayerSelection, shares_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)

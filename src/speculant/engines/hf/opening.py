@@ -7,8 +7,8 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cache import holds_text
+from speculant.engines.hf.caches.replay_cache import ReplayTargetCache
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.replay_cache import ReplayTargetCache
 from speculant.engines.hf.target_cache import HFTargetCache
 
 AnySequence = HFTargetCache | ReplayTargetCache

@@ -29,6 +29,7 @@ from speculant.engines.hf.cache import (
     rows_layer,
     state_layers,
 )
+from speculant.engines.hf.caches.sparse_cache import HFSparseCache, sparse_refusal
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
 from speculant.engines.hf.forward_pass import (
     ModelRunner,
@@ -42,7 +43,6 @@ from speculant.engines.hf.forward_pass import (
 from speculant.engines.hf.prompt import Prompt, PromptPart
 from speculant.engines.hf.prompt_reader import PromptReader
 from speculant.engines.hf.rotary_limit import RotaryLimit
-from speculant.engines.hf.sparse_cache import HFSparseCache, sparse_refusal
 from speculant.engines.hf.states.recorder import RecordedRows, Recorder
 
 

@@ -1,9 +1,9 @@
 """The cache of a sequence whose layers keep a running state: chains are verified, and accepted tokens are read again.
 
 llama.cpp has one state for each sequence and takes no token out of it again (`llama_memory_recurrent::seq_rm`), so a
-draft runs on a copy of the sequence. If all of its rows are kept, the copy takes the sequence's place; else the copy
-is dropped, and the kept tokens go in front of the next pass, as in `engines.hf.replay_cache`. llama.cpp's own server
-restores a checkpoint and reads the kept tokens by a pass of their own. A pass over one row, which plain decoding
+draft runs on a copy of the sequence. If all of its rows are kept, the copy takes the sequence's place; else the copy is
+dropped, and the kept tokens go in front of the next pass, as in `engines.hf.caches.replay_cache`. llama.cpp's own
+server restores a checkpoint and reads the kept tokens by a pass of their own. A pass over one row, which plain decoding
 consists of, needs no copy: its row is kept but for failures, after which the text is read again.
 """
 

@@ -8,16 +8,17 @@ front only has to know the vocabulary, the positions and the special tokens.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.llamacpp.context import LlamaContext
-from speculant.engines.llamacpp.model import LlamaModel
-from speculant.engines.llamacpp.options import LlamaCppOptions
-from speculant.engines.llamacpp.tokenizer import GGUFTokenizer, open_tokenizer
+
+if TYPE_CHECKING:
+    from speculant.engines.llamacpp.context import LlamaContext
+    from speculant.engines.llamacpp.options import LlamaCppOptions
+    from speculant.engines.llamacpp.tokenizer import GGUFTokenizer
 
 CPU = torch.device("cpu")
 
@@ -96,6 +97,12 @@ def load_gguf(path: str | Path, options: LlamaCppOptions | None = None) -> tuple
         ModelNotFoundError, ModelError, UnsupportedError, OutOfMemoryError: see `LlamaModel` and `LlamaContext`.
         UsageError: the options contradict the model.
     """
+    # Here, since every speculator asks whether its model is one of these.
+    from speculant.engines.llamacpp.context import LlamaContext
+    from speculant.engines.llamacpp.model import LlamaModel
+    from speculant.engines.llamacpp.options import LlamaCppOptions
+    from speculant.engines.llamacpp.tokenizer import open_tokenizer
+
     chosen = options or LlamaCppOptions()
     loaded = LlamaModel(path, chosen)
     context, tokenizer = LlamaContext(loaded, chosen), open_tokenizer(loaded)

@@ -19,6 +19,7 @@ from speculant.engines.llamacpp.model import LlamaModel
 
 _PADDING = re.compile(r"\[PAD\d+\]")  # what converters fill up the vocabulary with, to the size of the embedding
 _LONGEST = 256  # bytes of a piece, at first
+_SPECIAL = b"\xff"  # in front of tokens that are no text to llguidance
 
 
 class GGUFTokenizer:
@@ -209,3 +210,23 @@ def open_tokenizer(model: LlamaModel) -> GGUFTokenizer | None:
     """Return the tokenizer of a model; None if its file has none."""
     api = model.library.api
     return None if api.llama_vocab_type(model.vocab) == api.LLAMA_VOCAB_TYPE_NONE else GGUFTokenizer(model)
+
+
+def grammar_tokenizer(tokenizer: GGUFTokenizer, *, vocabulary: int, ends: Sequence[int]) -> Any:
+    """Return an `llguidance.LLTokenizer`; takes about a second for a large vocabulary.
+
+    `llguidance.llamacpp` does the same with functions that llama.cpp has deprecated.
+
+    Args:
+        tokenizer: of the file.
+        vocabulary: V, of the model.
+        ends: the tokens that end a text.
+    """
+    from llguidance import LLTokenizer
+
+    pieces = [_SPECIAL + piece if special else piece for piece, special in tokenizer.pieces()]
+    pieces += [b""] * (vocabulary - len(pieces))
+    tokenize = ctypes.cast(tokenizer.tokenize_function, ctypes.c_void_p).value
+    return LLTokenizer.from_llamacpp(
+        tokens=pieces, vocab_ptr=tokenizer.vocab, tokenize_fptr=tokenize, eos_token=list(ends)
+    )

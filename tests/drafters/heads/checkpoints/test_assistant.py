@@ -22,7 +22,7 @@ from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, read_che
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.checkpoints.read_layers import read_layers
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 Change = Callable[[dict[str, Any]], Any]
 

@@ -15,7 +15,7 @@ from speculant.core.errors import ModelNotFoundError, UnsupportedError
 from speculant.drafters.heads.checkpoints import eagle
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.eagle import EagleHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 
 @pytest.fixture(scope="module")

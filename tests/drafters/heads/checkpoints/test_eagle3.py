@@ -19,7 +19,7 @@ from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.eagle3 import Eagle3Head
 from speculant.drafters.heads.p_eagle import PEagleHead
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 LAYERS = {

@@ -20,7 +20,7 @@ from speculant.drafters.heads.layers import rotated
 from speculant.drafters.heads.medusa import MedusaHead
 from speculant.drafters.heads.mtp import MtpHead
 from speculant.engines.hf.cpu.head_layer import computable
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from speculant.drafters.heads.checkpoints import mtp
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.checkpoints.mtp_layouts import REFUSED, find_layout, is_mtp, plain_name
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.builders.mtp import new_mtp
 
 

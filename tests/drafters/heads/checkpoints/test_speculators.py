@@ -13,7 +13,7 @@ from torch import Tensor
 from eagles import IDS, replayed, spread, states, target_model
 from models import VOCABULARY
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 pytestmark = pytest.mark.peers
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}

@@ -11,7 +11,7 @@ from eagles import target_model
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.tapped_layers import KEY, native_taps
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 NVIDIA = "use_input_layernorm_in_first_layer"
 

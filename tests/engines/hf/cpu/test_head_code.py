@@ -21,7 +21,7 @@ from speculant.engines.hf.cpu import head_code
 from speculant.engines.hf.cpu.head_code import HeadCode
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.cpu.narrow_weights import NarrowWeights
-from speculant.engines.hf.target_parts import HFTargetParts
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 pytestmark = pytest.mark.usefixtures("compiled")
 LARGE = {"inner": 512}  # so that a layer is worth a call

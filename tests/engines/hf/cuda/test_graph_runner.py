@@ -20,7 +20,7 @@ from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.live_check import DEEPEST
+from speculant.engines.hf.probe.live_check import DEEPEST
 from speculant.engines.hf.target_cache import HFTargetCache
 from tapes import Tapes, graphs_of, recorded
 from trees import random_draft
@@ -341,7 +341,7 @@ def test_a_device_that_cannot_record_is_a_note(monkeypatch: pytest.MonkeyPatch) 
         GraphRunner(model, failing)
     with pytest.raises(GraphError):
         GraphRunner(model)  # CUDA graphs on a CPU
-    monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.GraphRunner", refusing)
+    monkeypatch.setattr("speculant.engines.hf.cuda.graph_runner.GraphRunner", refusing)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert prepare_model(model, True).notes == ("not prepared for fast passes: the device is full.",)
     assert prepare_model(model, None) == prepare_model(model, False) == Acceleration()
@@ -361,7 +361,7 @@ def test_prepared_models_replay_on_cuda_only(monkeypatch: pytest.MonkeyPatch) ->
     """Guards the default: nothing is recorded on a CPU, nor on CUDA unless asked for."""
     model, graphs = tiny_model("llama"), GraphRunner(tiny_model("llama"), Tapes)
     assert all(prepare_model(model, fast).graphs is None for fast in (None, True, False))
-    monkeypatch.setattr("speculant.engines.hf.cpu.accelerate.GraphRunner", lambda _: graphs)
+    monkeypatch.setattr("speculant.engines.hf.cuda.graph_runner.GraphRunner", lambda _: graphs)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert prepare_model(model, True).graphs is graphs
     assert prepare_model(model, None).graphs is None

@@ -13,7 +13,7 @@ from passes import IDS, opened, plain_text, rows_of
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.probe_rounds import wrong_rows
+from speculant.engines.hf.probe.rounds import wrong_rows
 from speculant.engines.hf.states.layers import LinearAttentionLayer
 from trees import make_tree
 

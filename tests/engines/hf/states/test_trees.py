@@ -16,7 +16,7 @@ from passes import Greedy, opened, plain_text, rows_of
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.probe_rounds import wrong_rows
+from speculant.engines.hf.probe.rounds import wrong_rows
 from speculant.engines.hf.target_cache import HFTargetCache
 from trees import make_tree, random_draft
 

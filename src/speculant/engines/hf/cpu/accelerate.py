@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,7 +30,9 @@ from speculant.engines.hf.cpu.measuring import kernel_times
 from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
-from speculant.engines.hf.cuda.graph_runner import GraphError, GraphRunner
+
+if TYPE_CHECKING:
+    from speculant.engines.hf.cuda.graph_runner import GraphRunner
 
 # What is smaller is left to PyTorch by default.
 LEAST_WEIGHTS = 1 << 18  # of a single matrix: the call costs what it saves
@@ -105,6 +107,8 @@ def prepare_model(model: Any, fast: bool | Acceleration | None) -> Acceleration:
     if fast is False:
         return Acceleration()
     if fast and model.device.type == "cuda":
+        from speculant.engines.hf.cuda.graph_runner import GraphError, GraphRunner
+
         try:
             return Acceleration(graphs=GraphRunner(model))
         except GraphError as error:

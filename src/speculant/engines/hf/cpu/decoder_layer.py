@@ -22,12 +22,12 @@ from torch.nn.modules import module as module_hooks
 from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.batch_attention import BatchCache, attention_function
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.cpu.gqa import Attention, GQAttention, is_plain_sdpa, native_call, shares_keys
 from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.products import Kernel
-from speculant.engines.hf.in_place_layer import InPlaceLayer
 
 
 class LinearArguments(ctypes.Structure):

@@ -32,7 +32,6 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.tree import Bool, Int64
 from speculant.engines.hf.acceleration import Sequence
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.capabilities import HFCapabilities, check_model, decode_mode
 from speculant.engines.hf.cuda.recorder import CudaRecorder, Recorder
 from speculant.engines.hf.cuda.static_cache import (
     ANCESTORS,
@@ -44,6 +43,7 @@ from speculant.engines.hf.cuda.static_cache import (
     to_device,
 )
 from speculant.engines.hf.draft_rows import DraftRows
+from speculant.engines.hf.probe.capabilities import HFCapabilities, check_model, decode_mode
 
 ROWS = (1, 3, 5, 9, 17, 33, 65)  # a root and 0, 2, 4, ... 64 nodes
 LEAST_LENGTH = 256

@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.tree import Int64
-from speculant.engines.hf.capabilities import HFCapabilities
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.draft_rows import DraftRows
-from speculant.engines.hf.in_place_layer import InPlaceLayer
+from speculant.engines.hf.probe.capabilities import HFCapabilities
 
 IDS, POSITIONS, SLOTS, ANCESTORS = 0, 1, 2, 3  # where the parts of a draft's input begin
 

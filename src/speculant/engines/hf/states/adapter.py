@@ -17,9 +17,9 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.model_view import twin
 from speculant.engines.hf.states.layers import StateLayer
 from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.views.model_view import twin
 
 
 @dataclass(frozen=True, slots=True)

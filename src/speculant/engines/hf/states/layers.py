@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import cache_utils
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.in_place_layer import InPlaceLayer
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.states.record import Record
 
 # Older releases of transformers keep states in classes of each model's own, which are not decoded by these layers.

@@ -17,11 +17,11 @@ from typing import Any
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from speculant.engines.hf.model_view import find_layers, twin
 from speculant.engines.hf.states import lightning, module_states
 from speculant.engines.hf.states.adapter import Adapter
 from speculant.engines.hf.states.layers import LinearAttentionLayer
 from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.views.model_view import find_layers, twin
 
 CONVOLUTIONS = {"causal_conv1d_fn", "causal_conv1d_update"}
 RECURRENCES = {

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.model_view import twin
 from speculant.engines.hf.states.adapter import Adapter, recordable
 from speculant.engines.hf.states.branching import Branching
 from speculant.engines.hf.states.gated_unit import GatedUnit
 from speculant.engines.hf.states.layers import StateLayer
 from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.views.model_view import twin
 
 NAMES = {"conv1d_state", "conv_1d", "rg_lru"}  # that the forward of such a mixer uses
 

@@ -1,0 +1,183 @@
+"""A sparse cache of a text on a transformers model: a short cache of copied rows, on which drafts are grown.
+
+Cached keys are rotated already and attention does not ask in which order they come, so chosen rows in a cache of their
+own are attended to as in the text. A pass below them is an ordinary one on a short cache, accelerated as any other,
+with position ids that count the whole text. Layers with a window have the rows of the window.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sparse_cache import RowBudget
+from speculant.core.tree import Bool, Int32
+from speculant.engines.hf.batch_attention import config_changes, stand_in_masks
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.caches.row_retrieval import NO_QUERIES, RetrievalCache
+from speculant.engines.hf.draft_rows import DraftRows, NewRows
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, as_ids
+from speculant.engines.hf.probe.capabilities import HFCapabilities, base_model, check_model
+from speculant.engines.hf.views.layer_selection import shares_keys
+
+ROOT_ROW = np.array([-1], np.int32)
+
+
+class Text(Protocol):
+    """What a sparse cache needs of the text that it holds rows of, a `HFTargetCache`."""
+
+    cache: DynamicCache
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def uncommitted(self) -> int: ...
+
+    @property
+    def seen(self) -> Bool | None: ...
+
+    def plan(self, tokens: Int32, parents: Int32, *, explicit: bool) -> NewRows: ...
+
+    def drop_partial(self) -> None: ...
+
+
+class HFSparseCache:
+    """Chosen rows of one sequence; see `core.sparse_cache.SparseCache`. Not for several threads at once."""
+
+    def __init__(self, runner: ModelRunner, text: Text, budget: RowBudget) -> None:
+        """Prepare; nothing is read before `retrieve`."""
+        self._runner, self._text, self._budget = runner, text, budget
+        self._cache: DynamicCache | None = None
+        self._sliding: set[int] = set()  # the layers that see a window
+        self._held = 0, 0, 0  # tokens of the text that were taken over, rows of layers without and with a window
+        self._rows = DraftRows()
+
+    def retrieve(self, root: int) -> Tensor:
+        text, runner = self._text, self._runner
+        if text.uncommitted:
+            raise UsageError("the text has rows that were neither kept nor dropped; roll its cache back before.")
+        capabilities, device = runner.capabilities, runner.model.device
+        new = text.plan(np.array([root], np.int32), ROOT_ROW, explicit=True)
+        given = PassInput(
+            as_ids(new.ids).to(device),
+            as_ids(new.positions).to(device),
+            stand_in_masks(device, mixed=capabilities.mixed, window=capabilities.window),
+        )
+        own = getattr(runner.model.config.get_text_config(decoder=True), "_attn_implementation", None) or "eager"
+        joined = RetrievalCache(
+            text.cache,
+            new.mask,
+            runner.acceleration.attention_for(own),
+            self._budget,
+            seen=_places(text.seen, text.length),
+            window=capabilities.window,
+        )
+        try:
+            output = runner.verify(given, joined, config=config_changes(joined), total=text.length + 1)
+        finally:
+            text.drop_partial()
+        if not joined.complete:
+            raise UnsupportedError(NO_QUERIES)
+        cache = runner.empty_cache()
+        cache.layers = [joined.chosen.get(index, InPlaceLayer()) for index in range(len(text.cache.layers))]
+        full, sliding = joined.counts()
+        self._cache, self._sliding, self._held = cache, joined.sliding, (text.length, full, sliding)
+        self._rows = DraftRows().grown(ROOT_ROW)
+        return output.logits
+
+    def begin(self, root: int) -> Tensor:
+        self._rows = DraftRows()
+        self._follow()
+        return self.forward(np.array([root], np.int32), ROOT_ROW)
+
+    def forward(self, tokens: Int32, parents: Int32) -> Tensor:
+        cache, device = self._chosen(), self._runner.model.device
+        before, rows = len(self._rows), self._rows.grown(parents)
+        positions = rows.depths[before:] + (self._text.position - 1)
+        given = PassInput(
+            as_ids(tokens.astype(np.int64)).to(device), as_ids(positions).to(device), self._mask(rows, before)
+        )
+        try:
+            output = self._runner.verify(given, cache, total=self._held[1] + len(rows))
+        except BaseException:
+            self._cut(cache)
+            raise
+        self._rows = rows
+        return output.logits
+
+    def release(self) -> None:
+        self._cache, self._rows = None, DraftRows()
+
+    def _chosen(self) -> DynamicCache:
+        if self._cache is None:
+            raise UsageError("a sparse cache holds no rows before the first `retrieve`.")
+        return self._cache
+
+    def _follow(self) -> None:
+        """Drop the draft's rows and copy those that the text has committed meanwhile."""
+        cache, (start, full, sliding), end = self._chosen(), self._held, self._text.length
+        self._cut(cache)
+        if end == start:
+            return
+        for layer, held in zip(cache.layers, self._text.cache.layers, strict=True):
+            if layer.is_initialized:
+                layer.update(held.keys[..., start:end, :], held.values[..., start:end, :])
+        self._held = end, full + end - start, sliding + end - start
+
+    def _cut(self, cache: DynamicCache) -> None:
+        """Drop what stands behind the rows of the text and the draft, such as the rows of a pass that failed."""
+        _, full, sliding = self._held
+        for index, layer in enumerate(cache.layers):
+            layer.keep((sliding if index in self._sliding else full) + len(self._rows), [])
+
+    def _mask(self, rows: DraftRows, start: int) -> Any:
+        """Return the mask of a pass over the rows from `start` on; None where its only row sees all others."""
+        if len(rows) == start + 1 and self._runner.capabilities.window is None and rows.is_chain():
+            return None
+        _, full, sliding = self._held
+        return self._runner.mask(rows, start, full, seen=None, hidden=0, sliding=sliding)
+
+
+def sparse_refusal(capabilities: HFCapabilities, model: Any) -> str:
+    """Return why passes of a model cannot read a part of their cache; "" where they can.
+
+    Args:
+        capabilities: of the model.
+        model: itself, for what no capability says.
+    """
+    if capabilities.states or capabilities.replays:
+        reason = "some of its layers keep a state, of which no rows can be chosen"
+    elif not (capabilities.trees and capabilities.attends and capabilities.takes_positions):
+        reason = "it takes no explicit attention masks and positions, so that its passes read the whole cache"
+    elif capabilities.indexed:
+        reason = "its layers choose the tokens they attend to by an index of their own"
+    elif shares_keys(model):
+        reason = "some of its layers read the keys of others"
+    elif not capabilities.hidden_layers:
+        reason = "its decoder layers were not found"
+    else:
+        return ""
+    return f"{type(model).__name__} cannot draft with a part of its cache: {reason}. Use a method such as 'mix'."
+
+
+def whole_cache_reason(model: Any) -> str:
+    """Return why passes of a model read their whole cache; "" where they can read a part. Raises as `check_model`."""
+    base = base_model(model)
+    return sparse_refusal(check_model(base), base)
+
+
+def _places(seen: Bool | None, length: int) -> Tensor | None:
+    """Return the places Int64[T'] of the first `length` rows that are no padding, given what `Prompt.seen` is."""
+    if seen is None:
+        return None
+    behind = np.ones(max(0, length - len(seen)), bool)
+    return torch.from_numpy(np.flatnonzero(np.concatenate([seen, behind])[:length]))

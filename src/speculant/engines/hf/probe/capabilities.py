@@ -1,0 +1,317 @@
+"""What a transformers model can do here by its class and config: verify trees, verify chains only, or nothing, and why.
+
+What no config says, `probe` finds out before the first draft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from speculant.core.engine import Capabilities, make_refused
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.states.mixers import Mixers, find_mixers
+from speculant.engines.hf.views.model_view import find_layers
+
+TREE_ATTENTION = ("sdpa", "eager")
+INDEXED_LAYERS = {"indexed_attention"}
+INDEXED_BY_PLACE = ("glm5_next_text",)  # whose index pools the rows of a cache in order, and reads no mask but padding
+KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+STATE_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")  # what forwards call their cache
+WITHOUT_CACHE = {"moe", "mlp"}
+WITHOUT_POSITIONS = ("alibi", "bloom", "mpt")
+ENCODERS = (  # classes that attend in both directions unless the config's `is_decoder` is True
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+STATE_ON_MODULES = ("recurrent_gemma",)  # so that all texts on the model share it
+OWN_SCHEMES = {  # model types whose passes go by rules of their own, and those rules
+    "cpmant": "puts prompt tokens of its own in front of every text, and builds its masks from the whole text",
+    "prophetnet": "predicts several tokens ahead in streams that attend in a way of their own, one token a pass",
+    "xlm-prophetnet": "predicts several tokens ahead in streams that attend in a way of their own, one token a pass",
+    "hrm_text": "attends to a prompt in both directions, and stores it once per cycle",
+    "moshi": "decodes audio and text streams together",
+    "blt": "reads bytes in patches, whose borders depend on the bytes that follow",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HFCapabilities(Capabilities):
+    """How drafts are verified on a transformers model.
+
+    Attributes:
+        additive: whether masks must be added to scores as floats (eager attention).
+        window: positions a sliding layer sees, or None.
+        window_by_cache: whether the class itself knows no window, but `generate` hands it a cache that forgets what is
+            beyond: prompts are read without a window, in one pass, and every row after them has it in its mask.
+        mixed: whether full and sliding layers alternate, so that masks go in as a dict by layer type.
+        rope_limit: the position from which on rotary factors change for all rows of a pass, or None.
+        rope_follows: whether beyond it they follow the longest position of a pass ("dynamic"), so that nothing can be
+            drafted there; else they change once ("longrope").
+        rope_rereads: whether `generate` reads the text anew when it reaches the limit.
+        takes_positions: whether the model takes position ids.
+        slots: the most rows that a cache may hold, drafts included, where the class has a mask of that size; or None.
+        batches: whether several sequences may share a pass.
+        attends: whether there are layers that attend to rows, so that passes need masks and positions.
+        indexed: whether there are layers that choose the tokens they attend to by an index.
+        mixers: where there are layers whose cache is a state, of which passes over drafts are recorded; None without.
+        replays: whether the cache can only be copied: chains are verified, and accepted tokens may be read again.
+    """
+
+    additive: bool = False
+    window: int | None = None
+    window_by_cache: bool = False
+    mixed: bool = False
+    rope_limit: int | None = None
+    rope_follows: bool = False
+    rope_rereads: bool = False
+    takes_positions: bool = False
+    slots: int | None = None
+    batches: bool = True
+    attends: bool = True
+    indexed: bool = False
+    mixers: Mixers | None = None
+    replays: bool = False
+
+    @property
+    def states(self) -> bool:
+        """Whether there are layers whose cache is a state."""
+        return self.mixers is not None
+
+
+def check_generates(model: Any) -> None:
+    """Refuse a model that cannot be decoded at all.
+
+    Raises:
+        UnsupportedError: it has no head, or no `generate`.
+    """
+    if not (hasattr(model, "can_generate") and model.can_generate()):
+        name = type(base_model(model)).__name__
+        raise UnsupportedError(f"{name} has no language-model head to decode with; load it with AutoModelForCausalLM.")
+
+
+def check_model(model: Any) -> HFCapabilities:
+    """Return how drafts can be verified on a transformers model.
+
+    Raises:
+        UnsupportedError: they cannot; the message gives the reason.
+    """
+    config, base, name = model.config, base_model(model), type(base_model(model)).__name__
+    text = config.get_text_config(decoder=True)
+    check_generates(model)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError(f"{name} is an encoder-decoder model, on which drafts are not verified yet.")
+    parameters = inspect.signature(base.forward).parameters
+    layers = set(getattr(text, "layer_types", None) or ())
+    others = layers - KNOWN_LAYERS - INDEXED_LAYERS - WITHOUT_CACHE
+    keeps_rows = not others and not getattr(model, "_is_stateful", False)
+    mixers = None if keeps_rows or others - set(STATE_LAYERS) else find_mixers(base)
+    replays = not keeps_rows and mixers is None
+    if mixers is None and config.model_type in STATE_ON_MODULES:
+        raise UnsupportedError(f"{name} keeps the state of a text on its modules, where it cannot be taken back.")
+    if reason := _own_way(base, config):
+        raise UnsupportedError(f"{name} {reason}.")
+    if model.generation_config.use_cache is False:
+        raise UnsupportedError(
+            f"{name} decodes without a key-value cache, as its config says. Set `model.generation_config.use_cache` "
+            "to True."
+        )
+
+    notes: list[str] = []
+    attention = getattr(text, "_attn_implementation", None) or "eager"
+    trees = True
+    if replays:
+        trees = False
+        notes.append(
+            f"the cache of {name} keeps no rows to choose from: drafts are verified as chains, and accepted tokens are "
+            "read again after a rejected one."
+        )
+    elif attention not in TREE_ATTENTION:
+        trees = False
+        notes.append(
+            f"{attention} attention takes no tree mask: drafts are verified as chains. "
+            "Load the model with attn_implementation='sdpa' for trees."
+        )
+    elif text.model_type in INDEXED_BY_PLACE:
+        trees = False
+        notes.append(
+            f"{name} chooses the tokens that it attends to by their places in the cache, not by a mask: drafts are "
+            "verified as chains."
+        )
+    elif "chunked_attention" in layers:
+        trees = False
+        notes.append(f"{name} attends in chunks: drafts are verified as chains.")
+    elif ("position_ids" not in parameters and _attends(mixers, layers)) or _has_alibi(text):
+        trees = False
+        notes.append(f"{name} takes no position ids: drafts are verified as chains.")
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
+        notes.append(
+            f"weights are quantised ({getattr(method, 'value', method)}): kernels may differ with the number of rows, "
+            "so near-ties can flip against plain decoding."
+        )
+    if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
+        notes.append("the model is spread over several devices; every pass pays for the transfers.")
+    if model.device.type == "mps":
+        notes.append("MPS has not been tested.")
+    if model.dtype in (torch.bfloat16, torch.float16):
+        notes.append(f"{str(model.dtype).removeprefix('torch.')}: near-ties can flip against plain decoding.")
+
+    sliding = bool({"sliding_attention", "hybrid_sliding"} & layers) or (
+        not layers and getattr(text, "sliding_window", None) is not None
+    )
+    place = find_layers(model)
+    longrope, dynamic = _rope_limits(text)
+    rereads = longrope is not None and _rereads(base)
+    by_slot = "position_ids" not in parameters and not _has_alibi(text) and _attends(mixers, layers)
+    return HFCapabilities(
+        trees=trees,
+        hidden_layers=0 if place is None else len(place),
+        additive=attention == "eager",
+        window=int(text.sliding_window) if sliding else None,
+        window_by_cache=sliding and not _masks_windows(base),
+        mixed=sliding and bool({"full_attention", "hybrid", *INDEXED_LAYERS} & layers),
+        indexed=bool(layers & INDEXED_LAYERS),
+        positions=_positions(text),
+        rope_limit=min((limit for limit in (longrope, dynamic) if limit is not None), default=None),
+        rope_follows=dynamic is not None,
+        rope_rereads=rereads,
+        vocabulary=text.vocab_size,
+        keeps_logits="logits_to_keep" in parameters,
+        takes_positions="position_ids" in parameters,
+        by_slot=by_slot,
+        reads_padding=by_slot or rereads,
+        slots=_slots(base),
+        media=text is not config or bool({"mm_encoder_outputs", "image_patches"} & set(parameters)),
+        attends=_attends(mixers, layers),
+        mixers=mixers,
+        replays=replays,
+        cache_argument=next((each for each in CACHE_ARGUMENTS if each in parameters), CACHE_ARGUMENTS[0]),
+        notes=tuple(notes),
+    )
+
+
+def _attends(mixers: Mixers | None, layers: set[str]) -> bool:
+    """Return whether a class has layers that attend to rows, beside those of states."""
+    return mixers is None or bool(layers - {"linear_attention", "conv"} - WITHOUT_CACHE)
+
+
+def plain_capabilities(model: Any, reason: str) -> HFCapabilities:
+    """Return the capabilities of a model that is decoded without drafts for this reason."""
+    config = model.config
+    text = config.get_text_config(decoder=True)
+    positions = None if getattr(config, "is_encoder_decoder", False) else _positions(text)  # a prompt is the encoder's
+    found = HFCapabilities(vocabulary=text.vocab_size, positions=positions, trees=False, batches=False)
+    return make_refused(found, reason)
+
+
+def optional_layers(model: Any) -> int:
+    """Return how many decoder layers a model has, if passes can leave some out; else 0; raises as `check_model`."""
+    capabilities = check_model(base_model(model))
+    return capabilities.hidden_layers if capabilities.trees else 0
+
+
+def base_model(model: Any) -> Any:
+    """Return the model that an adapter of PEFT wraps; the model itself where nothing does."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def acts_inside_generate(model: Any) -> bool:
+    """Return whether the active adapter of a PEFT model is in effect only while its own `generate` runs."""
+    return bool(getattr(getattr(model, "active_peft_config", None), "alora_invocation_tokens", None))
+
+
+def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return what transformers' own decoding loop runs its passes in, where this release has it."""
+    mode: contextlib.AbstractContextManager[Any] = getattr(
+        model, "_optimize_model_for_decode", contextlib.nullcontext
+    )()
+    return mode
+
+
+def _positions(config: Any) -> int | None:
+    """Return how many positions a model has, None for any number."""
+    found = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    return next((int(positions) for positions in found if positions and positions > 0), None)  # XLNet's are -1
+
+
+def _slots(model: Any) -> int | None:
+    """Return the size of the causal mask that a class keeps as a buffer [.., P, P], as GPT-Neo does; None for none."""
+    masks = [mask for mask in model.buffers() if mask.ndim > 1 and mask.shape[-1] == mask.shape[-2] > 1]
+    sizes = [int(mask.shape[-1]) for mask in masks if mask.dtype in (torch.bool, torch.uint8)]
+    return min(sizes, default=None)
+
+
+def adapter_reason(model: Any) -> str:
+    """Return why drafts are not verified with the active adapter of a PEFT model; "" where they may be."""
+    adapter = getattr(model, "active_peft_config", None)
+    if adapter is None:
+        return ""
+    kind = getattr(adapter.peft_type, "value", adapter.peft_type)
+    if adapter.is_prompt_learning:
+        return f"the adapter ({kind}) puts tokens of its own before every text."
+    if acts_inside_generate(model):
+        return f"the adapter ({kind}) begins to act at a place in the text."
+    return ""
+
+
+def _rope_limits(config: Any) -> tuple[int | None, int | None]:
+    """Return the smallest "longrope" limit of all kinds of layers and that of "dynamic" ones, None for none.
+
+    transformers compares a pass's largest position with them.
+    """
+    given = getattr(config, "rope_parameters", None) or {}
+    kinds = [given, *(kind for kind in given.values() if isinstance(kind, dict))]
+    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    dynamic = any("dynamic" in (kind.get("rope_type") or "") for kind in kinds)
+    return min(limits, default=None), config.max_position_embeddings if dynamic else None
+
+
+def _rereads(model: Any) -> bool:
+    """Return whether the class drops the cache at the limit, as Phi-3 does where `generate` prepares its inputs."""
+    code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
+    return code is not None and "original_max_position_embeddings" in code.co_names
+
+
+def misreads_at_limit(model: Any) -> bool:
+    """Return whether `generate` itself gets texts beyond the limit wrong, as Phi-3's does before transformers 5.4.
+
+    There the pass that reads the text anew is masked as if it held one token, so that tokens attend to later ones.
+    """
+    code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
+    return _rereads(model) and code is not None and "cache_position" in code.co_varnames
+
+
+def _masks_windows(model: Any) -> bool:
+    """Return whether the file of a model's class makes masks of windows; True where it cannot be read."""
+    try:
+        return "sliding_window" in inspect.getsource(sys.modules[type(model).__module__])
+    except (OSError, TypeError, KeyError):
+        return True
+
+
+def _own_way(model: Any, config: Any) -> str:
+    """Return what keeps a class from being decoded with a key-value cache and causal masks; "" if nothing does."""
+    if config.model_type in OWN_SCHEMES:
+        return OWN_SCHEMES[config.model_type]
+    if not set(CACHE_ARGUMENTS) & set(inspect.signature(type(model).forward).parameters):
+        return "has no key-value cache: its `forward` takes no `past_key_values`"
+    if config.model_type in ENCODERS and not getattr(config, "is_decoder", False):
+        return "attends in both directions, since `is_decoder` is False in its config"
+    return ""
+
+
+def _has_alibi(config: Any) -> bool:
+    attention = getattr(config, "attn_config", None)
+    return bool(
+        getattr(config, "alibi", False)
+        or getattr(attention, "alibi", False)
+        or config.model_type in WITHOUT_POSITIONS
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+"""Checks, before the first draft on a model, that drafts leave its logits as they are.
+
+A draft is verified losslessly only if a row's logits depend on nothing but its own tokens and positions. Models break
+that in ways that no config says: masks by cache slot, masks chosen by what a pass holds, rotary factors that follow
+the longest position of a pass. So the probe compares rounds with trees, with chains and with nothing drafted, all
+through the engine's own caches, with the logits that `model.generate` itself works on, over random ids.
+
+Two models are probed. Beyond limits (windows, chunks, rotary limits) long texts on a large model are expensive, and a
+limit of 4096 tokens takes as long to reach as it sounds. So these run on a random fp32 model of a few thousand weights
+of the same class (see `tiny`), which has one layer of each kind that the config names and limits of a few tokens. The
+model itself is probed for what the tiny one cannot show: its own weights, dtype, kernels, quantisation, adapters and
+code changed after loading. Its texts cross position 128, and its passes have as many rows as drafts get, alone and in a
+batch. Where no tiny model can be built, a note says what was left out.
+
+The result is kept in the user's cache folder, one file per config, class, attention, dtype, device, versions, code and
+state of the model (`model_state`); a model with code that no file can name is probed in every process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speculant.core.engine import make_refused
+from speculant.core.folders import cache_folder
+from speculant.engines.hf.acceleration import Acceleration, PlainPasses
+from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.probe.capabilities import (
+    TREE_ATTENTION,
+    HFCapabilities,
+    base_model,
+    check_model,
+    misreads_at_limit,
+)
+from speculant.engines.hf.probe.model_state import digest_of
+from speculant.engines.hf.probe.rounds import (
+    LONG_TEXTS,
+    OWN_TEXTS,
+    PADDED_TEXTS,
+    ROW_COUNTS,
+    Plain,
+    batch_difference,
+    count_difference,
+    first_difference,
+    reads_padding,
+)
+from speculant.engines.hf.probe.tiny import quiet, tiny_config, tiny_model
+
+_NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a probe found.
+
+    Attributes:
+        verdict: "trees", "chains" or "refused".
+        masked: whether rows see windows as the config and class suggest; False if the model has none after all.
+        batches: whether several sequences may share a pass.
+        reads_padding: whether padding in front of a text decides its tokens.
+        drafts_padded: whether drafts behind padding leave the logits as they are.
+        reason: what differed, for those that are not "trees".
+        notes: what could not be probed.
+    """
+
+    verdict: str
+    masked: bool = True
+    batches: bool = True
+    reads_padding: bool = False
+    drafts_padded: bool = True
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def probe_outcome(
+    model: Any,
+    capabilities: HFCapabilities,
+    acceleration: Acceleration | None = None,
+    *,
+    entry: Any = None,
+    largest: int = ROW_COUNTS[-1],
+) -> Outcome:
+    """Return the outcome that is kept of this model, device and versions; probe the model where none is.
+
+    Args:
+        model: a causal LM that `check_model` accepted.
+        capabilities: what that returned.
+        acceleration: the prepared model; None for its own passes.
+        entry: the PEFT model whose `generate` says what the text is; None for the model itself.
+        largest: the most rows that a pass will have.
+
+    Raises:
+        OutOfMemoryError: the device is full.
+    """
+    file = _result_file(model, capabilities, acceleration, entry, largest)
+    outcome = None if file is None else _read(file)
+    if outcome is None:
+        with quiet():
+            outcome = examine(model, capabilities, acceleration, entry=entry, largest=largest)
+        if file is not None:
+            _write(file, outcome)
+    return outcome
+
+
+def merge(capabilities: HFCapabilities, outcome: Outcome, name: str) -> HFCapabilities:
+    """Return the capabilities as an outcome leaves them."""
+    if outcome.verdict == "refused":
+        return make_refused(replace(capabilities, batches=False), f"{name} cannot verify drafts: {outcome.reason}")
+    notes = (*capabilities.notes, *outcome.notes)
+    if capabilities.trees and outcome.verdict == "chains":
+        notes = (*notes, f"drafts are verified as chains: {outcome.reason}.")
+    trees = capabilities.trees and outcome.verdict == "trees"
+    changed = _changed(capabilities, trees=trees, masked=outcome.masked)
+    return replace(
+        changed,
+        batches=capabilities.batches and outcome.batches,
+        reads_padding=capabilities.reads_padding or outcome.reads_padding,
+        drafts_padded=outcome.drafts_padded,
+        notes=notes,
+    )
+
+
+def examine(
+    model: Any,
+    capabilities: HFCapabilities,
+    acceleration: Acceleration | None = None,
+    *,
+    entry: Any = None,
+    largest: int = ROW_COUNTS[-1],
+) -> Outcome:
+    """Return the best verdict that holds for a tiny model of the same architecture and for the model itself.
+
+    Raises:
+        OutOfMemoryError: the device is full.
+    """
+    if misreads_at_limit(base_model(model)):
+        reason = "its `generate` gets texts beyond the first rotary limit wrong before transformers 5.4; upgrade it"
+        return Outcome(verdict="refused", batches=False, reason=reason)
+    used = PlainPasses() if acceleration is None else acceleration
+    notes: tuple[str, ...] = ()
+    try:
+        tiny, small = _tiny(model, capabilities)
+    except Exception as error:  # whatever a class makes of a small config: the model itself can still be probed
+        logger.info("no tiny model of %s: %r", type(model).__name__, error)
+        tiny, small = None, capabilities
+        notes = ("no small model of this architecture could be made, so drafts beyond its limits were not checked.",)
+    reason = found = ""
+    plain, plain_tiny = Plain(model if entry is None else entry), Plain(tiny)
+    for trees, masked in _candidates(small):
+        found, runner = "", ModelRunner(model, _changed(capabilities, trees=trees, masked=masked), used)
+        if tiny is not None:
+            on_tiny = ModelRunner(tiny, _changed(small, trees=trees, masked=masked), PlainPasses())
+            with _one_thread():
+                found = first_difference(on_tiny, LONG_TEXTS, plain_tiny)
+        found = found or first_difference(runner, OWN_TEXTS, plain) or count_difference(runner, largest)
+        if not found:
+            with _one_thread():
+                batches = tiny is None or not trees or not batch_difference(on_tiny, LONG_TEXTS, plain_tiny)
+            batches = batches and not (trees and batch_difference(runner, OWN_TEXTS * 2, plain))
+            if tiny is None:
+                padded, wrong = reads_padding(runner, OWN_TEXTS[0], plain), ""
+            else:
+                with _one_thread():
+                    padded = reads_padding(on_tiny, LONG_TEXTS[0], plain_tiny)
+                    wrong = first_difference(on_tiny, PADDED_TEXTS, plain_tiny)
+                    if not wrong and trees and batches:
+                        wrong = "in a batch" * batch_difference(on_tiny, PADDED_TEXTS, plain_tiny)
+            return Outcome(
+                verdict="trees" if trees else "chains",
+                masked=masked,
+                batches=batches,
+                reads_padding=padded,
+                drafts_padded=not wrong,
+                reason=reason,
+                notes=notes,
+            )
+        reason = reason or found
+    return Outcome(verdict="refused", batches=False, reason=found)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run tiny passes on one thread: several only wait for each other, on a busy machine for seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _candidates(capabilities: HFCapabilities) -> Iterator[tuple[bool, bool]]:
+    """Yield (trees, masked), from what the config promises down to chains that leave the masks to the model."""
+    for trees in (True, False) if capabilities.trees else (False,):
+        yield trees, True
+        if capabilities.window is not None and not capabilities.mixed:
+            yield trees, False
+
+
+def _changed(capabilities: HFCapabilities, *, trees: bool, masked: bool) -> HFCapabilities:
+    if masked:
+        return replace(capabilities, trees=trees)
+    return replace(capabilities, trees=trees, window=None, window_by_cache=False)
+
+
+def _tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities]:
+    """Return a tiny random model of the same architecture and what it can do."""
+    bare = base_model(model)
+    config = tiny_config(bare.config)
+    attention = getattr(bare.config, "_attn_implementation", None) or "eager"
+    half = attention not in TREE_ATTENTION
+    tiny = tiny_model(
+        type(bare), config, attention=attention, device=model.device, dtype=model.dtype if half else torch.float32
+    )
+    return tiny, replace(check_model(tiny), trees=capabilities.trees)
+
+
+def _result_file(
+    model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None, entry: Any, largest: int
+) -> Path | None:
+    """Return where the outcome is kept; None where there is no folder, or no name for the state of the model."""
+    state = digest_of(model)
+    if state is None:
+        return None
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
+    kind, device = type(model), model.device
+    facts = [
+        config,
+        f"{kind.__module__}.{kind.__qualname__}",
+        getattr(model.config, "_attn_implementation", None),
+        str(model.dtype),
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        asdict(capabilities),
+        type(acceleration).__name__,
+        None if entry is None else str(type(entry)),
+        state,
+        largest,
+        _source_digest(),
+        *(version(name) for name in ("torch", "transformers", "speculant")),
+    ]
+    identity = json.dumps(facts, sort_keys=True, default=str).encode()
+    try:
+        return cache_folder() / f"probe-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
+    except OSError:
+        return None
+
+
+def _source_digest() -> str:
+    """Return a digest of this engine's code, which decides what its passes do as much as a version does."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> Outcome | None:
+    """Return a kept outcome; None where there is none or the file is broken: probing again mends it."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        outcome = Outcome(**{**found, "notes": tuple(found["notes"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return outcome if outcome.verdict in ("trees", "chains", "refused") else None
+
+
+def _write(path: Path, outcome: Outcome) -> None:
+    """Keep an outcome, whole or not at all; a folder that cannot be written to costs a probe per process."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            json.dump(asdict(outcome), file)
+        os.replace(file.name, path)
+    except OSError as error:
+        logger.info("the probe's result could not be kept: %s", error)

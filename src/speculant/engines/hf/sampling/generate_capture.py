@@ -1,0 +1,179 @@
+"""What transformers' `generate` prepared for its decoding loop, checked for what ours can honour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
+from speculant.core.sampler import GREEDY, Sampling
+from speculant.engines.hf.sampling.sampler import SamplingPlan
+
+HANDLED = {
+    *("attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache"),
+    *("logits_to_keep", "cache_position"),
+}
+NEED_SAMPLING = ("do_sample", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+class Call:
+    """Takes the place of the decoding loop, keeps its arguments and decodes nothing.
+
+    In front of `start` ids Int64[1, T] are padding that the target need not read; processors and criteria see it.
+    `inputs` are all of the model's, `others` those that this loop does not know, and `prepare_inputs` is what somebody
+    has put in the place of the model's own `prepare_inputs_for_generation`, else None.
+    """
+
+    start = 0
+    model: Any
+    ids: Tensor
+    processors: list[Any]
+    criteria: list[Any]
+    config: Any
+    cache: Any
+    padding: Tensor | None
+    positions: Tensor | None
+    others: dict[str, Any]
+    inputs: dict[str, Any]
+    prepare_inputs: Any
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """Be called by `generate`; the signature is that of its decoding methods."""
+        self.model, self.ids, self.config = model, input_ids, generation_config
+        self.processors, self.criteria = list(logits_processor), list(stopping_criteria)
+        self.cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
+        self.padding = model_kwargs.get("attention_mask")
+        self.positions, axes = model_kwargs.get("position_ids"), None
+        if self.positions is not None and self.positions.ndim > 2:  # [A, B, T], alike in text
+            axes = self.positions if (self.positions != self.positions[:1]).any() else None
+            self.positions = self.positions[0]
+        self.others = {
+            name: value for name, value in model_kwargs.items() if name not in HANDLED and _given(name, value)
+        }
+        if axes is not None:
+            self.others["position_ids"] = axes
+        if model_kwargs.get("use_cache") is False:
+            self.others["use_cache"] = False
+        self.inputs = model_kwargs
+        put = vars(model).get("prepare_inputs_for_generation")
+        own = type(model).prepare_inputs_for_generation
+        self.prepare_inputs = None if getattr(put, "__func__", None) is own else put
+        return input_ids
+
+
+def _given(name: str, value: Any) -> bool:
+    """Return whether an input says anything: no empty parts, and no types of tokens that are all text."""
+    if value is None or (isinstance(value, Mapping) and not value):
+        return False
+    return not (name.endswith("token_type_ids") and isinstance(value, Tensor) and not value.any())
+
+
+def check(call: Call, *, plain: bool = False) -> None:
+    """Check what a call asks for, however many rows it has.
+
+    Args:
+        call: see above.
+        plain: whether it is decoded by the model's own methods, which know all of the model's inputs.
+
+    Raises:
+        UnsupportedError: it asks for what this loop does not do; the message says what to leave out.
+    """
+    config = call.config
+    mode = config.get_generation_mode()
+    if config.num_beams > 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise UnsupportedError(
+            f"speculative decoding is greedy or sampled, not {mode.value.replace('_', ' ')} with "
+            f"num_beams={config.num_beams}. Leave that out, or call `model.generate` without custom_generate."
+        )
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        raise UnsupportedError(
+            "attentions and hidden states are not returned: a pass over a tree has none per token. "
+            "Leave out output_attentions and output_hidden_states."
+        )
+    if call.others and not plain:
+        raise UnsupportedError(
+            f"these inputs are not understood here: {', '.join(sorted(call.others))}. Leave them out, or call "
+            "`model.generate` without custom_generate."
+        )
+
+
+def plan_sampling(
+    call: Call, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None, plain: bool = False
+) -> SamplingPlan:
+    """Check a call of one row, as `check` does, and return how its tokens are chosen, stop strings included.
+
+    Raises:
+        UnsupportedError: it has several rows, or asks for what this loop does not do.
+        TokenizerError: stop strings without a tokenizer.
+    """
+    check(call, plain=plain)
+    if call.ids.shape[0] != 1:
+        raise UnsupportedError(
+            f"{call.ids.shape[0]} sequences were asked for where one is decoded. Use `model.generate` with "
+            "custom_generate, or give `Speculator.generate_batch` a prompt for each."
+        )
+    config, wanted = call.config, call.config.return_dict_in_generate
+    criteria = call.criteria
+    if stop:
+        if tokenizer is None:
+            raise TokenizerError("stop strings need a tokenizer; give one to the speculator or to bind().")
+        criteria = [*criteria, StopStringCriteria(tokenizer=tokenizer, stop_strings=list(stop))]
+    return SamplingPlan(
+        processors=call.processors,
+        criteria=criteria,
+        sample=config.get_generation_mode() == GenerationMode.SAMPLE,
+        generator=generator,
+        keep_scores=bool(wanted and config.output_scores),
+        keep_logits=bool(wanted and config.output_logits),
+    )
+
+
+def sampling_settings(call: Call) -> Sampling:
+    """Return how a call's configuration warps the target's distribution, for drafters that sample."""
+    config = call.config
+    if config.get_generation_mode() != GenerationMode.SAMPLE:
+        return GREEDY
+    return Sampling(
+        temperature=1.0 if config.temperature is None else float(config.temperature),
+        top_k=config.top_k or None,
+        top_p=config.top_p if config.top_p is not None and config.top_p < 1 else None,
+        min_p=config.min_p,
+    )
+
+
+def sampling_options(
+    temperature: float | None, top_p: float | None, top_k: int | None, **options: Any
+) -> dict[str, Any]:
+    """Translate to `generate`'s options, where do_sample decides.
+
+    Args:
+        temperature, top_p, top_k: None where they were not given.
+        options: what else was.
+
+    Raises:
+        UsageError: options that need sampling together with greedy decoding, or a negative temperature.
+    """
+    if temperature is not None and temperature < 0:
+        raise UsageError(f"temperature must be 0 or more, not {temperature}.")
+    given = {name: value for name, value in (("top_p", top_p), ("top_k", top_k)) if value is not None}
+    if temperature == 0:
+        ignored = [*given, *(name for name in NEED_SAMPLING if options.get(name))]
+        if ignored:
+            raise UsageError(f"without sampling {' and '.join(ignored)} would be ignored; set a temperature above 0.")
+        return {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
+    if temperature is None and not given:
+        return {}
+    return {"do_sample": True, "temperature": 1.0 if temperature is None else temperature, **given}

@@ -1,0 +1,268 @@
+"""The target's next token, drawn as transformers' plain `generate` draws it.
+
+`HostSampler` runs every logits processor and stopping criterion once per token on the true prefix, in order, so
+stateful ones work. `DeviceSampler` serves the common case in which nothing depends on the prefix: no processors, or
+only those that work on a row alone, and no criteria but end of text and length. It draws after every row of a pass on
+the device, and the tokens are read back in one transfer. Since `torch.multinomial` of one sample is argmax(p / e) with
+e exponential noise, noise drawn once per depth yields the very tokens that plain decoding draws, and leaves the random
+stream where plain decoding leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process, stopping_criteria
+
+from speculant.core.sampler import Sampler
+from speculant.core.tree import DraftTree
+from speculant.engines.hf.sampling.output_processors import LogitBias
+from speculant.engines.hf.topk import best_token
+
+ROW_WISE = (
+    LogitBias,
+    *(
+        getattr(logits_process, name)
+        for name in (
+            "TemperatureLogitsWarper",
+            "TopKLogitsWarper",
+            "TopPLogitsWarper",
+            "MinPLogitsWarper",
+            "TypicalLogitsWarper",
+            "EpsilonLogitsWarper",
+            "EtaLogitsWarper",
+        )
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplingPlan:
+    """How the tokens of a request are chosen and when its text ends.
+
+    Attributes:
+        processors, criteria: transformers' lists, as `generate` prepared them.
+        sample: whether to sample; else greedy.
+        generator: the random stream; None for torch's default one.
+        keep_scores, keep_logits: whether the processed and the raw logits of every token are kept.
+    """
+
+    processors: Sequence[Any] = ()
+    criteria: Sequence[Any] = ()
+    sample: bool = False
+    generator: torch.Generator | None = None
+    keep_scores: bool = False
+    keep_logits: bool = False
+
+
+class HostSampler(Sampler):
+    """Draws each token when the walk comes to it.
+
+    Attributes:
+        tokens: committed, prompt excluded.
+        scores, logits: per token the processed and the raw logits [1, V], if they are kept.
+        stopped: whether anything but its length ended the text.
+        has_criteria: whether there are criteria beside end of text and length.
+        end_tokens: ids that end the text.
+    """
+
+    def __init__(self, prompt: Tensor, plan: SamplingPlan) -> None:
+        """Begin a text.
+
+        Args:
+            prompt: Int64[1, T], padding included, as processors and criteria see it.
+            plan: how to go on.
+        """
+        self._ids, self._plan = prompt, plan
+        self._prompt_length = prompt.shape[1]
+        self.tokens: list[int] = []
+        self.scores: list[Tensor] = []
+        self.logits: list[Tensor] = []
+        self.stopped = False
+        self.greedy, self.parallel = not plan.sample, False
+        self._loaded: Tensor | None = None
+        self.has_criteria = False
+        lengths: list[int] = []
+        for criterion in plan.criteria:
+            if type(criterion) is stopping_criteria.MaxLengthCriteria:
+                lengths.append(criterion.max_length)
+            elif type(criterion) is not stopping_criteria.EosTokenCriteria:
+                self.has_criteria = True
+        self.end_tokens = end_tokens(plan.criteria)
+        self._max_length = min(lengths, default=1 << 30)
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether processed logits are kept."""
+        return self._plan.keep_scores
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether raw logits are kept."""
+        return self._plan.keep_logits
+
+    @property
+    def room(self) -> int:
+        return self._max_length - self._prompt_length - len(self.tokens)
+
+    def ids(self) -> Tensor:
+        """Return Int64[1, T] with every committed token."""
+        fresh = self.tokens[self._ids.shape[1] - self._prompt_length :]
+        if fresh:
+            new = torch.tensor([fresh], dtype=self._ids.dtype, device=self._ids.device)
+            self._ids = torch.cat([self._ids, new], dim=-1)
+        return self._ids
+
+    def load(self, logits: Tensor) -> None:
+        """Take the logits [N + 1, V] once they are computed: who times passes must not time only their launch."""
+        self._loaded = logits
+        if logits.is_cuda:
+            torch.cuda.current_stream(logits.device).synchronize()
+
+    def choose(self, tree: DraftTree) -> Tensor | None:
+        return None
+
+    def set_choices(self, choices: list[Any]) -> None:
+        pass
+
+    def draw(self, row: int) -> int:
+        plan, logits = self._plan, self._loaded
+        assert logits is not None
+        if not (plan.processors or plan.sample or plan.keep_scores or plan.keep_logits):
+            return int(logits[row].argmax())
+        scores = self._process(row)
+        if plan.sample:
+            return int(torch.multinomial(scores.softmax(-1), 1, generator=plan.generator))
+        return int(scores.argmax(-1))
+
+    def distribution(self, row: int) -> Tensor:
+        scores = self._process(row)[0]
+        if self.greedy:
+            return torch.zeros_like(scores, dtype=torch.float64).scatter_(0, scores.argmax(-1, keepdim=True), 1.0)
+        return scores.double().softmax(-1)
+
+    def probabilities(self) -> Tensor | None:
+        plan, logits = self._plan, self._loaded
+        assert logits is not None
+        if plan.keep_scores or plan.keep_logits or not row_wise(plan.processors):
+            return None
+        scores = logits.float()
+        for processor in plan.processors:
+            scores = processor(self._ids, scores)
+        return scores.softmax(-1)
+
+    def uniforms(self, n: int) -> Tensor:
+        return torch.rand(n, generator=self._plan.generator, device=self._ids.device, dtype=torch.float64)
+
+    def _process(self, row: int) -> Tensor:
+        """Return the processed logits [1, V] after a row, and keep what is to be kept."""
+        plan, loaded = self._plan, self._loaded
+        assert loaded is not None
+        ids = self.ids() if plan.processors else self._ids
+        logits = loaded[row : row + 1].to(copy=True, dtype=torch.float32, device=ids.device)
+        scores = logits
+        for processor in plan.processors:
+            scores = processor(ids, scores)
+        if plan.keep_logits:
+            self.logits.append(logits)
+        if plan.keep_scores:
+            self.scores.append(scores)
+        return scores
+
+    def commit(self, token: int) -> bool:
+        self.tokens.append(token)
+        if not self.has_criteria:
+            self.stopped = token in self.end_tokens
+            return self.stopped or self.room <= 0
+        ids, scores = self.ids(), tuple(self.scores) if self._plan.keep_scores else None
+        # Every criterion is asked, as plain decoding does: one that keeps state must see each token.
+        answers = [(criterion, _all(criterion(ids, scores))) for criterion in self._plan.criteria]
+        length = stopping_criteria.MaxLengthCriteria
+        self.stopped = any(answer for criterion, answer in answers if type(criterion) is not length)
+        return any(answer for _, answer in answers)
+
+    def end_round(self) -> None:
+        pass
+
+
+class DeviceSampler(HostSampler):
+    """Draws after every row of a pass at once."""
+
+    def __init__(self, prompt: Tensor, plan: SamplingPlan) -> None:
+        super().__init__(prompt, plan)
+        self.parallel = True
+        self._choices: list[int] | None = None
+        self._states: list[Tensor] = []
+        self._drawn = 0
+
+    def load(self, logits: Tensor) -> None:
+        self._loaded, self._choices, self._states, self._drawn = logits, None, [], 0
+
+    def choose(self, tree: DraftTree) -> Tensor:
+        """Draw after every row; that they are read is where host and device meet in a round, once."""
+        plan, logits = self._plan, self._loaded
+        assert logits is not None
+        scores = logits.float() if plan.sample or plan.processors else logits
+        for processor in plan.processors:
+            scores = processor(self._ids, scores)
+        if not plan.sample:
+            return best_token(scores)
+        probabilities = scores.softmax(-1)
+        depths = [0, *tree.depths().tolist()]
+        source = self._generator(logits.device)
+        self._states, noises = [source.get_state()], []
+        for _ in range(max(depths) + 1):
+            noises.append(torch.empty_like(probabilities[:1]).exponential_(1, generator=plan.generator))
+            self._states.append(source.get_state())
+        noise = torch.cat(noises)[torch.tensor(depths, device=logits.device)]
+        return (probabilities / noise).argmax(-1)
+
+    def set_choices(self, choices: list[Any]) -> None:
+        self._choices = choices
+
+    def draw(self, row: int) -> int:
+        assert self._choices is not None
+        self._drawn += 1
+        return self._choices[row]
+
+    def end_round(self) -> None:
+        """Give back the noise of depths that were not reached."""
+        if self._states:
+            self._generator(self._ids.device).set_state(self._states[self._drawn])
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if self._plan.generator is not None:
+            return self._plan.generator
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            return torch.cuda.default_generators[index]
+        return torch.default_generator
+
+
+def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
+    """Return the sampler that fits: on a CPU there is no transfer to save, so rows are drawn as they are needed."""
+    sampler = DeviceSampler if prompt.device.type == "cuda" else HostSampler
+    made = sampler(prompt, plan)
+    if made.has_criteria or plan.keep_scores or plan.keep_logits or not row_wise(plan.processors):
+        return HostSampler(prompt, plan)
+    return made
+
+
+def end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
+    """Return the ids that end a text by these stopping criteria."""
+    ends = [each.eos_token_id.tolist() for each in criteria if type(each) is stopping_criteria.EosTokenCriteria]
+    return frozenset(token for ids in ends for token in ids)
+
+
+def row_wise(processors: Sequence[Any]) -> bool:
+    """Return whether processors work on each row alone, whatever the text."""
+    return all(type(processor) in ROW_WISE for processor in processors)
+
+
+def _all(answer: Any) -> bool:
+    """Return a criterion's answer, a tensor [1] or a plain bool."""
+    return bool(answer.all()) if isinstance(answer, Tensor) else bool(answer)

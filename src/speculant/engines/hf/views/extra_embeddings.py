@@ -1,0 +1,60 @@
+"""A view of a model with embeddings for further tokens, behind its vocabulary: learned inputs that are no text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.probe.capabilities import base_model
+from speculant.engines.hf.views.model_view import view_module
+
+
+class ExtendedEmbedding(nn.Module):
+    """The model's embeddings, and further ones behind them."""
+
+    def __init__(self, inner: nn.Module, vocabulary: int, further: Tensor) -> None:
+        super().__init__()
+        self._inner = [inner]  # not a submodule: the model's own, whatever is done to this view
+        self._vocabulary, self._further = vocabulary, further
+
+    def forward(self, ids: Tensor) -> Tensor:
+        known = self._inner[0](ids.clamp(max=self._vocabulary - 1))
+        new = self._further.to(known)[(ids - self._vocabulary).clamp(min=0)]
+        return torch.where((ids < self._vocabulary)[..., None], known, new)
+
+
+def with_embeddings(source: Any, model: Any, vocabulary: int, further: Tensor) -> Any:
+    """Return a view of a model that reads tokens V, V + 1, ... too.
+
+    Args:
+        source: the model, or a view of it, or shadows of its modules that an acceleration runs instead.
+        model: the model.
+        vocabulary: V.
+        further: [E, D], what its decoder layers read for these tokens.
+
+    Raises:
+        UnsupportedError: the embeddings are not found, or further tables are read with the same tokens.
+    """
+    embeddings = base_model(model).get_input_embeddings()
+    config = model.config.get_text_config(decoder=True)
+    found = [name for name, module in model.named_modules() if module is embeddings]
+    others = [  # such as those that Gemma 3n has for each layer
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        and module is not embeddings
+        and module.num_embeddings in (vocabulary, getattr(config, "vocab_size_per_layer_input", vocabulary))
+    ]
+    if not found or others:
+        raise UnsupportedError(
+            f"{type(model).__name__} does not read its tokens through one table of embeddings, so embeddings of a "
+            "drafter's own cannot be put beside them; use a method without them, such as 'mix'."
+        )
+    path = tuple(found[0].split("."))
+    inner = source
+    for name in path:
+        inner = getattr(inner, name)
+    return view_module(source, path, ExtendedEmbedding(inner, vocabulary, further))

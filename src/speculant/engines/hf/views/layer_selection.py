@@ -1,0 +1,212 @@
+"""Which decoder layers a pass runs, and the hidden states that it hands out.
+
+Layers are counted from 0; the hidden states of layer i are its output, before the final norm also for the last one
+(transformers' `hidden_states[-1]` is behind the norm in most models). A layer that is left out hands on its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.engines.hf.cache import usable_cache
+from speculant.engines.hf.states.mixers import Mixers, View, find_mixers, viewed_layer
+from speculant.engines.hf.views.model_view import (
+    LayerList,
+    attention_paths,
+    changed_config,
+    find_layers,
+    skipped_layer,
+    tapped_layer,
+    view_model,
+    with_config,
+)
+
+
+class Taps:
+    """Keeps what tapped layers return during one pass."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        """Prepare for the layers of these indices, 0 or more, in the order in which they are wanted."""
+        self.indices = tuple(indices)
+        self._outputs: dict[int, Any] = {}
+
+    def take(self, index: int) -> Callable[[Any], None]:
+        """Return what is to be called with a layer's output."""
+
+        def keep(output: Any) -> None:
+            self._outputs[index] = output
+
+        return keep
+
+    def outputs(self, index: int) -> int | None:
+        """Return how many values the layer returns as a tuple; None if it returns the hidden states alone."""
+        output = self._outputs[index]
+        return len(output) if isinstance(output, tuple) else None
+
+    def hidden(self, rows: int, *, last: bool = False) -> Tensor | None:
+        """Return the hidden states [n, L', D] of a pass over n rows; None if no layer was tapped.
+
+        Args:
+            rows: n.
+            last: whether the last row's are enough, [1, L', D]; layers may then have left out the others.
+
+        Raises:
+            UnsupportedError: a layer did not return [1, n, D].
+        """
+        states: list[Tensor] = []
+        for index in self.indices:
+            output = self._outputs.get(index)
+            state = output[0] if isinstance(output, tuple) else output
+            if last and isinstance(state, Tensor) and state.ndim == 3:
+                state, rows = state[:, -1:], 1
+            if not isinstance(state, Tensor) or state.shape[:-1] != (1, rows):
+                raise UnsupportedError(
+                    f"layer {index} of this model does not return the hidden states of its rows, so they cannot be "
+                    "read; use a method that needs none."
+                )
+            states.append(state[0].to(states[0].device) if states else state[0])
+        return torch.stack(states, dim=1) if states else None
+
+
+class LayerSelection:
+    """Makes the views of one model that passes run on."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._found: LayerList | None = None
+        self._outputs: dict[int, int | None] = {}  # by layer, once a pass has left layers out; see `Taps.outputs`
+        self._mixers: Mixers | None = None
+        self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by the index of a layer; see `attention_paths`
+
+    def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
+        """Return taps for hidden layers as `Needs` names them.
+
+        Raises:
+            UnsupportedError: the model's layers were not found.
+            UsageError: there is no such layer, or it is left out.
+        """
+        if not wanted:
+            return Taps(())
+        count = len(self._place())
+        run = range(count) if layers is None else layers
+        indices = [run[-1] if index == -1 and len(run) else index for index in wanted]
+        for index in indices:
+            if not 0 <= index < count:
+                raise UsageError(f"there is no hidden layer {index}; the model has {count}, counted from 0.")
+            if index not in run:
+                raise UsageError(f"layer {index} is left out of the pass, so it has no hidden states.")
+        return Taps(indices)
+
+    def view(
+        self,
+        source: Any,
+        taps: Taps,
+        layers: Sequence[int] | None,
+        config: Mapping[str, Any] | None = None,
+        mixers: View | None = None,
+    ) -> Any:
+        """Return what a pass is to run on: its source, or a view of that.
+
+        Args:
+            source: the model, or what an acceleration runs instead.
+            taps: the layers whose output is wanted.
+            layers: the layers to run; None for all.
+            config: attributes that the config of attention modules is to have instead of its own.
+            mixers: what makes views of mixers of states; None where they run as they are.
+
+        Raises:
+            UnsupportedError: the model's layers were not found, or they run in a way of their own.
+            UsageError: the layers are not distinct and in order.
+        """
+        if not taps.indices and layers is None and config is None and mixers is None:
+            return source
+        _settle(self._model)
+        place = self._place()
+        above = source
+        for name in place.path:
+            above = getattr(above, name)
+        changed: dict[int, nn.Module] = {}
+        if config is not None:
+            own = self._model.config.get_text_config(decoder=True)
+            new = changed_config(own, **config)
+            for index, layer in enumerate(place.layers):
+                changed[index] = with_config(getattr(above, str(index)), self._attention_of(index, layer, own), new)
+        if mixers is not None:
+            for index, paths in self._found_mixers().paths.items():
+                layer = changed.get(index, getattr(above, str(index)))
+                changed[index] = viewed_layer(layer, paths, partial(mixers, index))
+        for index in self._skipped(len(place), layers):
+            changed[index] = skipped_layer(getattr(above, str(index)), self._outputs[index])
+        for index in taps.indices:
+            changed[index] = tapped_layer(changed.get(index, getattr(above, str(index))), taps.take(index))
+        return view_model(source, place.path, changed)
+
+    def _place(self) -> LayerList:
+        place = self._found
+        if place is None or not place.belongs_to(self._model):  # looked for once: every pass with taps asks
+            place = self._found = find_layers(self._model)
+        if place is None:
+            raise UnsupportedError(
+                f"the decoder layers of {type(self._model).__name__} were not found, so that no hidden states can be "
+                "read and no layers left out; use a method that needs neither."
+            )
+        return place
+
+    def _found_mixers(self) -> Mixers:
+        if self._mixers is None:
+            self._mixers = find_mixers(self._model)
+        assert self._mixers is not None
+        return self._mixers
+
+    def _attention_of(self, index: int, layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:
+        if index not in self._attention:
+            self._attention[index] = attention_paths(layer, config)
+        return self._attention[index]
+
+    def _skipped(self, count: int, layers: Sequence[int] | None) -> list[int]:
+        """Return the layers that are not to run, having found out what they return."""
+        if layers is None:
+            return []
+        run = list(layers)
+        if run != sorted(set(run)) or (run and not 0 <= run[0] <= run[-1] < count):
+            raise UsageError(f"layers must rise from 0 to {count - 1}, not {run}.")
+        if len(self._outputs) != count:
+            self._outputs = self._find_outputs(count)
+        return [index for index in range(count) if index not in run]
+
+    def _find_outputs(self, count: int) -> dict[int, int | None]:
+        """Return what each layer returns, found by a pass over one token."""
+        taps, token = Taps(range(count)), torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
+        cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        mixers, own = find_mixers(self._model), None
+        if mixers is not None:
+            stored = usable_cache(None, self._model.config.get_text_config(decoder=True), mixers.adapter.stored)
+            cache, own = mixers.adapter.given(stored), mixers.own(stored)
+        view = self.view(self._model, taps, None, mixers=own)
+        view(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True)
+        return {index: taps.outputs(index) for index in range(count)}
+
+
+def shares_keys(model: Any) -> bool:
+    """Return whether the last layers of a model use others' keys and values, as those of Gemma 4's E2B do.
+
+    Given a number of rows whose logits are wanted, Gemma 4's run those rows alone; given an index, all rows.
+    """
+    return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0))
+
+
+def _settle(model: Any) -> None:
+    """Let a model change its weights first where its class does so in a pass, as RWKV's in evaluation mode.
+
+    It remembers on itself that it did. On a view that would be forgotten, and the shared weights changed once more.
+    """
+    rescale = getattr(getattr(model, "base_model", None), "_rescale_layers", None)
+    if rescale is not None:
+        rescale()

@@ -1,0 +1,143 @@
+"""Building decoder layers of a target's class from the tensors of a checkpoint.
+
+Which of a class's variants an MTP layer is (dense or of experts) stands in no config that all families share, but its
+tensors tell: the variant is taken whose names and shapes are those of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.views.model_view import LayerList, find_layers
+from speculant.engines.hf.views.own_layer import OwnLayer
+
+_KINDS = ("layer_types", "layers_block_type")  # of configs, by layer: the kind of its attention
+_FULL = {"indexer_types": "full"}  # an MTP layer has nobody before it whose choice of tokens it could share
+_FUSED = re.compile(r"(.*experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)")
+_MASKED = ("sdpa", "eager")  # attentions that take a mask of any form
+
+
+def build_layer(model: Any, weights: Mapping[str, Tensor], kind: str) -> OwnLayer:
+    """Return a layer of the target's class with these weights.
+
+    Args:
+        model: the target.
+        weights: by the names that the class has; experts may have a tensor each.
+        kind: of its attention, or "moe" for a layer without any, as `layer_types` names it.
+
+    Raises:
+        UnsupportedError: no variant of the class has such weights; what differs from the last one is named.
+    """
+    place = _place(model)
+    config, tried, first = _own_config(model, kind), set[str](), ""
+    for index in reversed(range(len(place))):
+        layer = _empty(type(place.layers[index]), config, index)
+        wanted = layer.state_dict()
+        if (signature := repr(sorted((name, *each.shape) for name, each in wanted.items()))) in tried:
+            continue
+        tried.add(signature)
+        given = _fused(weights, wanted)
+        reason = _difference(given, wanted)
+        if not reason:
+            layer.load_state_dict(given, assign=True)
+            _fill(layer, place)
+            return _wrapped(model, layer, place, kind)
+        first = first or reason
+    raise UnsupportedError(f"its layer is not as {type(place.layers[-1]).__name__} has it: {first}")
+
+
+def copy_layer(model: Any, kind: str) -> OwnLayer:
+    """Return a copy of the target's last layer of a kind.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    place = _place(model)
+    config: Any = model.config.get_text_config(decoder=True)
+    kinds = next((found for name in _KINDS if (found := getattr(config, name, None))), None)
+    for index in reversed(range(len(place))):
+        if kinds is None or kinds[index] == kind:
+            return _wrapped(model, copy.deepcopy(place.layers[index]), place, kind)
+    raise UnsupportedError(f"{type(model).__name__} has no layer of kind {kind}, which an MTP head would begin with.")
+
+
+def _place(model: Any) -> LayerList:
+    found = find_layers(model)
+    assert found is not None  # `HFTargetParts` has looked
+    return found
+
+
+def _own_config(model: Any, kind: str) -> Any:
+    """Return a copy of the config in which every layer is of one kind, and whose attention takes any mask."""
+    config = copy.deepcopy(model.config.get_text_config(decoder=True))
+    for name in _KINDS:
+        if isinstance(held := getattr(config, name, None), list | tuple):
+            setattr(config, name, [kind] * len(held))
+    for name, value in _FULL.items():
+        if isinstance(held := getattr(config, name, None), list | tuple):
+            setattr(config, name, [value] * len(held))
+    if config._attn_implementation not in _MASKED:
+        config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
+    return config
+
+
+def _empty(kind: type[nn.Module], config: Any, index: int) -> nn.Module:
+    """Return a layer without storage: the layers of large models would not fit twice."""
+    try:
+        with torch.device("meta"):
+            return kind(config, index).eval()
+    except Exception as error:  # classes fail in many ways on a config that was changed; each ends here with its reason
+        raise UnsupportedError(f"{kind.__name__} cannot be built alone: {type(error).__name__}: {error}") from error
+
+
+def _fused(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with the tensors of single experts stacked where the class has one for all: [E, rows, columns]."""
+    found = dict(weights)
+    for name, place in wanted.items():
+        match = _FUSED.fullmatch(name)
+        if match is None or name in weights:
+            continue
+        base, whole = match.groups()
+        parts = ("gate_proj", "up_proj") if whole == "gate_up_proj" else (whole,)
+        names = [[f"{base}.{expert}.{part}.weight" for expert in range(len(place))] for part in parts]
+        if all(each in found for part in names for each in part):
+            found[name] = torch.cat([torch.stack([found.pop(each) for each in part]) for part in names], dim=1)
+    return found
+
+
+def _difference(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Return what differs between weights and those wanted, as a sentence; "" for nothing."""
+    missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    parts = [f"it lacks {', '.join(missing[:4])}"] * bool(missing) + [f"it has {', '.join(extra[:4])}"] * bool(extra)
+    for name in sorted(wanted.keys() & given.keys()):
+        if wanted[name].shape != given[name].shape:
+            parts.append(f"{name} is of shape {list(given[name].shape)} instead of {list(wanted[name].shape)}")
+            break
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _fill(layer: nn.Module, place: LayerList) -> None:
+    """Give buffers that no checkpoint has those of the target's layers."""
+    own = {name: buffer for each in place.layers for name, buffer in each.named_buffers()}
+    for name, buffer in [*layer.named_buffers()]:
+        if buffer.is_meta:
+            above, _, last = name.rpartition(".")
+            setattr(layer.get_submodule(above), last, own[name].clone())
+
+
+def _wrapped(model: Any, layer: nn.Module, place: LayerList, kind: str) -> OwnLayer:
+    base = model
+    for name in place.path[:-1]:
+        base = getattr(base, name)
+    tensors = place.layers[-1].state_dict().items()
+    exact = {name for name, tensor in tensors if tensor.dtype is torch.float32 is not model.dtype}
+    config = model.config.get_text_config(decoder=True)
+    window = getattr(config, "sliding_window", None)
+    return OwnLayer(layer, getattr(base, "rotary_emb", None), kind=kind, window=window, exact=frozenset(exact))

@@ -1,0 +1,61 @@
+"""Which layers of a target's class are plain pre-norm decoder layers, so that a head can run them by its own code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from speculant.engines.hf.cpu.layer_matching import FAMILIES, is_known
+from speculant.engines.hf.views.own_layer import OwnLayer
+
+_FIXED = ("default", "linear", "llama3", "yarn")  # rotary embeddings whose frequencies do not depend on the text
+
+
+def find_plain_shape(own: OwnLayer, norms: Sequence[nn.Module]) -> dict[str, Any] | None:
+    """Return the sizes of a plain layer, by the names that `drafters.heads.layers.LayerShape` has for them.
+
+    Args:
+        own: the layer; its tensors have the names of Llama's.
+        norms: RMSNorms around it.
+
+    Returns:
+        None where the layer or a norm is of another class, its attention has a window, its rotary embedding depends on
+        the length of the text, or a part has been changed.
+    """
+    layer: Any = own.layer
+    home = type(layer).__module__
+    if own.window is not None or not is_known(layer):
+        return None
+    rotary, attention = own.rotary, layer.self_attn
+    kind = getattr(sys.modules[home], f"{FAMILIES[home]}RotaryEmbedding", None)
+    if type(rotary) is not kind or getattr(rotary, "rope_type", None) not in _FIXED:
+        return None
+    heads, head_dim = attention.q_proj.out_features // attention.head_dim, int(attention.head_dim)
+    eps = {float(norm.variance_epsilon) for norm in (layer.input_layernorm, layer.post_attention_layernorm)}
+    if any(type(norm) is not type(layer.input_layernorm) for norm in norms) or attention.scaling != head_dim**-0.5:
+        return None
+    eps |= {float(norm.variance_epsilon) for norm in (*norms, *_head_norms(attention))}
+    if len(eps) > 1:
+        return None
+    frequencies: torch.Tensor = rotary.inv_freq
+    return {
+        "hidden": attention.q_proj.in_features,
+        "inner": layer.mlp.up_proj.out_features,
+        "heads": heads,
+        "kv_heads": attention.k_proj.out_features // head_dim,
+        "head_dim": head_dim,
+        "eps": eps.pop(),
+        "bias": attention.q_proj.bias is not None,
+        "norms": bool(_head_norms(attention)),
+        "frequencies": frequencies.detach().float(),
+        "scale": float(rotary.attention_scaling),
+    }
+
+
+def _head_norms(attention: Any) -> list[Any]:
+    """Return the norms of queries and keys, if there are any."""
+    return [attention._modules[name] for name in ("q_norm", "k_norm") if name in attention._modules]

@@ -1,0 +1,147 @@
+"""Passes through some of the decoder layers, against models that have only those."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models import tiny_model, truncated
+from passes import IDS, opened, plain_text, rows_of
+from speculant.core.engine import Needs
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.tree import DraftTree
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.views.model_view import find_layers
+from trees import random_draft
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 1], [0, 1, 2]])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2", "phi3", "gpt_neox", "mixtral"])
+def test_the_first_layers_are_a_shallower_model(name: str, attention: str, layers: list[int]) -> None:
+    """Guards early exit: the norm and the head follow the last layer that runs, on the target's own cache."""
+    model = tiny_model(name, attention)
+    engine, shallow = HFEngine(model), truncated(model, layers)
+    cache, tree = opened(engine), random_draft(np.random.default_rng(2), 7, 61)
+    tokens, parents = rows_of(7, tree)
+    pieces = [
+        cache.forward(tokens[i : i + 3], parents[i : i + 3], layers=layers, needs=Needs(hidden_layers=(-1,)))
+        for i in range(0, len(tokens), 3)
+    ]
+    other = HFEngine(shallow)
+    [expected] = other.forward([(opened(other), 7, tree)], Needs(hidden_layers=(-1,)))
+    torch.testing.assert_close(torch.cat([each.logits for each in pieces]), expected.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat([each.hidden for each in pieces]), expected.hidden, atol=1e-3, rtol=1e-3)
+    cache.rollback()
+    [whole] = engine.forward([(cache, 7, tree)])
+    cache.rollback()
+    [again] = engine.forward([(cache, 7, tree)])
+    torch.testing.assert_close(again.logits, whole.logits)
+    assert {layer.get_seq_length() for layer in cache.cache.layers} == {len(tokens) + 12}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_layers_in_the_middle_are_left_out(name: str) -> None:
+    """Guards layer skipping: a left-out layer hands on its input, and others keep their places in the cache."""
+    model = tiny_model(name)
+    engine = HFEngine(model)
+    cache, ids = opened(engine), torch.tensor([[*IDS[0].tolist(), 7]])
+    result = cache.forward(np.array([7], np.int32), np.array([-1], np.int32), layers=[1, 2])
+    assert [layer.get_seq_length() for layer in cache.cache.layers] == [12, 13, 13]
+    place = find_layers(model)
+    assert place is not None
+    reference = HFEngine(model).open(ids[:, :12])
+    reference.prefill()
+    first, position = place.layers[0], torch.tensor([[12]])
+
+    def unchanged(_module: nn.Module, given: Any, output: Any) -> Any:
+        return (given[0], *output[1:]) if isinstance(output, tuple) else given[0]
+
+    handle = first.register_forward_hook(unchanged)
+    with torch.no_grad():
+        expected = model(ids[:, 12:], past_key_values=reference.cache, position_ids=position, use_cache=True)
+    handle.remove()
+    torch.testing.assert_close(result.logits, expected.logits[0], atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_such_a_pass_are_never_kept() -> None:
+    """Guards the target's cache from rows that have no keys in some layers."""
+    model = tiny_model("llama")
+    text = plain_text(model, IDS, 3)
+    engine = HFEngine(model)
+    cache = opened(engine)
+    one, next_one = (
+        (np.array([4], np.int32), np.array([-1], np.int32)),
+        (np.array([5], np.int32), np.array([0], np.int32)),
+    )
+    cache.forward(*one, layers=range(2))
+    with pytest.raises(UsageError, match="cannot be kept"):
+        cache.keep([0])
+    for layers in (None, [0], [1, 2]):
+        with pytest.raises(UsageError, match="other layers"):
+            cache.forward(*next_one, layers=layers)
+    with pytest.raises(UsageError, match="neither kept nor dropped"):
+        engine.forward([(cache, text[0], DraftTree.empty())])
+    cache.forward(*next_one, layers=[0, 1])
+    cache.keep([])
+    [result] = engine.forward([(cache, text[0], DraftTree.empty())])
+    assert int(result.logits[0].argmax()) == text[1]
+
+
+@pytest.mark.parametrize("layers", [[1, 0], [0, 0], [3], [-1]])
+def test_other_orders_are_refused(layers: list[int]) -> None:
+    """Guards layers that do not exist, and a layer's rows from being appended twice."""
+    cache = opened(HFEngine(tiny_model("llama")))
+    with pytest.raises(UsageError, match="rise from 0 to 2"):
+        cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=layers)
+    with pytest.raises(UsageError, match="left out"):
+        cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=[0], needs=Needs(hidden_layers=(1,)))
+    assert cache.uncommitted == 0
+
+
+@pytest.mark.parametrize("layers", [[0, 1], [0, 1, 2]])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])
+def test_committed_tokens_are_read_again(name: str, attention: str, layers: list[int]) -> None:
+    """Guards `reread`: the rows are those of a shallower model, and the cache is as it was before."""
+    model = tiny_model(name, attention)
+    engine, shallow = HFEngine(model), truncated(model, layers)
+    cache = opened(engine)
+    for token in (4, 9, 30):
+        cache.forward(np.array([token], np.int32), np.array([-1], np.int32))
+        cache.keep([0])
+    with torch.no_grad():
+        expected = shallow(torch.tensor([[*IDS[0].tolist(), 4, 9, 30]])).logits[0]
+    for count in (1, 2, 5, 15):
+        found = cache.reread(count, layers).logits
+        torch.testing.assert_close(found, expected[-count:], atol=1e-4, rtol=1e-4)
+    assert {layer.get_seq_length() for layer in cache.cache.layers} == {cache.length} == {15}
+    whole, plain = cache.forward(np.array([7], np.int32), np.array([-1], np.int32)), opened(engine, IDS)
+    tokens = np.array([4, 9, 30, 7], np.int32)
+    again = plain.forward(tokens, np.arange(-1, 3, dtype=np.int32))
+    torch.testing.assert_close(whole.logits[-1], again.logits[-1], atol=1e-4, rtol=1e-4)
+
+
+def test_padded_texts_are_read_again() -> None:
+    """Guards the mask and the positions of a reread behind padding."""
+    engine, padding = HFEngine(tiny_model("llama")), torch.tensor([[0, 0, 0, *[1] * 12]])
+    padded = torch.cat([torch.zeros((1, 3), dtype=torch.long), IDS], dim=1)
+    found = opened(engine, padded, padding=padding).reread(5, [0, 2])
+    torch.testing.assert_close(found.logits, opened(engine).reread(5, [0, 2]).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_what_cannot_be_read_again() -> None:
+    """Guards against more tokens than there are, and rows that would be lost."""
+    cache = opened(HFEngine(tiny_model("llama")))
+    for count in (0, 13):
+        with pytest.raises(UsageError, match="12 are committed"):
+            cache.reread(count, [0])
+    cache.forward(np.array([4], np.int32), np.array([-1], np.int32))
+    with pytest.raises(UsageError, match="neither kept nor dropped"):
+        cache.reread(2, [0])
+    with pytest.raises(UnsupportedError, match="takes no explicit masks"):
+        opened(HFEngine(tiny_model("bloom"))).reread(2, [0])
