@@ -11,9 +11,9 @@ import torch
 
 from models import tiny_model
 from speculant.core.errors import UsageError
+from speculant.core.references import load_object
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.registry.method import load_object
 from speculant.training.builders.eagle3 import default_taps
 from speculant.training.files import Files
 from speculant.training.kind import Kind

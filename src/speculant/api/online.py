@@ -13,9 +13,9 @@ from torch import nn
 from speculant.api.draft_caches import DraftCaches
 from speculant.core.drafter import Drafter
 from speculant.core.errors import UnsupportedError
+from speculant.core.references import load_object
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.registry import Method
-from speculant.registry.method import load_object
 from speculant.registry.methods import ONLINE, learns_online
 
 

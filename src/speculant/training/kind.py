@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.core.errors import UsageError
-from speculant.registry.method import load_object
+from speculant.core.references import load_object
 
 if TYPE_CHECKING:  # torch would make `speculant train --help` wait
     from torch import nn
