@@ -11,9 +11,9 @@ import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.api.draft_pairs import compare_pair
 from speculant.api.loading import load_model
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
+from speculant.drafters.models.pairs import compare_pair
 from speculant.registry import METHODS
 from vocabularies import byte_level, sentencepiece, translated_model, wordpiece
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.api.draft_pairs import Pair, check_pair, compare_pair
 from speculant.api.loading import bundled_draft_model, find_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import Int32
+from speculant.drafters.models.pairs import Pair, check_pair, compare_pair
 from speculant.drafters.models.translated_cache import TranslatedCache
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine

@@ -8,9 +8,9 @@ from speculant.memory.kind import MemoryKind
 from speculant.registry import METHODS, Method
 from speculant.registry.methods import learns_online
 
-# Weights that were learned online belong to no method alone; frozen bases are read by `mix` and never written.
-ONLINE = "speculant.training.online.memory:ONLINE"
+# Frozen bases, which are read and never written, and weights that were learned online belong to no method's row.
 BASE = "speculant.drafters.mix.base_memory:BASE"
+ONLINE = "speculant.training.online.memory:ONLINE"
 
 
 def find_memory_kind(kind: str) -> MemoryKind:
@@ -20,7 +20,7 @@ def find_memory_kind(kind: str) -> MemoryKind:
         ForeignMemoryError: no method reads it.
     """
     references = [method.memory for method in METHODS.values() if method.memory is not None]
-    for reference in dict.fromkeys([*references, ONLINE, BASE]):
+    for reference in dict.fromkeys([*references, BASE, ONLINE]):  # the last takes torch
         found: MemoryKind = load_object(reference)
         if found.name == kind:
             return found

@@ -10,8 +10,8 @@ from speculant.api.decoder import Decoder
 from speculant.api.draft_caches import check_merged, drafts_of
 from speculant.api.engines import can_verify, check_engine_can
 from speculant.api.loading import bundled_head_folder, load_model, means_bundled
-from speculant.api.options import check_alone, check_bytes, check_model_object, check_nodes
-from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.api.options import check_alone, check_model_object, check_nodes
+from speculant.core.byte_size import MEMORY_LIMIT, check_bytes
 from speculant.core.drafter import Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.checked import checked

@@ -127,7 +127,7 @@ def run(job: Job, folder: Path, *, environment: Mapping[str, str] | None = None)
         **(environment or {}),
     }
     with log.open("w") as output:
-        command = [sys.executable, "-m", "speculant.bench.vllm.run", str(asked), str(done)]
+        command = [sys.executable, "-m", f"{__package__}.run", str(asked), str(done)]
         code = subprocess.run(command, env=own, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     if code or not done.exists():
         raise RuntimeError(f"vLLM ended with code {code}; the end of {log}:\n{log.read_text()[-4000:]}")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from speculant.api.draft_pairs import compare_pair
-from speculant.api.loading import load_config, load_model
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.models.pairs import compare_pair
+from speculant.engines.hf.loading import load_config, load_model
 from speculant.training.student import Student
 
 SHAPE = {  # the names that configs of transformers have for the options of a shape

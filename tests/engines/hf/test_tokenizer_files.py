@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from speculant.api.loading import load_tokenizer
-from speculant.api.tokenizer_files import load_tokenizer_file
 from speculant.core.errors import TokenizerError
+from speculant.engines.hf.tokenizer_files import load_tokenizer_file
 
 DATA = os.environ.get("SPECULANT_DATA")
 
