@@ -82,11 +82,12 @@ def tested(
     target, draft = engines
     method, tree = METHODS[name.partition(":")[0]], name.partition(":")[2]
     verifier = build_verifier(method.name, rule)
+    opened: Any = draft.open if method.takes_draft_model else None
     drafter = build_drafter(
         method,
         BuildContext(
             vocabulary=target.capabilities.vocabulary,
-            open_cache=draft.open if method.takes_draft_model else None,
+            open_cache=opened,
             head=own_head(method, target.model) if method.heads else None,
             settings={"tree": tree} if tree else None,
             sampled=verifier.sampled,

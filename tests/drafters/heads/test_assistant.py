@@ -27,7 +27,7 @@ from passes import plain_text
 from speculant import PrefixCache, Speculator
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.drafters.heads.assistant import AssistantHead
+from speculant.drafters.heads.assistant.head import AssistantHead
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import HeadState
 from speculant.engines.hf import tiny

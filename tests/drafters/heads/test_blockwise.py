@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from feed_forward_heads import HIDDEN, new_blockwise, tiny_target
-from speculant.drafters.heads.blockwise import BlockwiseHead
+from speculant.drafters.heads.blockwise.head import BlockwiseHead
 
 
 def test_logits_are_those_of_the_formula() -> None:

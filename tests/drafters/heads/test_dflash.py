@@ -13,8 +13,8 @@ from torch import Tensor
 
 from speculant import Speculator
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.block_shape import BlockShape, Convolution, Domino, Selector
-from speculant.drafters.heads.dflash import DFlashHead, DFlashState
+from speculant.drafters.heads.dflash.head import DFlashHead, DFlashState
+from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.layers import LayerShape
 

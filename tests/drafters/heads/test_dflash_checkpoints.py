@@ -18,11 +18,11 @@ from torch import Tensor
 
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.block_shape import BlockShape
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
-from speculant.drafters.heads.checkpoints.dflash import save
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
-from speculant.drafters.heads.dflash import DFlashHead
+from speculant.drafters.heads.dflash.checkpoint import save
+from speculant.drafters.heads.dflash.head import DFlashHead
+from speculant.drafters.heads.dflash.shape import BlockShape
 
 SIZES = {
     "hidden_size": 32,

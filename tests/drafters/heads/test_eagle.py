@@ -11,10 +11,10 @@ import torch
 from eagles import compare_histories, eagle_formula, eagle_head, plain_text, replayed, started, states, target_model
 from models import tiny_model
 from speculant import Speculator
-from speculant.drafters.heads.checkpoints import eagle
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.eagle import EagleHead
+from speculant.drafters.heads.eagle import checkpoint as eagle
+from speculant.drafters.heads.eagle.head import EagleHead
 from speculant.drafters.heads.layers import LayerShape
 from speculant.engines.hf.target_parts import HFTargetParts
 

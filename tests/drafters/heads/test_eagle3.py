@@ -23,8 +23,8 @@ from eagles import (
 from models import VOCABULARY, tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Start
-from speculant.drafters.heads.checkpoints import eagle3
 from speculant.drafters.heads.drafter import HeadDrafter, LoadedHead
+from speculant.drafters.heads.eagle3 import checkpoint as eagle3
 from speculant.engines.hf.target_parts import HFTargetParts
 
 PROMPTS = [[5, 7, 9, 11, 13], [20, 3, 20, 3], [42], [8, 8, 30, 31, 32, 33, 8]]

@@ -15,10 +15,10 @@ from tests.models import VOCABULARY
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
-from speculant.drafters.heads.checkpoints.glide import save
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.glide import GlideHead, target_cross_shape
-from speculant.drafters.heads.glide_drafter import ConfidenceWidths
+from speculant.drafters.heads.glide.checkpoint import save
+from speculant.drafters.heads.glide.drafter import ConfidenceWidths
+from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
 from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.models.shapes import Level
 from speculant.drafters.models.tree_acceptance import LevelAcceptance

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from feed_forward_heads import HEADS, HIDDEN, PREFIX, new_hydra, tiny_target
-from speculant.drafters.heads.hydra import HydraHead
+from speculant.drafters.heads.hydra.head import HydraHead
 from speculant.engines.hf.target_parts import HFTargetParts
 
 TOKENS = [4, 5, 6]  # the root, and two nodes in a chain

@@ -21,7 +21,7 @@ from speculant.api.heads import open_head
 from speculant.api.sizes import Sizes, most_rows
 from speculant.core.drafter import Budget, Start
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.dflash_drafter import DFlashDrafter, JetSpecDrafter, JetSpecSettings
+from speculant.drafters.heads.dflash.drafter import DFlashDrafter, JetSpecDrafter, JetSpecSettings
 from speculant.drafters.heads.drafter import LoadedHead
 
 

@@ -13,9 +13,9 @@ from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
-from speculant.drafters.heads.checkpoints.lookahead import save
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.lookahead_embeddings import LookaheadHead
+from speculant.drafters.heads.lookahead.checkpoint import save
+from speculant.drafters.heads.lookahead.head import LookaheadHead
 
 TEXT = torch.tensor([5, 7, 9, 11, 13, 8])
 

@@ -14,9 +14,9 @@ from eagles import compare_histories
 from mtps import FAMILIES, Family, all_tensors, family_model, formula, modules_of, write_checkpoint
 from speculant.api.native_heads import open_native_head
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
-from speculant.drafters.heads.checkpoints.mtp import load_native
-from speculant.drafters.heads.checkpoints.mtp_layouts import plain_name
-from speculant.drafters.heads.mtp import MtpHead, MtpState
+from speculant.drafters.heads.mtp.checkpoint import load_native
+from speculant.drafters.heads.mtp.head import MtpHead, MtpState
+from speculant.drafters.heads.mtp.layouts import plain_name
 from speculant.engines.hf.target_parts import HFTargetParts
 
 

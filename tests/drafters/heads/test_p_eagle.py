@@ -20,7 +20,7 @@ from eagles import (
 )
 from models import tiny_model
 from speculant import Speculator
-from speculant.drafters.heads.checkpoints import eagle3
+from speculant.drafters.heads.eagle3 import checkpoint as eagle3
 from speculant.engines.hf.target_parts import HFTargetParts
 
 PROMPT = [5, 7, 9, 11, 13]

@@ -14,7 +14,7 @@ from tests.models import VOCABULARY, perturbed, tiny_model
 from speculant import Speculator
 from speculant.api.draft_caches import open_draft_caches
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.pard import PardHead
+from speculant.drafters.heads.pard.head import PardHead
 
 TEXT = torch.tensor([5, 7, 9, 11, 13, 8, 4, 6, 10, 12, 14, 3])
 MASK = 60

@@ -12,11 +12,11 @@ from torch import Tensor
 from eagles import compare_histories, mtp_head, states, target_model
 from mtps import FAMILIES, all_tensors, family_model, modules_of
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
-from speculant.drafters.heads.checkpoints.mtp import load_native
-from speculant.drafters.heads.checkpoints.mtp_layouts import plain_name
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import HeadState
-from speculant.drafters.heads.mtp import MtpHead, MtpState
+from speculant.drafters.heads.mtp.checkpoint import load_native
+from speculant.drafters.heads.mtp.head import MtpHead, MtpState
+from speculant.drafters.heads.mtp.layouts import plain_name
 from speculant.engines.hf.target_parts import HFTargetParts
 
 SCALED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}

@@ -13,10 +13,10 @@ from tests.models import VOCABULARY
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
-from speculant.drafters.heads.checkpoints.specdec import save
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.layers import LayerShape
-from speculant.drafters.heads.specdec import SpecDecHead
+from speculant.drafters.heads.specdec.checkpoint import save
+from speculant.drafters.heads.specdec.head import SpecDecHead
 
 SHAPE = LayerShape(hidden=24, inner=40, heads=3, kv_heads=3, head_dim=8)
 TEXT = torch.tensor([5, 7, 9, 11, 13, 8, 4, 6, 10])

@@ -10,7 +10,7 @@ import torch
 from models import tiny_model
 from speculant.core.errors import ModelNotFoundError, UsageError
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.builders.draft_model import new_draft_model, principal_components
+from speculant.training.draft_model.model import new_draft_model, principal_components
 
 
 def test_a_new_draft_model_is_a_fraction_of_its_target() -> None:

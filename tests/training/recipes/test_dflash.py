@@ -15,9 +15,9 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
+from speculant.drafters.heads.dflash.new import new_dflash
+from speculant.drafters.heads.dflash.recipe import DFlashRecipe
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.builders.dflash import new_dflash
-from speculant.training.recipes.dflash import DFlashRecipe
 from trainings import tiny_training
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import smooth_l1_loss
 
 from eagles import eagle_formula, eagle_head, target_model
+from speculant.drafters.heads.eagle.recipe import EagleRecipe
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.recipes.eagle import EagleRecipe
 from unrolling import drafted_logits, target_rows, training_batch
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from eagles import IDS, eagle3_head, p_eagle_head, target_model
-from speculant.drafters.heads.eagle3 import Eagle3Head
+from speculant.drafters.heads.eagle3.head import Eagle3Head
+from speculant.drafters.heads.eagle3.recipe import Eagle3Recipe
+from speculant.drafters.heads.p_eagle.recipe import PEagleRecipe
+from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.recipe import TrainBatch
-from speculant.training.recipes.eagle3 import Eagle3Recipe
-from speculant.training.recipes.p_eagle import PEagleRecipe
 from unrolling import drafted_logits, target_rows, training_batch
 
 

@@ -10,15 +10,17 @@ import torch
 
 from feed_forward_heads import HIDDEN, heads, new_medusa, tiny_target
 from models import VOCABULARY, tiny_model
+from speculant.drafters.heads.blockwise.new import new_blockwise
+from speculant.drafters.heads.blockwise.recipe import BlockwiseRecipe
 from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.hydra.new import new_hydra, new_hydra_plus
+from speculant.drafters.heads.hydra.recipe import HydraRecipe
+from speculant.drafters.heads.medusa.new import new_medusa as built_medusa
+from speculant.drafters.heads.medusa.recipe import MedusaRecipe
+from speculant.drafters.heads.mlp.new import new_mlp
+from speculant.drafters.heads.mlp.recipe import MLPRecipe
+from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.builders.blocks import new_blockwise, new_hydra, new_hydra_plus, new_mlp
-from speculant.training.builders.blocks import new_medusa as built_medusa
-from speculant.training.recipe import Recipe, TrainBatch
-from speculant.training.recipes.blockwise import BlockwiseRecipe
-from speculant.training.recipes.hydra import HydraRecipe
-from speculant.training.recipes.medusa import MedusaRecipe
-from speculant.training.recipes.mlp import MLPRecipe
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "medusa": MedusaRecipe,

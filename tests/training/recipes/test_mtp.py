@@ -11,10 +11,10 @@ from torch.nn.functional import kl_div
 from eagles import target_model
 from models import hybrid_model
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.mtp import MtpHead
+from speculant.drafters.heads.mtp.head import MtpHead
+from speculant.drafters.heads.mtp.new import new_mtp
+from speculant.drafters.heads.mtp.recipe import MtpRecipe
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.builders.mtp import new_mtp
-from speculant.training.recipes.mtp import MtpRecipe
 from unrolling import drafted_logits, target_rows, training_batch
 
 

@@ -13,10 +13,10 @@ from tests.drafters.heads.test_specdec import made as made_specdec
 
 from speculant.api.heads import open_head
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.glide.recipe import GlideRecipe
+from speculant.drafters.heads.lookahead.recipe import LookaheadRecipe
+from speculant.drafters.heads.specdec.recipe import SpecDecRecipe
 from speculant.training.kinds import find_kind
-from speculant.training.recipes.glide import GlideRecipe
-from speculant.training.recipes.lookahead import LookaheadRecipe
-from speculant.training.recipes.specdec import SpecDecRecipe
 
 
 def recipe_of(name: str, parts: object) -> GlideRecipe | LookaheadRecipe | SpecDecRecipe:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from checkpointing import rewrite
 from eagles import eagle_head, started, states, target_model
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
-from speculant.drafters.heads.checkpoints import eagle
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.drafters.heads.eagle import EagleHead
+from speculant.drafters.heads.eagle import checkpoint as eagle
+from speculant.drafters.heads.eagle.head import EagleHead
 from speculant.engines.hf.target_parts import HFTargetParts
 
 

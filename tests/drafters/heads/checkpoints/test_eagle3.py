@@ -14,11 +14,12 @@ from checkpointing import rewrite
 from eagles import IDS, eagle3_head, eagle_head, p_eagle_head, started, states, target_model
 from models import VOCABULARY
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import eagle, eagle3
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
-from speculant.drafters.heads.eagle3 import Eagle3Head
-from speculant.drafters.heads.p_eagle import PEagleHead
+from speculant.drafters.heads.eagle import checkpoint as eagle
+from speculant.drafters.heads.eagle3 import checkpoint as eagle3
+from speculant.drafters.heads.eagle3.head import Eagle3Head
+from speculant.drafters.heads.p_eagle.head import PEagleHead
 from speculant.engines.hf.target_parts import HFTargetParts
 
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"

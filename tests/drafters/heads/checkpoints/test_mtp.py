@@ -11,12 +11,12 @@ import torch
 from models import tiny_model
 from mtps import FAMILIES, all_tensors, family_model, modules_of
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import mtp
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.drafters.heads.checkpoints.mtp_layouts import REFUSED, find_layout, is_mtp, plain_name
+from speculant.drafters.heads.mtp import checkpoint as mtp
+from speculant.drafters.heads.mtp.layouts import REFUSED, find_layout, is_mtp, plain_name
+from speculant.drafters.heads.mtp.new import new_mtp
 from speculant.engines.hf.target_parts import HFTargetParts
-from speculant.training.builders.mtp import new_mtp
 
 
 def test_the_own_layout_is_read_again(tmp_path: Path) -> None:

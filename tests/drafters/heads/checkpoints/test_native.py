@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
-from speculant.drafters.heads.checkpoints.native import dequantised, read_native, tensor_files
+from speculant.drafters.heads.mtp.native import dequantised, read_native, tensor_files
 
 
 def test_each_block_has_its_scale() -> None:

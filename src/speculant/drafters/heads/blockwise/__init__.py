@@ -1,0 +1,1 @@
+"""Blockwise heads: the head, its checkpoints and its training."""

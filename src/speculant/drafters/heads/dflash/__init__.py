@@ -1,0 +1,1 @@
+"""DFlash and its descendants: the head, its checkpoints and its training."""

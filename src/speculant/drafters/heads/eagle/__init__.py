@@ -1,0 +1,1 @@
+"""EAGLE: the head, its checkpoints and its training."""

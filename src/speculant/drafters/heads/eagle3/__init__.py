@@ -1,0 +1,1 @@
+"""EAGLE-3: the head, its checkpoints and its training."""

@@ -1,0 +1,1 @@
+"""GLIDE: the head, its checkpoints and its training."""

@@ -1,0 +1,1 @@
+"""Hydra and Hydra++: the head, its checkpoints and its training."""

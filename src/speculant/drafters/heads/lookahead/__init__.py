@@ -1,0 +1,1 @@
+"""PaSS, look-ahead embeddings: the head, its checkpoints and its training."""

@@ -1,0 +1,1 @@
+"""Medusa: the head, its checkpoints and its training."""

@@ -1,0 +1,1 @@
+"""MLP speculators: the head, its checkpoints and its training."""

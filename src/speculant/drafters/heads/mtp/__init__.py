@@ -1,0 +1,1 @@
+"""MTP layers: the head, its checkpoints and its training."""

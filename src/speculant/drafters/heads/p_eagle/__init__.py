@@ -1,0 +1,1 @@
+"""P-EAGLE: the head, its checkpoints and its training."""

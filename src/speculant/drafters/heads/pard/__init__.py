@@ -1,0 +1,1 @@
+"""PARD models: the head, its checkpoints and its training."""

@@ -1,0 +1,1 @@
+"""SpecDec: the head, its checkpoints and its training."""
