@@ -1,20 +1,15 @@
-"""New EAGLE-3 and P-EAGLE heads, of the target's own layer sizes."""
+"""New EAGLE-3 heads, of the target's own layer sizes."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from speculant.core.errors import UsageError
+from speculant.core.tree import Int64
 from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.p_eagle.head import PEagleHead
 from speculant.drafters.heads.training.shapes import spread_weights, target_shape
-
-if TYPE_CHECKING:
-    from speculant.training.texts import Int64
 
 
 def new_eagle3(
@@ -29,26 +24,9 @@ def new_eagle3(
         own_output: whether it has an output projection of its own, at first the target's.
         inner: of its MLP; 0 for the target's.
     """
-    shape, ids = _shape(target, counts, vocabulary, own_output, inner=inner)
+    shape, ids = eagle3_shape(target, counts, vocabulary, own_output, inner=inner)
     head = Eagle3Head(shape, ids=ids)
-    _begin(head, target)
-    return head
-
-
-def new_p_eagle(
-    target: TargetParts, *, counts: Int64, depth: int, layers: int = 2, vocabulary: int = 0, own_output: bool = True
-) -> PEagleHead:
-    """Return a head that drafts all depths in one pass.
-
-    Args:
-        target: of the head.
-        counts, vocabulary, own_output: as above.
-        depth: how many tokens it drafts.
-        layers: how many decoder layers it has.
-    """
-    shape, ids = _shape(target, counts, vocabulary, own_output, layers)
-    head = PEagleHead(shape, mask_token=int(counts.argmin()), depth=depth, ids=ids)
-    _begin(head, target)
+    begin_as_target(head, target)
     return head
 
 
@@ -61,7 +39,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return taps if taps[0] < taps[1] < taps[2] else tuple(sorted({min(1, layers - 2), layers // 2, layers - 1} - {-1}))
 
 
-def _shape(
+def eagle3_shape(
     target: TargetParts, counts: Int64, vocabulary: int, own_output: bool, layers: int = 1, *, inner: int = 0
 ) -> tuple[Eagle3Shape, Tensor | None]:
     """Return the shape of a head, and the tokens that it can draft, ascending; None for all."""
@@ -81,7 +59,7 @@ def _shape(
     return shape, ids
 
 
-def _begin(head: Eagle3Head, target: TargetParts) -> None:
+def begin_as_target(head: Eagle3Head, target: TargetParts) -> None:
     """Give a head its first weights."""
     hidden = target.hidden_size
     spread_weights(head)
