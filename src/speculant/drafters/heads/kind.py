@@ -1,4 +1,4 @@
-"""HeadKind: everything that is told of one kind of heads, in data; each kind's folder has its own."""
+"""HeadKind: everything that is told of one kind of heads, in data; each kind's folder has its own in `__init__.py`."""
 
 from __future__ import annotations
 
