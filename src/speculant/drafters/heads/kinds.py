@@ -1,7 +1,7 @@
 """The table of kinds of heads; methods, formats of checkpoints and training derive from it.
 
-A new kind is a folder with its head, checkpoints and recipe, its row in `__init__.py`, and a line here. Nothing heavy is
-imported.
+A new kind is a folder with its head, checkpoints and recipe, its row in `__init__.py`, and a line here. Nothing heavy
+is imported.
 """
 
 from __future__ import annotations
