@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.block_heads import states, target_of
-from tests.drafters.heads.test_dflash import BLOCKS, PROMPT, SHAPE, made
+from tests.drafters.heads.dflash.test_head import BLOCKS, PROMPT, SHAPE, made
 from tests.models import VOCABULARY
 from torch import Tensor
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.block_heads import check_training, lent_cache, overfit, target_of, train_batch
-from tests.drafters.heads.test_glide import made as made_glide
-from tests.drafters.heads.test_lookahead_embeddings import made as made_lookahead
-from tests.drafters.heads.test_specdec import made as made_specdec
+from tests.drafters.heads.glide.test_head import made as made_glide
+from tests.drafters.heads.lookahead.test_head import made as made_lookahead
+from tests.drafters.heads.specdec.test_head import made as made_specdec
 
 from speculant.api.heads import open_head
 from speculant.core.errors import UnsupportedError

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.block_heads import check_greedy, states, target_of
-from tests.drafters.heads.test_dflash import BLOCKS, PROMPT, made
-from tests.drafters.heads.test_dflash_checkpoints import SIZES, inner
+from tests.drafters.heads.dflash.test_checkpoint import SIZES, inner
+from tests.drafters.heads.dflash.test_head import BLOCKS, PROMPT, made
 
 from speculant import Speculator
 from speculant.api.heads import open_head

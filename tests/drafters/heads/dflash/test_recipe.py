@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.block_heads import overfit, random_weights, target_of, train_batch
-from tests.drafters.heads.test_dflash import BLOCKS, SHAPE, made
+from tests.drafters.heads.dflash.test_head import BLOCKS, SHAPE, made
 
 from models import tiny_model
 from speculant import Speculator
