@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from speculant.api.tokenizer_files import load_tokenizer_file
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.systems.peers import OfficialAded
 from speculant.core.tree import Int32
 from speculant.drafters.aded.corpus import TrigramCounter
 from speculant.drafters.aded.drafter import AdedPaperDrafter, save_table
+from speculant.engines.hf.tokenizer_files import load_tokenizer_file
 
 VOCABULARY = 32_000
 NODES = 64

@@ -25,7 +25,7 @@ from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.level_session import heaviest
 from speculant.integrations.chain_union import ChainUnion, History
-from speculant.registry import find_method
+from speculant.registry import BuildContext, build_drafter
 from targets import data_folder
 
 HEAD, TRACES, LENGTHS = "eagle", ("cnn", "gsm8k", "instructcoder", "sharegpt"), (5, 20)
@@ -61,8 +61,8 @@ def measure(recordings: Sequence[Recording], length: int) -> dict[str, float]:
 def memory(recordings: Sequence[Recording]) -> Drafter:
     """Return `mix` with an empty memory."""
     vocabulary = 1 + max(int(max(each.prompt.max(), each.output.max())) for each in recordings)
-    return find_method("mix").build(
-        vocabulary=vocabulary, tokenizer="", memory_limit=256 << 20, bases=(), settings=None
+    return build_drafter(
+        "mix", BuildContext(vocabulary=vocabulary, tokenizer="", memory_limit=256 << 20, bases=(), settings=None)
     )
 
 

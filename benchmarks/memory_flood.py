@@ -26,7 +26,7 @@ from mix_memory import opened
 from speculant.cli.env import environment
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Start, Verified
 from speculant.core.tree import DraftTree
-from speculant.registry import METHODS, find_method
+from speculant.registry import METHODS, BuildContext, build_drafter
 
 VOCABULARY = 128_256
 PROMPT, ANSWER = 1000, 1000
@@ -156,7 +156,7 @@ def run(what: tuple[str, int, int, float, Path | None]) -> dict[str, Any]:
     """Run a method under a memory limit for so many random ids or until the time is up; return the measurements."""
     method, limit, tokens, seconds, base = what
     bases = [opened(base)] if base else []
-    flood = Flood(find_method(method).build(vocabulary=VOCABULARY, memory_limit=limit, bases=bases))
+    flood = Flood(build_drafter(method, BuildContext(vocabulary=VOCABULARY, memory_limit=limit, bases=bases)))
     flood.until(1)  # what only the first request loads
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     began, idle = time.perf_counter(), status_bytes("VmRSS")

@@ -31,7 +31,7 @@ from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.hf.sampling.sampler import SamplingPlan, make_sampler
-from speculant.registry import METHODS, build_verifier
+from speculant.registry import METHODS, BuildContext, build_drafter, build_verifier
 from speculant.sizing.fixed import FixedSizing
 from targets import load_pair
 
@@ -82,12 +82,16 @@ def tested(
     target, draft = engines
     method, tree = METHODS[name.partition(":")[0]], name.partition(":")[2]
     verifier = build_verifier(method.name, rule)
-    drafter = method.build(
-        vocabulary=target.capabilities.vocabulary,
-        open_cache=draft.open if method.takes_draft_model else None,
-        head=own_head(method, target.model) if method.heads else None,
-        settings={"tree": tree} if tree else None,
-        sampled=verifier.sampled,
+    opened: Any = draft.open if method.takes_draft_model else None
+    drafter = build_drafter(
+        method,
+        BuildContext(
+            vocabulary=target.capabilities.vocabulary,
+            open_cache=opened,
+            head=own_head(method, target.model) if method.heads else None,
+            settings={"tree": tree} if tree else None,
+            sampled=verifier.sampled,
+        ),
     )
     parts: Any = Parts(engine=target, drafter=drafter, verifier=verifier, sizing=FixedSizing(args.nodes))
     counts, stats, prompt = Counter[tuple[int, ...]](), Stats(method=name), np.array(ids, np.int32)

@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from mix_corpora import LLAMA2, LLAMA3, VOCABULARIES, WEIGHTS, Tokens, encoded, excluded, llama2_encoder, llama3_encoder
-from speculant.api.tokenizer_files import load_tokenizer_file
 from speculant.bench.replay.calibration import BINS
 from speculant.bench.replay.player import Float64, ReplayResult, replay
 from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded
@@ -51,6 +50,7 @@ from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.mix.scores import Scorer
 from speculant.drafters.suffix.array import SuffixArrayBuilder
 from speculant.drafters.suffix.rest import RestDrafter, save_corpus
+from speculant.engines.hf.tokenizer_files import load_tokenizer_file
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
 NODES = 64

@@ -29,8 +29,8 @@ from speculant.cli.env import environment
 from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
-from speculant.drafters.heads.checkpoints.mtp import load_native
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
+from speculant.drafters.heads.mtp.checkpoint import load_native
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache

@@ -36,7 +36,7 @@ from speculant.core.drafter import Drafter
 from speculant.decoding.sequence import Sequence as Text
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedEngine
-from speculant.registry import find_method
+from speculant.registry import BuildContext, build_drafter, find_method
 from speculant.sharing.address import parse_address
 from speculant.sharing.channel import Piece
 from speculant.sharing.opening import open_sharing
@@ -77,7 +77,7 @@ def play(streams: Sequence[Sequence[Recording]], parts: Parts) -> dict[str, int]
 
 
 def build(memory: int) -> Drafter:
-    return find_method("mix").build(vocabulary=VOCABULARY, tokenizer="llama-3", memory_limit=memory)
+    return build_drafter("mix", BuildContext(vocabulary=VOCABULARY, tokenizer="llama-3", memory_limit=memory))
 
 
 def replica(trace: Path, number: int, url: str | None, args: argparse.Namespace, barrier: Any, results: Any) -> None:

@@ -24,7 +24,7 @@ from speculant.core.engine import MAX_NODES, Needs
 from speculant.core.tree import DraftTree
 from speculant.decoding.step import Parts, step
 from speculant.engines.recorded import RecordedEngine
-from speculant.registry import find_method
+from speculant.registry import BuildContext, build_drafter
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Sizing
 from speculant.sizing.fixed import FixedSizing
@@ -90,7 +90,7 @@ class Charged(Drafter):
 def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Callable[[], Sizing]) -> dict[str, float]:
     """Return throughput in plain decoding's, MAT and nodes per round."""
     clock = Clock(curve)
-    drafter = find_method(method).build(vocabulary=VOCABULARY, memory_limit=256 << 20)
+    drafter = build_drafter(method, BuildContext(vocabulary=VOCABULARY, memory_limit=256 << 20))
     tokens, rounds, nodes = 0, 0, 0
     for recording in recordings:
         parts = Parts(

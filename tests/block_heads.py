@@ -12,9 +12,9 @@ from torch import Tensor
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.views.target_parts import HFTargetParts
-from speculant.training.recipe import Recipe, TrainBatch
 
 
 def target_of(name: str = "llama", **changes: Any) -> tuple[Any, HFTargetParts]:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from models import VOCABULARY, tiny_model
-from speculant.drafters.heads.eagle import EagleHead
-from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
+from speculant.drafters.heads.eagle.head import EagleHead
+from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import LayerShape
-from speculant.drafters.heads.mtp import MtpHead
-from speculant.drafters.heads.mtp_module import MtpModule
-from speculant.drafters.heads.p_eagle import PEagleHead
+from speculant.drafters.heads.mtp.head import MtpHead
+from speculant.drafters.heads.mtp.module import MtpModule
+from speculant.drafters.heads.p_eagle.head import PEagleHead
 from speculant.drafters.heads.target_layer import FULL
 from speculant.engines.hf.views.target_parts import HFTargetParts
 

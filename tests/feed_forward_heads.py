@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from models import VOCABULARY, tiny_model
-from speculant.drafters.heads.blockwise import BlockwiseHead
-from speculant.drafters.heads.hydra import HydraHead, HydraShape
+from speculant.drafters.heads.blockwise.head import BlockwiseHead
+from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
-from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
-from speculant.drafters.heads.mlp import MLPHead, MLPShape
+from speculant.drafters.heads.medusa.head import MedusaHead, MedusaShape
+from speculant.drafters.heads.mlp.head import MLPHead, MLPShape
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 HIDDEN = 32  # of tiny_model

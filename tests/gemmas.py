@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from models import SHAPE
-from speculant.drafters.heads.assistant import AssistantHead
+from speculant.drafters.heads.assistant.head import AssistantHead
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.drafter import LoadedHead

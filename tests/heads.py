@@ -15,26 +15,26 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.core.drafter import EMPTY_PATH, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.tree import DraftTree
-from speculant.drafters.heads.assistant import AssistantHead
-from speculant.drafters.heads.assistant_layers import AssistantShape, ReadLayer
-from speculant.drafters.heads.block_shape import BlockShape, Convolution, Domino, Selector
-from speculant.drafters.heads.blockwise import BlockwiseHead
-from speculant.drafters.heads.dflash import DFlashHead
+from speculant.drafters.heads.assistant.head import AssistantHead
+from speculant.drafters.heads.assistant.layers import AssistantShape, ReadLayer
+from speculant.drafters.heads.blockwise.head import BlockwiseHead
+from speculant.drafters.heads.dflash.head import DFlashHead
+from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.eagle import EagleHead
-from speculant.drafters.heads.eagle3 import Eagle3Head, Eagle3Shape
-from speculant.drafters.heads.glide import GlideHead, target_cross_shape
+from speculant.drafters.heads.eagle.head import EagleHead
+from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
+from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.hydra import HydraHead, HydraShape
+from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
-from speculant.drafters.heads.lookahead_embeddings import LookaheadHead
-from speculant.drafters.heads.medusa import MedusaHead, MedusaShape
-from speculant.drafters.heads.mlp import MLPHead, MLPShape
-from speculant.drafters.heads.mtp import MtpHead
-from speculant.drafters.heads.mtp_module import MtpModule
-from speculant.drafters.heads.p_eagle import PEagleHead
-from speculant.drafters.heads.pard import PardHead
-from speculant.drafters.heads.specdec import SpecDecHead
+from speculant.drafters.heads.lookahead.head import LookaheadHead
+from speculant.drafters.heads.medusa.head import MedusaHead, MedusaShape
+from speculant.drafters.heads.mlp.head import MLPHead, MLPShape
+from speculant.drafters.heads.mtp.head import MtpHead
+from speculant.drafters.heads.mtp.module import MtpModule
+from speculant.drafters.heads.p_eagle.head import PEagleHead
+from speculant.drafters.heads.pard.head import PardHead
+from speculant.drafters.heads.specdec.head import SpecDecHead
 from speculant.drafters.heads.target_layer import FULL
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.views.target_parts import HFTargetParts

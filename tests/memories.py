@@ -12,7 +12,7 @@ from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Drafter, Verified
 from speculant.core.tree import DraftTree
 from speculant.memory.file import Memory, read_any_memory
-from speculant.registry import METHODS
+from speculant.registry import METHODS, BuildContext, build_drafter
 from tables import ids
 
 VOCABULARY = 60
@@ -23,7 +23,7 @@ KEPT = tuple(
 
 def drafter(method: str, **options: Any) -> Drafter:
     """Return an empty drafter."""
-    return METHODS[method].build(**{"vocabulary": VOCABULARY, "tokenizer": "t", **options})
+    return build_drafter(method, BuildContext(**{"vocabulary": VOCABULARY, "tokenizer": "t", **options}))
 
 
 def learn(held: Drafter, text: Iterable[int]) -> None:

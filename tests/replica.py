@@ -21,11 +21,11 @@ def main(url: str, tokenizer: str) -> None:
     """Decode until the input ends."""
     from speculant.bench.replay.player import replay
     from speculant.bench.replay.traces import Recording
-    from speculant.registry import find_method
+    from speculant.registry import BuildContext, build_drafter, find_method
     from speculant.sharing.opening import open_sharing
 
     method = find_method("mix")
-    inner = method.build(vocabulary=VOCABULARY, tokenizer=tokenizer, memory_limit=16 << 20)
+    inner = build_drafter(method, BuildContext(vocabulary=VOCABULARY, tokenizer=tokenizer, memory_limit=16 << 20))
     drafter = open_sharing(inner, url, method=method, tokenizer=tokenizer, vocabulary=VOCABULARY)
     answer({})
     for line in sys.stdin:

@@ -19,4 +19,4 @@ def test_importing_speculator_loads_few_files() -> None:
     loaded = subprocess.run([sys.executable, "-c", SHOWN], check=True, capture_output=True, text=True).stdout.split()
     assert "speculant.api.speculator" in loaded
     assert len(loaded) <= MAX_FILES, loaded
-    assert not {"torch", "transformers", "speculant.engines"} & set(loaded)
+    assert not {"torch", "transformers", "speculant.engines.hf.engine"} & set(loaded)

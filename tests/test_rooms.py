@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -16,15 +17,17 @@ SOURCE = Path(speculant.__file__).parent
 LEVELS = (
     {"core"},
     {"memory"},
+    {"sizing", "verifiers", "drafters"},
     {"registry"},
     {"options"},
-    {"sizing", "verifiers", "drafters", "engines", "sharing"},
-    {"decoding"},
+    {"engines", "sharing"},
+    {"decoding", "training"},
     {"api"},
     {"integrations", "corpus"},
-    {"serving", "bench", "training"},
+    {"serving", "bench"},
     {"cli"},
 )
+REFERENCE = re.compile(r"speculant(\.\w+)+(\.|:\w+)?")  # "module", "module.name", "module:name", or "module." of more
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 
@@ -38,7 +41,10 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
-    """Yield the modules of the package that a file imports, wherever in it, also for type checkers only."""
+    """Yield the modules of the package that a file imports, wherever in it, also for type checkers only.
+
+    A module that a string names, as in "speculant.drafters.none:NoDrafter", is imported as well, only later.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "speculant":
             for alias in node.names:
@@ -46,6 +52,10 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
                 yield whole if whole in known else node.module
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "speculant")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.fullmatch(node.value):
+            parts = node.value.partition(":")[0].rstrip(".").split(".")
+            heads = (".".join(parts[:length]) for length in range(len(parts), 1, -1))
+            yield from [name for name in heads if name in known][:1]
 
 
 def room(module: str) -> str:
@@ -81,6 +91,16 @@ def test_modules_do_not_import_each_other() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_references_in_strings_count(tmp_path: Path) -> None:
+    """Guards the drawing itself: a module that is loaded by a name in a string is seen, and other texts are not."""
+    file = tmp_path / "a.py"
+    file.write_text(
+        'a = "speculant.training.kinds:KINDS", "speculant.drafters.none.NoDrafter", f"speculant.cli.{a}"\n'
+        'b = "see speculant.core.tree", "speculant", "speculant.unknown:x"\n'
+    )
+    assert set(imports(file, modules())) == {"speculant.training.kinds", "speculant.drafters.none", "speculant.cli"}
 
 
 @pytest.mark.parametrize("name", ["core", "memory", "sizing", "decoding", "verifiers", "drafters", "sharing"])

@@ -8,8 +8,8 @@ from torch import Tensor
 from eagles import HIDDEN
 from models import VOCABULARY
 from speculant.drafters.heads.head import Head
+from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.views.target_parts import HFTargetParts
-from speculant.training.recipe import TrainBatch
 
 
 def training_batch(taps: int, target: HFTargetParts | None = None) -> TrainBatch:

@@ -14,7 +14,7 @@ from passes import plain_text
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.core.errors import ModelNotFoundError, UnsupportedError, UsageError
-from speculant.drafters.heads.checkpoints import eagle
+from speculant.drafters.heads.eagle import checkpoint as eagle
 
 PROMPT = [5, 9, 14, 3, 8]
 

@@ -14,9 +14,9 @@ from mtps import FAMILIES, all_tensors, modules_of, write_checkpoint
 from speculant.api.loading import bundled_heads, load_tokenizer
 from speculant.cli.main import main
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import eagle
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import check_sizes
+from speculant.drafters.heads.eagle import checkpoint as eagle
 
 CaptureFixture = pytest.CaptureFixture[str]
 SHORT = ["--max-new-tokens", "8", "--device", "cpu"]

@@ -12,7 +12,7 @@ import pytest
 from rounds import start
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Persistent, Session, Verified
 from speculant.core.tree import ROOT, DraftTree
-from speculant.registry import METHODS
+from speculant.registry import METHODS, BuildContext, build_drafter
 from trees import paths_of
 
 VOCABULARY = 80
@@ -32,7 +32,7 @@ BUDGETS = tuple(
 
 def build(name: str) -> Drafter:
     """Return an empty drafter."""
-    return METHODS[name].build(vocabulary=VOCABULARY, tokenizer="t")
+    return build_drafter(name, BuildContext(vocabulary=VOCABULARY, tokenizer="t"))
 
 
 def language(seed: int, length: int) -> np.ndarray:

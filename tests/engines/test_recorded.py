@@ -13,7 +13,7 @@ from speculant.core.tree import DraftTree
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import Parts, prefill, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
-from speculant.registry import build_verifier, find_method
+from speculant.registry import BuildContext, build_drafter, build_verifier
 from speculant.sizing.fixed import FixedSizing
 
 PROMPT, OUTPUT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1], [4, 1, 5, 9, 2, 7, 3, 1, 4]
@@ -21,7 +21,7 @@ PROMPT, OUTPUT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1], [4, 1, 5, 9, 2, 7, 3, 1, 4]
 
 def recorded(method: str, rows: list[int]) -> tuple[Sequence, Parts]:
     """Return a sequence that decodes the output, and the parts; `rows` gets the rows of each pass."""
-    drafter = find_method(method).build(vocabulary=10)
+    drafter = build_drafter(method, BuildContext(vocabulary=10))
     engine = RecordedEngine(vocabulary=10, on_pass=rows.append)
     parts = Parts(engine=engine, drafter=drafter, verifier=build_verifier(method), sizing=FixedSizing(4))
     cache = RecordedCache(len(PROMPT))

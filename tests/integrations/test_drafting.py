@@ -14,7 +14,7 @@ from speculant.core.drafter import Drafter, Session, Start, Verified
 from speculant.core.tree import DraftTree
 from speculant.integrations.drafting import follow_tokens
 from speculant.integrations.load import bound_drafts, tree_budget
-from speculant.registry import METHODS
+from speculant.registry import BuildContext, build_drafter
 from tables import ids
 
 
@@ -141,7 +141,7 @@ def test_faults_of_the_keeping_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_draft_the_same(method: str) -> None:
     """Two instances that are shown the same steps draft the same, token for token."""
     random = np.random.default_rng(3)
-    ranks = [row_drafter(METHODS[method].build(vocabulary=1000), most_per_step=12) for _ in range(2)]
+    ranks = [row_drafter(build_drafter(method, BuildContext(vocabulary=1000)), most_per_step=12) for _ in range(2)]
     texts = [random.integers(0, 5, 6).tolist() for _ in range(4)]
     some = 0
     for _ in range(40):
@@ -158,13 +158,13 @@ def test_ranks_draft_the_same(method: str) -> None:
 def test_requests_learn_from_each_other(method: str, tmp_path: Path) -> None:
     """What one request committed is drafted for the next, and after a restart from the saved memory."""
     text = np.random.default_rng(1).integers(0, 900, 80).tolist()
-    drafter = METHODS[method].build(vocabulary=1000, tokenizer="t")
+    drafter = build_drafter(method, BuildContext(vocabulary=1000, tokenizer="t"))
     rows = row_drafter(drafter, patience=0)
     for end in range(10, 80):
         rows.step([row(text[:end])])
     rows.finish()
     drafter.save(tmp_path / "memory")  # type: ignore[attr-defined]
-    again = METHODS[method].build(vocabulary=1000, tokenizer="t")
+    again = build_drafter(method, BuildContext(vocabulary=1000, tokenizer="t"))
     again.load(tmp_path / "memory")  # type: ignore[attr-defined]
     for each in (drafter, again):
         (found,) = drafted(row_drafter(each).step([row(text[20:50])]))

@@ -10,14 +10,16 @@ import pytest
 
 from speculant.core.drafter import Budget
 from speculant.integrations.head_rows import HeadRow, HeadRows
-from speculant.registry import find_method
+from speculant.registry import BuildContext, build_drafter
 
 TEXT = [*range(10, 40)]
 
 
 def build(**changes: Any) -> HeadRows:
     """Return rows with an empty memory."""
-    drafter = find_method("mix").build(vocabulary=500, tokenizer="", memory_limit=1 << 24, bases=(), settings=None)
+    drafter = build_drafter(
+        "mix", BuildContext(vocabulary=500, tokenizer="", memory_limit=1 << 24, bases=(), settings=None)
+    )
     return HeadRows(drafter, **{"vocabulary": 500, "most_per_step": 256, **changes})
 
 

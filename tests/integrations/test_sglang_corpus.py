@@ -10,14 +10,14 @@ import pytest
 from speculant.core.drafter import Drafter
 from speculant.core.errors import UnsupportedError
 from speculant.integrations.sglang_corpus import Corpus
-from speculant.registry import METHODS
+from speculant.registry import BuildContext, build_drafter
 
 VOCABULARY, WIDTH, TAIL = 200, 8, 6
 
 
 def mix() -> Drafter:
     """Return an empty drafter."""
-    return METHODS["mix"].build(vocabulary=VOCABULARY, tokenizer="t", memory_limit=4 << 20)
+    return build_drafter("mix", BuildContext(vocabulary=VOCABULARY, tokenizer="t", memory_limit=4 << 20))
 
 
 def corpus(drafter: Drafter | None = None) -> Corpus:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from memories import KEPT, VOCABULARY, learned
+from speculant.api.memory_kinds import find_memory_kind, methods_reading
 from speculant.core.errors import ForeignMemoryError
-from speculant.registry import METHODS, find_memory_kind, methods_reading
+from speculant.registry import METHODS
 
 TEXT = [*range(10, 20), *range(10, 15)]
 HELD = {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memories import KEPT, VOCABULARY, drafted, learned
+from speculant.api.memory_kinds import find_memory_kind
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.aded import memory as trigram
 from speculant.drafters.aded.frozen import thaw
@@ -17,7 +18,6 @@ from speculant.drafters.suffix.array import Block, sort_suffixes
 from speculant.drafters.suffix.history import documents_of
 from speculant.drafters.suffix.rest import save_corpus
 from speculant.memory.file import Memory, read_any_memory, write_memory
-from speculant.registry import find_memory_kind
 from tables import ids
 
 LIMIT = 64 << 20

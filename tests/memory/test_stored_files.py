@@ -15,8 +15,9 @@ import pytest
 
 from memories import KEPT
 from rounds import budget, start
+from speculant.api.memory_kinds import find_memory_kind
 from speculant.memory.file import read_any_memory
-from speculant.registry import METHODS, find_memory_kind
+from speculant.registry import BuildContext, build_drafter
 
 FOLDER = Path(__file__).parents[1] / "data" / "memories"
 RECORDED = json.loads((FOLDER / "drafts.json").read_text(encoding="utf-8"))
@@ -33,8 +34,11 @@ def unpacked(folder: Path, method: str) -> Path:
 def test_drafts_from_an_older_file(method: str, tmp_path: Path) -> None:
     """Every array arrives where it belongs."""
     recorded = RECORDED["methods"][method]
-    held = METHODS[method].build(
-        vocabulary=RECORDED["vocabulary"], tokenizer=RECORDED["tokenizer"], memory_limit=recorded["memory_limit"]
+    held = build_drafter(
+        method,
+        BuildContext(
+            vocabulary=RECORDED["vocabulary"], tokenizer=RECORDED["tokenizer"], memory_limit=recorded["memory_limit"]
+        ),
     )
     held.load(unpacked(tmp_path, method))
     for draft in recorded["drafts"]:
@@ -48,8 +52,11 @@ def test_drafts_from_an_older_file(method: str, tmp_path: Path) -> None:
 def test_an_older_file_is_written_again_as_it_was(method: str, tmp_path: Path) -> None:
     """Names, types and facts in files do not change; what a method learned is the same when it is saved again."""
     recorded = RECORDED["methods"][method]
-    held = METHODS[method].build(
-        vocabulary=RECORDED["vocabulary"], tokenizer=RECORDED["tokenizer"], memory_limit=recorded["memory_limit"]
+    held = build_drafter(
+        method,
+        BuildContext(
+            vocabulary=RECORDED["vocabulary"], tokenizer=RECORDED["tokenizer"], memory_limit=recorded["memory_limit"]
+        ),
     )
     held.load(unpacked(tmp_path, method))
     old = read_any_memory(tmp_path / "memory")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any, get_args, get_type_hints
+
 import pytest
 
-from speculant.core.errors import UnknownMethodError
-from speculant.registry import METHODS, default_method, find_method
+from speculant.core.errors import UnknownMethodError, UsageError
+from speculant.core.references import load_object
+from speculant.registry import METHODS, BuildContext, build_drafter, default_method, find_method
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -15,6 +19,64 @@ def test_columns(name: str) -> None:
     assert method.name == name
     assert method.exactness == "lossless" or method.exactness.startswith("(lossy)")
     assert name == "none" or "arXiv" in method.source or "vllm-project/" in method.source
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_builders_pass_what_a_class_takes(name: str) -> None:
+    """Guards the rows: builder, settings and flags are those of the drafter's constructor, and none is left out."""
+    method, given = METHODS[name], dict[str, Any]()
+    kind = load_object(method.drafter)
+    parameters = inspect.signature(kind).parameters
+    expected = [each for each in parameters if each not in ("args", "kwargs")]  # a class without a constructor
+
+    def record(*positional: Any, **named: Any) -> Any:
+        given.update(named, **dict(zip(expected, positional, strict=False)))
+
+    method.builder(record, BuildContext())
+    assert set(given) == set(expected)
+    hints = get_type_hints(kind.__init__) if "settings" in expected else {}
+    assert method.settings_class() in (get_args(hints["settings"])[0] if hints else None,)
+    assert method.takes_draft_model == ("open_cache" in expected)
+    assert method.takes_bases == ("bases" in expected)
+    assert method.takes_layers == ("layers" in expected)
+    assert method.takes_rows == ("whole_cache" in expected)
+    assert bool(method.heads) == ("head" in expected)
+
+
+class Named:
+    """A drafter of a user's own, which takes parts of the context by name."""
+
+    needs = open = propose = None
+
+    def __init__(self, vocabulary: int, *, tokenizer: str = "", other: int = 3) -> None:
+        self.given = vocabulary, tokenizer, other
+
+
+class Demanding(Named):
+    """Another, which needs what no context has."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__(wanted)
+
+
+def test_own_drafters_take_fields_of_the_context_by_name() -> None:
+    """Guards drafters of users: constructors are given what they take by name, and nothing else is asked of them."""
+    method = find_method(f"{__name__}:Named")
+    assert not any((method.takes_draft_model, method.takes_bases, method.keeps_memory))
+    given = list[Any]()
+
+    class Recording(Named):
+        def __init__(self, vocabulary: int, *, tokenizer: str = "") -> None:
+            given.append((vocabulary, tokenizer))
+            raise ValueError("made")
+
+    with pytest.raises(ValueError, match="made"):
+        method.builder(Recording, BuildContext(vocabulary=7, tokenizer="t"))
+    assert given == [(7, "t")]
+    with pytest.raises(UsageError, match="needs 'wanted' to be made"):
+        build_drafter(f"{__name__}:Demanding", BuildContext())
+    with pytest.raises(UsageError, match="has no settings"):
+        build_drafter(f"{__name__}:Named", BuildContext(settings={"a": 1}))
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("adde", "aded"), ("aded_paper", "aded-paper"), ("nonne", "none")])

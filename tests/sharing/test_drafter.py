@@ -16,7 +16,7 @@ from speculant.bench.replay.traces import Recording
 from speculant.core.drafter import Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.none import NoDrafter
-from speculant.registry import find_method
+from speculant.registry import BuildContext, build_drafter, find_method
 from speculant.sharing.channel import Piece
 from speculant.sharing.drafter import MOST_PROMPT, SharingDrafter
 from speculant.sharing.opening import open_sharing
@@ -27,7 +27,7 @@ MIX = find_method("mix")
 
 def mix() -> Drafter:
     """Return an empty drafter."""
-    return MIX.build(vocabulary=VOCABULARY, tokenizer="t", memory_limit=8 << 20)
+    return build_drafter(MIX, BuildContext(vocabulary=VOCABULARY, tokenizer="t", memory_limit=8 << 20))
 
 
 def recording(seed: int, length: int = 200) -> Recording:

@@ -10,7 +10,7 @@ import pytest
 from rounds import start
 from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
 from speculant.core.tree import DraftTree
-from speculant.registry import METHODS, learns_from_text
+from speculant.registry import METHODS, BuildContext, build_drafter, learns_from_text
 from speculant.sharing.channel import Piece
 from speculant.sharing.texts import MOST_OPEN, ForeignTexts
 
@@ -48,7 +48,7 @@ def drafted(drafter: Drafter, context: np.ndarray) -> list[list[int]]:
 @pytest.mark.parametrize("name", SHARED)
 def test_what_is_learned_equals_what_a_session_learns(name: str, size: int) -> None:
     """Guards the path of foreign text: the drafter knows as much as if it had decoded the request itself."""
-    own, other = (METHODS[name].build(vocabulary=VOCABULARY, tokenizer="t") for _ in range(2))
+    own, other = (build_drafter(name, BuildContext(vocabulary=VOCABULARY, tokenizer="t")) for _ in range(2))
     tokens = text(1)
     session = own.open(start(tokens[:100]))
     for at in range(100, 300):
@@ -71,7 +71,7 @@ def test_the_methods_that_share() -> None:
 
 def test_losses_and_repetitions_cost_context_only() -> None:
     """Guards the thread: gaps begin a new text, repeated pieces are ignored, unknown ones are learned from there."""
-    drafter = METHODS["mix"].build(vocabulary=VOCABULARY, tokenizer="t")
+    drafter = build_drafter("mix", BuildContext(vocabulary=VOCABULARY, tokenizer="t"))
     texts = ForeignTexts(drafter)
     cut = pieces(text(2), 100, 50)
     for piece in (cut[0], cut[1], cut[1], cut[0], cut[2], cut[4], cut[5], cut[3]):

@@ -11,10 +11,10 @@ import torch
 
 from models import tiny_model
 from speculant.core.errors import UsageError
+from speculant.core.references import load_object
 from speculant.drafters.heads.checkpoints.formats import load_head
+from speculant.drafters.heads.eagle3.new import default_taps
 from speculant.engines.hf.views.target_parts import HFTargetParts
-from speculant.registry.method import load_object
-from speculant.training.builders.eagle3 import default_taps
 from speculant.training.files import Files
 from speculant.training.kind import Kind
 from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind

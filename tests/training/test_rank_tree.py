@@ -7,9 +7,9 @@ import torch
 
 from feed_forward_heads import HIDDEN, new_medusa, tiny_target
 from models import VOCABULARY
+from speculant.drafters.heads.medusa.recipe import MedusaRecipe
+from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.training.rank_tree import find_tree, measure_ranks
-from speculant.training.recipe import TrainBatch
-from speculant.training.recipes.medusa import MedusaRecipe
 from trees import expected_length
 
 

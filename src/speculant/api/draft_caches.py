@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ from speculant.api.options import check_model_object
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import Int32
+from speculant.drafters.models.pairs import Pair, check_pair, compare_pair
+from speculant.drafters.models.translated_cache import TranslatedCache
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import Method, find_rule
-
-if TYPE_CHECKING:
-    from speculant.api.draft_pairs import Pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +47,6 @@ class DraftCaches:
         """
         if self.text or self.pair.relation != "different" or self.pair.translation is None:
             return self._open(prompt)
-        from speculant.drafters.models.translated_cache import TranslatedCache
 
         return TranslatedCache(prompt, translation=self.pair.translation, open_cache=self._open)
 
@@ -99,8 +97,6 @@ def open_draft_caches(
         UnsupportedError: the two share too few tokens.
         TokenizerError: they differ, and a tokenizer is missing.
     """
-    from speculant.api.draft_pairs import check_pair, compare_pair
-
     engine = None
     if isinstance(draft_model, DraftCaches):
         engine, model = draft_model.engine, draft_model.engine.model

@@ -14,8 +14,8 @@ from speculant.api.pard import open_pard
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, find_folder, read_config
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.drafters.heads.checkpoints.pard import is_pard
 from speculant.drafters.heads.drafter import LoadedHead
+from speculant.drafters.heads.pard.checkpoint import is_pard
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import Method
 

@@ -12,11 +12,11 @@ from torch import nn
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.core.hub import is_path
 from speculant.drafters.heads.checkpoints.checkpoint import first_line
-from speculant.drafters.heads.checkpoints.mtp import load_native
-from speculant.drafters.heads.checkpoints.mtp_layouts import find_layout, is_mtp, plain_name
-from speculant.drafters.heads.checkpoints.native import read_native, tensor_files
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.mtp import MtpHead
+from speculant.drafters.heads.mtp.checkpoint import load_native
+from speculant.drafters.heads.mtp.head import MtpHead
+from speculant.drafters.heads.mtp.layouts import find_layout, is_mtp, plain_name
+from speculant.drafters.heads.mtp.native import read_native, tensor_files
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 ALONE = "mtp"

@@ -1,7 +1,4 @@
-"""Online distillation of the drafter that a speculator drafts with.
-
-Training stands above the api, so it is found by name through the registry, and imported when it is asked for.
-"""
+"""Online distillation of the drafter that a speculator drafts with."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from speculant.core.drafter import Drafter
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.registry import Method
-from speculant.registry.method import load_object
-from speculant.registry.methods import ONLINE, learns_online
+from speculant.registry.methods import learns_online
+from speculant.training.online.opening import open_learning
 
 
 def open_online(
@@ -57,8 +54,7 @@ def open_online(
             "out online=."
         )
     if head is not None:
-        found: Drafter = load_object(ONLINE)(drafter, online, head=head, tokenizer=tokenizer)
-        return found
+        return open_learning(drafter, online, head=head, tokenizer=tokenizer)
     if len(drafts) != 1:
         raise UnsupportedError(
             f"online distillation needs one draft model or a head, and the method '{method.name}' has "
@@ -71,7 +67,6 @@ def open_online(
             "Use a smaller model of the target's family."
         )
     engine = draft.engine
-    opened: Drafter = load_object(ONLINE)(
+    return open_learning(
         drafter, online, model=engine.model, keeps_logits=engine.capabilities.keeps_logits, tokenizer=tokenizer
     )
-    return opened

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from speculant.core.byte_size import read_bytes
 from speculant.core.errors import UsageError
 
 AUTO = "auto"
@@ -46,26 +45,6 @@ def check_nodes(nodes: Any) -> int | str | None:
     if not (nodes is None or nodes == AUTO or whole):
         raise UsageError(f"nodes must be 0 or more, or '{AUTO}', not {nodes!r}.")
     return nodes  # type: ignore[no-any-return]
-
-
-def check_bytes(limit: Any, *, name: str = "memory_limit", least: int = 1) -> int:
-    """Return the limit `name` in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB".
-
-    See `core.byte_size`.
-
-    Args:
-        limit: as users give it.
-        name: of the setting.
-        least: 1, or 0 where that stands for none.
-
-    Raises:
-        UsageError: it is no such number.
-    """
-    found = read_bytes(limit)
-    if found is None or found < least:
-        above = "above 0" if least else "of 0 or more"
-        raise UsageError(f"{name} must be a number of bytes {above}, such as 1e9 or '1GB', not {limit!r}.")
-    return found
 
 
 def check_number(

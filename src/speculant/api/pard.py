@@ -9,7 +9,7 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.api.loading import load_model
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.pard import PardHead
+from speculant.drafters.heads.pard.head import PardHead
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.api.options import check_bytes
+from speculant.core.byte_size import check_bytes
 from speculant.core.errors import UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import Int32

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.bases import open_bases
 from speculant.api.decoder import Decoder
 from speculant.api.loading import bundled_head_folder, load_model, means_bundled
-from speculant.api.options import check_alone, check_bytes, check_model_object, check_nodes
-from speculant.core.byte_size import MEMORY_LIMIT
+from speculant.api.options import check_alone, check_model_object, check_nodes
+from speculant.core.byte_size import MEMORY_LIMIT, check_bytes
 from speculant.core.drafter import Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.checked import checked
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.options.drafting import DraftingKeywords, DraftingOptions
-from speculant.registry import build_verifier, default_method, find_method, method_of
+from speculant.registry import BuildContext, build_drafter, build_verifier, default_method, find_method, method_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,18 +100,21 @@ class Speculator(Decoder):
         rule = build_verifier(found, verifier, lossy=lossy)
         fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
         bases = open_bases(found, base, vocabulary=vocabulary, tokenizer=fingerprint)
-        drafter = drafter or found.build(
-            vocabulary=vocabulary,
-            tokenizer=fingerprint,
-            memory_limit=check_bytes(memory_limit),
-            bases=bases,
-            settings=settings,
-            open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
-            translation=drafts[0].pair.translation if drafts else None,
-            layers=optional_layers(model) if found.takes_layers else 0,
-            whole_cache=whole_cache_reason(model) if found.takes_rows else "",
-            head=opened,
-            sampled=rule.sampled,
+        drafter = drafter or build_drafter(
+            found,
+            BuildContext(
+                vocabulary=vocabulary,
+                tokenizer=fingerprint,
+                memory_limit=check_bytes(memory_limit),
+                bases=bases,
+                settings=settings,
+                open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
+                translation=drafts[0].pair.translation if drafts else None,
+                layers=optional_layers(model) if found.takes_layers else 0,
+                whole_cache=whole_cache_reason(model) if found.takes_rows else "",
+                head=opened,
+                sampled=rule.sampled,
+            ),
         )
         if len(drafts) > 1:
             check_merged(verifier, lossy=lossy)

@@ -34,10 +34,10 @@ def report_pair(
     import numpy as np
 
     from speculant.api.draft_caches import open_draft_caches
-    from speculant.api.draft_pairs import compare_pair
     from speculant.api.speculator import Speculator
     from speculant.bench.suite.pair_acceptance import measure_pair
     from speculant.bench.suite.pair_report import ModelFacts, PairReport, special_tokens
+    from speculant.drafters.models.pairs import compare_pair
 
     target, draft = ModelFacts.of(model), ModelFacts.of(draft_model)
     pair = compare_pair(

@@ -107,8 +107,8 @@ def merge(
         ForeignMemoryError: the files are of different kinds or tokenizers.
         UnsupportedError: they are frozen bases.
     """
+    from speculant.api.memory_kinds import find_memory_kind
     from speculant.memory.file import read_any_memory, write_memory
-    from speculant.registry import find_memory_kind
 
     paths, target = [Path(file) for file in files], Path(output)
     check_writable(output)
@@ -146,8 +146,8 @@ def clear(
         UsageError: nobody can be asked, and --yes was not given.
         UnsupportedError: it is a frozen base.
     """
+    from speculant.api.memory_kinds import find_memory_kind
     from speculant.memory.file import read_any_memory, write_memory
-    from speculant.registry import find_memory_kind
 
     path = Path(file).resolve()  # a link's own file is what holds the text
     tidy(path)
@@ -215,8 +215,8 @@ def describe_memory(path: Path, memory: Memory) -> dict[str, Any]:
     Raises:
         FileError: the file is gone.
     """
+    from speculant.api.memory_kinds import find_memory_kind, methods_reading
     from speculant.memory.file import VERSION
-    from speculant.registry import find_memory_kind, methods_reading
 
     kind = find_memory_kind(memory.kind)
     try:

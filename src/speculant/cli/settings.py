@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -37,26 +36,12 @@ class Setting:
     description: str
 
 
-def settings_class(method: Method) -> type | None:
-    """Return the dataclass that a method's drafter takes as `settings`; None for a method without settings.
-
-    Importing the drafter takes numba, and with it half a second.
-    """
-    module_name, _, name = method.drafter.partition(":")
-    module = import_module(module_name)
-    parameter = inspect.signature(getattr(module, name)).parameters.get("settings")
-    if parameter is None:
-        return None
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        annotation = vars(module)[annotation.partition("|")[0].strip()]
-    found: type = next((each for each in get_args(annotation) if each is not type(None)), annotation)
-    return found
-
-
 def settings_of(method: Method) -> list[Setting]:
-    """Return the settings of a method, in the order of its dataclass."""
-    cls = settings_class(method)
+    """Return the settings of a method, in the order of its dataclass.
+
+    Importing the dataclass takes numba, and with it half a second.
+    """
+    cls = method.settings_class()
     if cls is None:
         return []
     hints, texts = get_type_hints(cls), dict[str, str]()
@@ -73,7 +58,7 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
     """
     if not given:
         return None
-    cls, known = settings_class(method), {setting.name: setting for setting in settings_of(method)}
+    cls, known = method.settings_class(), {setting.name: setting for setting in settings_of(method)}
     values: dict[str, Any] = {}
     for each in given:
         name, mark, text = each.partition("=")

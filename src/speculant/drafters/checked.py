@@ -16,7 +16,6 @@ from speculant.core.drafter import Background, Budget, Drafter, Persistent, Sess
 from speculant.core.engine import Needs
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree
-from speculant.registry.own import check_attributes
 
 _OF_A_SESSION = ("propose", "propose_after", "observe", "forecast", "close")
 
@@ -125,3 +124,18 @@ def checked(drafter: Any) -> CheckedDrafter:
     """
     kind = CheckedMemory if isinstance(drafter, Persistent) else CheckedDrafter
     return kind(drafter)
+
+
+def check_attributes(drafter: Any) -> None:
+    """Refuse what is no drafter, by what it lacks.
+
+    Raises:
+        UsageError: see above.
+    """
+    name = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+    missing = [each for each in ("needs", "open", "propose") if not hasattr(drafter, each)]
+    if missing:
+        raise UsageError(
+            f"{name} is no drafter: it has no {' and no '.join(missing)}. Derive it from "
+            "speculant.core.drafter.Drafter and define `needs` and `open`."
+        )

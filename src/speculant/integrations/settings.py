@@ -21,7 +21,7 @@ from speculant.core.errors import FileError, UnsupportedError, UsageError
 from speculant.options.hosting import HostingOptions
 from speculant.options.option import options_of
 from speculant.options.variables import read_variables
-from speculant.registry import METHODS, Method, find_method
+from speculant.registry import METHODS, BuildContext, Method, build_drafter, find_method
 from speculant.sharing.address import parse_address
 from speculant.sharing.opening import check_sharing, open_sharing
 
@@ -66,12 +66,15 @@ class IntegrationSettings(HostingOptions):
             UsageError: the method has no such settings, or cannot be used with this vocabulary.
         """
         method = find_method(self.method)
-        drafter = method.build(
-            vocabulary=vocabulary,
-            tokenizer=tokenizer,
-            memory_limit=self.memory_limit,
-            bases=open_bases(method, self.base, vocabulary=vocabulary, tokenizer=tokenizer),
-            settings=self.settings,
+        drafter = build_drafter(
+            method,
+            BuildContext(
+                vocabulary=vocabulary,
+                tokenizer=tokenizer,
+                memory_limit=self.memory_limit,
+                bases=open_bases(method, self.base, vocabulary=vocabulary, tokenizer=tokenizer),
+                settings=self.settings,
+            ),
         )
         if self.share is None or not shares:
             return drafter

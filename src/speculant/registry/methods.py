@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from speculant.core.errors import ForeignMemoryError, UnknownMethodError, UnsupportedError
-from speculant.registry.method import OWN, Method, load_object
+from speculant.core.errors import UnknownMethodError, UnsupportedError, UsageError
+from speculant.core.references import load_object
+from speculant.registry.context import BuildContext
+from speculant.registry.method import OWN, Method
 from speculant.registry.own import find_own, is_own
 from speculant.registry.rules import VERIFIERS, find_rule
 from speculant.registry.tables.compositions import COMPOSITIONS
@@ -19,60 +22,18 @@ from speculant.registry.tables.self_drafting import SELF_DRAFTING
 from speculant.registry.tables.training_free import TRAINING_FREE
 
 if TYPE_CHECKING:  # numpy would make `speculant --help` wait
+    from speculant.core.drafter import Drafter
     from speculant.core.verifier import Verifier
-    from speculant.memory.kind import MemoryKind
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {method.name: method for method in (*TRAINING_FREE, *DRAFT_MODELS, *SELF_DRAFTING, *HEADS, *COMPOSITIONS)}
 )
 
-# Distillation of a drafter while it serves, for methods with one draft model or a head; training stands above the api.
-ONLINE = "speculant.training.online.opening:open_online"
-ONLINE_MEMORY = "speculant.training.online.memory:ONLINE"
-
-# Frozen bases, which `mix` reads below its memory and never writes.
-BASE_MEMORY = "speculant.drafters.mix.base_memory:BASE"
-
-
-def find_memory_kind(kind: str) -> MemoryKind:
-    """Return the memory kind of that name, which is the `kind` in memory files.
-
-    Raises:
-        ForeignMemoryError: no method reads it.
-    """
-    references = [method.memory for method in METHODS.values() if method.memory is not None]
-    for reference in dict.fromkeys([*references, ONLINE_MEMORY, BASE_MEMORY]):
-        found: MemoryKind = load_object(reference)
-        if found.name == kind:
-            return found
-    raise ForeignMemoryError(
-        f"this version of Speculant has no method that reads memories of kind '{kind}'. "
-        "Use the version that wrote the file."
-    )
-
-
-def methods_reading(kind: str) -> list[Method]:
-    """Return the methods whose drafters load memory files of that kind, as a memory or as a corpus.
-
-    Raises:
-        ForeignMemoryError: none does.
-    """
-    found = find_memory_kind(kind)
-    if found is load_object(ONLINE_MEMORY):
-        return [method for method in METHODS.values() if learns_online(method)]
-    if found is load_object(BASE_MEMORY):
-        return [method for method in METHODS.values() if method.takes_bases]
-    return [
-        method
-        for method in METHODS.values()
-        if method.corpus == kind or (method.memory is not None and load_object(method.memory) is found)
-    ]
-
 
 def learns_online(method: Method) -> bool:
     """Return whether a method drafts with one model or head of the target's vocabulary, and keeps no other memory."""
     trained = bool(method.heads) or (method.takes_draft_model and not method.drafts_text)
-    return trained and method.memory is None and method.exactness == "lossless" and method.name != "pearl"
+    return trained and method.memory is None and method.exactness == "lossless" and method.distillable
 
 
 def learns_from_text(method: Method) -> bool:
@@ -82,7 +43,7 @@ def learns_from_text(method: Method) -> bool:
 
 def drafts_from_text(method: Method) -> bool:
     """Return whether a method drafts chosen tokens from text alone, so that it can look ahead beside other sources."""
-    return method.replayable and not method.samples and method.name != "none" and method.family != OWN
+    return method.replayable and method.drafts and not method.samples and method.family != OWN
 
 
 def find_method(name: str) -> Method:
@@ -133,6 +94,36 @@ def _has_settings(method: Method, settings: Any) -> bool:
         return kind is not None and isinstance(settings, kind)
     names = [str(each).partition("=")[0].strip().replace("-", "_") for each in settings]  # of a dict, or "name=value"
     return set(names) <= {each.name for each in fields(kind)}
+
+
+def build_drafter(method: str | Method, context: BuildContext) -> Drafter:
+    """Import and construct the drafter of a method.
+
+    Raises:
+        UnknownMethodError: there is no such method.
+        UnsupportedError: the method leaves out layers of the target, or rows of its cache, which is not possible.
+        UsageError: the method needs a draft model or a head, or takes none, not this kind or no such settings.
+    """
+    found = method if isinstance(method, Method) else find_method(method)
+    found.check_draft_model(given=context.open_cache is not None)
+    found.check_head(None if context.head is None else context.head.kind)
+    inner = BuildContext(vocabulary=context.vocabulary, tokenizer=context.tokenizer, memory_limit=context.memory_limit)
+    settings = found.read_settings(context.settings)
+    ready = replace(context, settings=settings, build_inner=partial(_build_inner, context=inner))
+    return found.builder(load_object(found.drafter), ready)
+
+
+def _build_inner(name: str, *, context: BuildContext) -> Drafter:
+    """Return the drafter of a method that drafts for a draft model.
+
+    Raises:
+        UnknownMethodError: there is no such method.
+        UsageError: it drafts with a model itself.
+    """
+    method = find_method(name)
+    if not method.replayable:
+        raise UsageError(f"the method '{name}' cannot draft for a draft model; use 'mix', 'maxgram' or 'lookup'.")
+    return build_drafter(method, context)
 
 
 def build_verifier(method: str | Method, name: str | None = None, *, lossy: bool = False) -> Verifier:

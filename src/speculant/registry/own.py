@@ -1,17 +1,24 @@
 """Drafters of a user's own: a class that is named "module:Class" is a method under that name.
 
-Nothing has to be registered. What the class takes by name in its constructor it is given, as drafters of the registry
-are, and what it drafts is checked against the contract (`drafters/checked.py`).
+Nothing has to be registered. The constructor of such a class is given what it takes by name of the fields of a
+`BuildContext`, and what it drafts is checked against the contract (`drafters/checked.py`).
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib import import_module
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from speculant.core.errors import UsageError
+from speculant.registry.context import BuildContext
 from speculant.registry.method import OWN, Method
+
+if TYPE_CHECKING:  # numpy would make `speculant --help` wait
+    from speculant.core.drafter import Drafter
 
 _OTHERS = ("hf", "peer")  # systems that are compared with, "hf:generate" and the like
 
@@ -43,31 +50,76 @@ def find_own(place: str) -> Method:
         raise UsageError(f"the module '{module}' has no {name}; name the class of the drafter in it.") from None
     if not isinstance(kind, type):
         raise UsageError(f"{place} is no class; name the class of the drafter.")
+    from speculant.drafters.checked import check_attributes  # here: it takes numpy
+
     check_attributes(kind)
-    return Method(name=place, family=OWN, summary=_summary(kind), drafter=place, source=module, replayable=True)
+    taken = _parameters(kind)
+    return Method(
+        name=place,
+        family=OWN,
+        summary=_summary(kind),
+        drafter=place,
+        builder=build_own,
+        settings=_settings_class(kind),
+        source=module,
+        replayable=True,
+        takes_draft_model="open_cache" in taken,
+        drafts_text="translation" in taken,
+        takes_bases="bases" in taken,
+        takes_layers="layers" in taken,
+        takes_rows="whole_cache" in taken,
+        saves=hasattr(kind, "save") and hasattr(kind, "load"),
+    )
+
+
+def build_own(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
+    """Build a drafter of a user's own, whose constructor takes fields of the context by their names.
+
+    Raises:
+        UsageError: it needs something else.
+    """
+    taken, name = _parameters(kind), f"{kind.__module__}:{kind.__qualname__}"
+    given = {each.name: getattr(context, each.name) for each in fields(context) if each.name in taken}
+    given = {name: value for name, value in given.items() if value is not None}
+    for each in taken.values():
+        required = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        if required and each.name not in {"self", *given}:
+            raise UsageError(
+                f"{name} needs {each.name!r} to be made, which is unknown here. Give it a default, or pass an "
+                "object in Python: drafter=."
+            )
+    from speculant.drafters.checked import checked
+
+    return checked(kind(**given))
 
 
 def method_of(drafter: Any) -> Method:
     """Return the method of a drafter that is made already, which is named by its class."""
     kind = type(drafter)
     name = f"{kind.__module__}:{kind.__qualname__}"
-    return Method(name=name, family=OWN, summary=_summary(kind), drafter="", source=kind.__module__, replayable=True)
+    return Method(
+        name=name,
+        family=OWN,
+        summary=_summary(kind),
+        drafter="",
+        builder=build_own,
+        source=kind.__module__,
+        replayable=True,
+    )
+
+
+def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(kind.__init__).parameters if kind.__init__ is not object.__init__ else {}
+
+
+def _settings_class(kind: Any) -> type[Any] | None:
+    """Return the dataclass that a constructor takes as `settings`, by its annotation; None for none."""
+    if "settings" not in _parameters(kind):
+        return None
+    hint = get_type_hints(kind.__init__).get("settings")
+    found = [each for each in get_args(hint) if each is not NoneType]
+    return found[0] if found else None
 
 
 def _summary(kind: type) -> str:
     return (inspect.getdoc(kind) or OWN).partition("\n")[0]
-
-
-def check_attributes(drafter: Any) -> None:
-    """Refuse what is no drafter, by what it lacks.
-
-    Raises:
-        UsageError: see above.
-    """
-    name = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
-    missing = [each for each in ("needs", "open", "propose") if not hasattr(drafter, each)]
-    if missing:
-        raise UsageError(
-            f"{name} is no drafter: it has no {' and no '.join(missing)}. Derive it from "
-            "speculant.core.drafter.Drafter and define `needs` and `open`."
-        )

@@ -18,7 +18,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
 from speculant.memory.fingerprint import tokenizer_fingerprint
-from speculant.registry import METHODS, drafts_from_text, find_method, learns_from_text
+from speculant.registry import METHODS, BuildContext, build_drafter, drafts_from_text, find_method, learns_from_text
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -57,12 +57,15 @@ def route(
     if tenants:
         fingerprint = tokenizer_fingerprint(speculator.tokenizer, vocabulary)
         drafters = {
-            tenant: method.build(
-                vocabulary=vocabulary,
-                tokenizer=fingerprint,
-                memory_limit=memory_limit // len(tenants),
-                bases=speculator.bases,
-                settings=settings,
+            tenant: build_drafter(
+                method,
+                BuildContext(
+                    vocabulary=vocabulary,
+                    tokenizer=fingerprint,
+                    memory_limit=memory_limit // len(tenants),
+                    bases=speculator.bases,
+                    settings=settings,
+                ),
             )
             for tenant in tenants
         }

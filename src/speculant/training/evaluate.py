@@ -11,8 +11,8 @@ from torch import Tensor
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.training.features import Features
-from speculant.training.recipe import Recipe, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.views.layer_selection import shares_keys
 from speculant.engines.hf.views.model_view import LayerList, find_layers, tapped_layer, view_model
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import HELD_OUT, TRAINING, Groups
 from speculant.training.feature_cache import FeatureCache
-from speculant.training.recipe import TrainBatch
 from speculant.training.settings import TrainSettings
 from speculant.training.stored_states import StoredStates
 from speculant.training.texts import Int64, Texts

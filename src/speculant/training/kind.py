@@ -1,73 +1,43 @@
-"""What a row of the table of kinds has: how heads of one kind, or draft models, are made, trained and saved."""
+"""Kind: how heads of one kind, or draft models, are made, trained and saved."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.core.errors import UsageError
-from speculant.registry.method import load_object
+from speculant.core.references import load_object
+from speculant.drafters.heads.kind import HeadTraining
 
 if TYPE_CHECKING:  # torch would make `speculant train --help` wait
     from torch import nn
 
     from speculant.drafters.heads.head import TargetParts
+    from speculant.drafters.heads.training.recipe import Recipe
     from speculant.training.features import Features
-    from speculant.training.recipe import Recipe
     from speculant.training.settings import TrainSettings
     from speculant.training.texts import Int64, Texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """How heads of one kind, or draft models, are made, trained and saved.
-
-    Its parts are "module:name", imported when they are used.
+class Kind(HeadTraining):
+    """A kind of heads with its training, or draft models; see `HeadTraining`.
 
     Attributes:
         name: as `Format.kind` names it.
-        build: the function that returns a new head for a target. If it takes `counts`, it is given how often each
-            token stands in the texts, Int64[V].
-        options: keyword arguments of `build` that users may set, with their defaults.
-        recipe: the class of the recipe, called with the head and a depth, of at most the head's own.
-        save: the function that writes head, folder and target in the public layout.
         load: the function that returns a trained one to begin with, given its folder or hub id, the kind's name, the
             target and the target's tokenizer.
         features: the function that returns the batches of some texts, see `training.features.head_features`.
         draft_model: whether it is a model of its own, which is saved with the target's tokenizer, and not a head.
-        depth: depths trained by default.
-        parts: the option of `build` that is the depth, for heads that have parts for each; None if they have not.
-        measured: depths at which acceptance is measured, if the head can draft as deep.
-        loss: the divergence that is trained on by default.
-        feature_weight: of the recipe's own loss, such as the distance of hidden states.
-        decay: of the weights of deeper losses, per depth.
-        lr: the learning rate.
-        anchors: positions of a text that are trained by default, at most.
-        searches_tree: whether its static tree is searched on held-out texts and kept with the head.
-        source: paper and arXiv id.
     """
 
     name: str
-    build: str
-    options: Mapping[str, bool | int] = field(default_factory=dict)
-    recipe: str
-    save: str
-    load: str = "speculant.training.builders.trained:load_trained_head"
+    load: str = "speculant.training.trained:load_trained_head"
     features: str = "speculant.training.features:head_features"
     draft_model: bool = False
-    depth: int
-    parts: str | None = None
-    measured: int = 4
-    loss: str = "kl"
-    feature_weight: float = 0.0
-    decay: float = 0.8
-    lr: float = 1e-3
-    anchors: int = 32
-    searches_tree: bool = False
-    source: str
 
     @property
     def noun(self) -> str:

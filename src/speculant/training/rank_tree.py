@@ -12,8 +12,8 @@ import torch
 
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.static_tree import RankPath
+from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.drafters.heads.tree_search import rank_accuracies, search_tree
-from speculant.training.recipe import Recipe, TrainBatch
 
 
 @torch.no_grad()

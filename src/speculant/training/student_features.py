@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UsageError
+from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import WRITTEN, usable
 from speculant.training.continuing import Prompt, continued
 from speculant.training.features import Features, text_groups
-from speculant.training.recipe import TrainBatch
 from speculant.training.settings import TrainSettings
 from speculant.training.student import Student
 from speculant.training.texts import Texts, from_parts

@@ -17,6 +17,7 @@ from torch import nn
 
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.training.recipe import Recipe
 from speculant.training.batches import stream_seed
 from speculant.training.checkpoints import load_state, save_state
 from speculant.training.evaluate import Acceptance, measure_acceptance
@@ -25,7 +26,6 @@ from speculant.training.interrupts import deferred
 from speculant.training.losses import parse_loss
 from speculant.training.optimizers import build_optimizers
 from speculant.training.progress import Progress, TrainState
-from speculant.training.recipe import Recipe
 from speculant.training.schedule import rate_factor
 from speculant.training.settings import MEMORY_ONLY, TrainSettings
 from speculant.training.workers import Workers

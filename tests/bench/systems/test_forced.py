@@ -19,7 +19,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.probe.live_check import DEEPEST
 from speculant.options.drafting import DraftingOptions
-from speculant.registry import find_method
+from speculant.registry import BuildContext, build_drafter
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 PROMPT = np.array([3, 4, 5], np.int32)
@@ -48,7 +48,7 @@ def test_acceptance_is_that_of_a_replay(model: Any) -> None:
     """A forced run accepts what a replay of the same text accepts after the first token, which prefill yields."""
     speculator = Speculator.from_transformers(model, method="lookup", nodes=8)
     _, stats = force(speculator, PROMPT, OUTPUT)
-    drafter = find_method("lookup").build(vocabulary=VOCABULARY, tokenizer="", memory_limit=1 << 20)
+    drafter = build_drafter("lookup", BuildContext(vocabulary=VOCABULARY, tokenizer="", memory_limit=1 << 20))
     result = replay(drafter, [recording(OUTPUT[1:], prompt=[*PROMPT.tolist(), OUTPUT[0]])], nodes=8)
     assert (stats.rounds, stats.tokens - 1) == (result.rounds, result.tokens)
 

@@ -18,10 +18,10 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.core.drafter import Budget
 from speculant.core.sampler import Sampling
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.pard import PardHead
+from speculant.drafters.heads.pard.head import PardHead
 from speculant.drafters.heads.union import UnionHeadDrafter
 from speculant.engines.hf.views.target_parts import HFTargetParts
-from speculant.registry import METHODS
+from speculant.registry import BuildContext, build_drafter
 
 SMALL = 7  # tokens
 PROMPT = [5, 3, 4, 3, 6]
@@ -76,7 +76,7 @@ def test_processors_and_stops(method: str, name: str, model: Any) -> None:
 @pytest.mark.parametrize(("method", "name"), SINGLE)
 def test_without_a_budget_nothing_is_drafted(method: str, name: str, model: Any) -> None:
     """Guards rounds without a draft: the session drafts afterwards what it would have drafted before."""
-    drafter = METHODS[method].build(vocabulary=SMALL, head=random_head(model, name), sampled=True)
+    drafter = build_drafter(method, BuildContext(vocabulary=SMALL, head=random_head(model, name), sampled=True))
     _, start, prompt = begun(drafter.needs, model, PROMPT, sampling=Sampling(temperature=1.0))
     session = drafter.open(start)
     session.observe(prompt)

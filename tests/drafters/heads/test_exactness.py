@@ -23,7 +23,7 @@ from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHe
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.models.warping import warped
 from speculant.engines.hf.views.target_parts import HFTargetParts
-from speculant.registry import METHODS
+from speculant.registry import BuildContext, build_drafter
 from speculant.verifiers.block import BlockVerification
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
 from speculant.verifiers.traversal import TraversalVerification
@@ -165,7 +165,9 @@ def after_a_round(method: str, name: str, sampling: Sampling, settings: dict[str
     """Return a session with an accepted and some rejected tokens behind it, and the target's own law after its text."""
     model = tiny_model("llama", vocab_size=laws.VOCABULARY, num_hidden_layers=2)
     head = random_head(model, name)
-    drafter = METHODS[method].build(vocabulary=laws.VOCABULARY, head=head, settings=settings, sampled=True)
+    drafter = build_drafter(
+        method, BuildContext(vocabulary=laws.VOCABULARY, head=head, settings=settings, sampled=True)
+    )
     text = [1, 2, 0, 2, 1, 1, 0]
     engine, start, prompt = begun(drafter.needs, model, text, sampling=sampling, seed=np.random.SeedSequence(1))
     cache: Any = start.target

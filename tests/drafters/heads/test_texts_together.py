@@ -18,15 +18,15 @@ from models import VOCABULARY, tiny_model
 from mtps import FAMILIES, all_tensors, family_model, modules_of
 from speculant import Speculator
 from speculant.core.engine import Needs
-from speculant.drafters.heads.block_shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
-from speculant.drafters.heads.checkpoints.mtp import load_native
-from speculant.drafters.heads.checkpoints.mtp_layouts import plain_name
-from speculant.drafters.heads.dflash import DFlashHead
+from speculant.drafters.heads.dflash.head import DFlashHead
+from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.glide import GlideHead, target_cross_shape
+from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
 from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import LayerShape
+from speculant.drafters.heads.mtp.checkpoint import load_native
+from speculant.drafters.heads.mtp.layouts import plain_name
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.views.own_layer import OwnLayer
 from speculant.engines.hf.views.target_parts import HFTargetParts

@@ -10,7 +10,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.layers.drafter import LayerDrafter
-from speculant.registry import METHODS, find_method
+from speculant.registry import METHODS, BuildContext, build_drafter
 
 METHODS_OF_LAYERS = [name for name, method in METHODS.items() if method.takes_layers]
 
@@ -42,7 +42,7 @@ METHODS_OF_LAYERS = [name for name, method in METHODS.items() if method.takes_la
 def test_bad_settings(method: str, settings: dict[str, Any], reason: str) -> None:
     """Guards against layers that do not exist, and drafts that never end or do not fit a pass."""
     with pytest.raises(UsageError, match=reason):
-        find_method(method).build(layers=8, settings=settings)
+        build_drafter(method, BuildContext(layers=8, settings=settings))
 
 
 @pytest.mark.parametrize("method", METHODS_OF_LAYERS)
@@ -50,7 +50,7 @@ def test_bad_settings(method: str, settings: dict[str, Any], reason: str) -> Non
 def test_models_without_layers_to_leave_out(method: str, layers: int, reason: str) -> None:
     """Guards the message: the cause, and a method that works."""
     with pytest.raises(UnsupportedError, match=f"{reason}.*'mix'"):
-        find_method(method).build(layers=layers)
+        build_drafter(method, BuildContext(layers=layers))
 
 
 def test_a_model_that_takes_no_masks() -> None:
@@ -86,6 +86,6 @@ def test_a_model_whose_layers_run_in_a_way_of_their_own() -> None:
 )
 def test_layers_that_draft(method: str, layers: int, settings: dict[str, Any], drafting: tuple[int, ...]) -> None:
     """Guards the defaults and what settings mean."""
-    drafter = find_method(method).build(layers=layers, settings=settings or None)
+    drafter = build_drafter(method, BuildContext(layers=layers, settings=settings or None))
     assert isinstance(drafter, LayerDrafter)
     assert drafter.layers == drafting

@@ -10,7 +10,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.drafters.layers.search import LayerSearch
 from speculant.drafters.layers.swift import SWIFTDrafter
-from speculant.registry import find_method
+from speculant.registry import BuildContext, build_drafter
 
 SETTINGS: dict[str, Any] = {"window": 6, "bayes_interval": 3, "skip_ratio": 0.5}
 
@@ -61,7 +61,7 @@ def test_requests_that_sample_search_for_themselves() -> None:
 
 def test_settings_reach_the_search() -> None:
     """Guards the settings' names."""
-    drafter = find_method("swift").build(layers=8, settings={"steps": 3})
+    drafter = build_drafter("swift", BuildContext(layers=8, settings={"steps": 3}))
     assert isinstance(drafter, SWIFTDrafter)
     assert isinstance(drafter.search, LayerSearch)
     assert drafter.search._settings.steps == 3

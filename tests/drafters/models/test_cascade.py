@@ -10,12 +10,13 @@ import torch
 
 from models import perturbed, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, Drafter, Start, Verified
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.cascade import CascadeDrafter, CascadeSettings, StagedDrafter, StagedSettings
 from speculant.engines.hf.engine import HFEngine
+from speculant.registry import BuildContext, build_drafter
 
 PROMPT = [5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]
 
@@ -24,6 +25,11 @@ PROMPT = [5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]
 def draft() -> Any:
     """A draft model."""
     return perturbed(tiny_model("llama"), 0.2)
+
+
+def inner(name: str) -> Drafter:
+    """Return the drafter of a method that drafts for the draft model."""
+    return build_drafter(name, BuildContext(vocabulary=61))
 
 
 def session(draft: Any, drafter: type[StagedDrafter], settings: Any, temperature: float) -> Any:
@@ -41,7 +47,7 @@ def session(draft: Any, drafter: type[StagedDrafter], settings: Any, temperature
         cache.forward = counted
         return cache
 
-    made = drafter(opened, vocabulary=61, settings=settings)
+    made = drafter(opened, inner, vocabulary=61, settings=settings)
     start = Start(prompt=np.array(PROMPT[:-1], np.int32), sampling=Sampling(temperature=temperature))
     found = made.open(start)
     found.observe(Verified(tree=DraftTree.empty(), path=np.empty(0, np.int32), tokens=np.array(PROMPT[-1:], np.int32)))

@@ -10,7 +10,7 @@ from models import hybrid_model, tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.sparse.drafter import SparseCacheSettings
-from speculant.registry import METHODS, find_method
+from speculant.registry import METHODS, BuildContext, build_drafter
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from speculant.registry import METHODS, find_method
 def test_bad_settings(settings: dict[str, Any], reason: str) -> None:
     """Guards against budgets without room and rows that are never chosen again."""
     with pytest.raises(UsageError, match=reason):
-        find_method("sparse-cache").build(settings=settings)
+        build_drafter("sparse-cache", BuildContext(settings=settings))
 
 
 def test_the_budget_includes_all_rows() -> None:

@@ -12,9 +12,9 @@ import torch
 
 from models import perturbed, tiny_model
 from speculant import Speculator
+from speculant.api.memory_kinds import find_memory_kind, methods_reading
 from speculant.core.errors import ForeignMemoryError, UnsupportedError, UsageError
 from speculant.memory.file import read_any_memory
-from speculant.registry import find_memory_kind, methods_reading
 from speculant.training.online.drafter import OnlineDrafter
 from speculant.training.online.learner import publish
 from speculant.training.online.settings import settings_of

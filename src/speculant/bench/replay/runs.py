@@ -17,7 +17,7 @@ from speculant.bench.systems.peers import PREFIX, find_peer
 from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import UnsupportedError
 from speculant.memory.bases import read_base_header
-from speculant.registry import METHODS, find_method
+from speculant.registry import METHODS, BuildContext, build_drafter, find_method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,12 +76,15 @@ class Run:
             header = read_base_header(self.bases[0])
             fingerprint, vocabulary = header.tokenizer, max(vocabulary, int(header.facts["vocabulary"]))
         method = find_method(self.method)
-        drafter = method.build(
-            vocabulary=vocabulary,
-            tokenizer=fingerprint,
-            memory_limit=self.memory_limit,
-            bases=open_bases(method, self.bases, vocabulary=vocabulary, tokenizer=fingerprint),
-            settings=self.settings,
+        drafter = build_drafter(
+            method,
+            BuildContext(
+                vocabulary=vocabulary,
+                tokenizer=fingerprint,
+                memory_limit=self.memory_limit,
+                bases=open_bases(method, self.bases, vocabulary=vocabulary, tokenizer=fingerprint),
+                settings=self.settings,
+            ),
         )
         if self.corpus is not None:
             assert isinstance(drafter, Persistent)  # methods that begin with a corpus have a memory

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from speculant.api.draft_pairs import Pair, check_pair
 from speculant.bench.suite.pair_acceptance import PairAcceptance
 from speculant.core.errors import SpeculantError
+from speculant.drafters.models.pairs import Pair, check_pair
 from speculant.registry import METHODS
 from speculant.registry.method import Method
 

@@ -15,13 +15,13 @@ cascade; ours does not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
 from speculant.core.engine import Needs
 from speculant.core.errors import UnsupportedError, UsageError
@@ -31,7 +31,8 @@ from speculant.drafters.models.level_session import drafted
 from speculant.drafters.models.shapes import MOST_NODES
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.warping import drawn_token
-from speculant.registry import find_method
+
+BuildInner = Callable[[str], Drafter]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,44 +69,37 @@ class StagedDrafter(Drafter, Persistent):
     def __init__(
         self,
         open_cache: OpenCache,
+        build_inner: BuildInner,
         *,
         vocabulary: int,
-        tokenizer: str = "",
-        memory_limit: int = MEMORY_LIMIT,
         settings: StagedSettings | None = None,
     ) -> None:
         """Take the draft model, and build the inner drafter.
 
         Args:
             open_cache: returns a cache of the draft model for a prompt Int32[T], which is not read yet.
+            build_inner: returns the drafter of a method by its name; refuses those that draft with a model themselves.
             vocabulary: V of the target.
-            tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that the inner drafter's memory may take.
             settings: None for the defaults.
 
         Raises:
             UsageError: the inner method drafts with a model itself, or a number is out of range.
         """
         s = settings or StagedSettings()
-        self._setup(open_cache, vocabulary, tokenizer, memory_limit, s.inner, s.inner_nodes, MOST_NODES)
+        self._setup(open_cache, lambda: build_inner(s.inner), vocabulary, s.inner_nodes, MOST_NODES)
 
     def _setup(
         self,
         open_cache: OpenCache,
+        build: Callable[[], Drafter],
         vocabulary: int,
-        tokenizer: str,
-        memory_limit: int,
-        inner: str,
         nodes: int,
         length: int,
     ) -> None:
         if not (0 <= nodes <= MOST_NODES and 1 <= length <= MOST_NODES):
             raise UsageError(f"inner_nodes is 0 to {MOST_NODES}, length 1 to {MOST_NODES}; not {nodes} and {length}.")
-        method = find_method(inner)
-        if not method.replayable:
-            raise UsageError(f"the method '{inner}' cannot draft for a draft model; use 'mix', 'maxgram' or 'lookup'.")
         self._open_cache, self._vocabulary, self._nodes, self._length = open_cache, vocabulary, nodes, length
-        self.inner = method.build(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
+        self.inner = build()
 
     @property
     def needs(self) -> Needs:
@@ -141,14 +135,13 @@ class CascadeDrafter(StagedDrafter):
     def __init__(
         self,
         open_cache: OpenCache,
+        build_inner: BuildInner,
         *,
         vocabulary: int,
-        tokenizer: str = "",
-        memory_limit: int = MEMORY_LIMIT,
         settings: CascadeSettings | None = None,
     ) -> None:
         s = settings or CascadeSettings()
-        self._setup(open_cache, vocabulary, tokenizer, memory_limit, s.inner, s.inner_nodes, s.length)
+        self._setup(open_cache, lambda: build_inner(s.inner), vocabulary, s.inner_nodes, s.length)
 
 
 class CascadeSession(Session):

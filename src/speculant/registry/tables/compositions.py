@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from speculant.registry.builders import build_head_and_memory, build_head_and_memory_on_bases
 from speculant.registry.method import Method
 
 COMPOSITIONS = (
@@ -10,6 +11,9 @@ COMPOSITIONS = (
         family="composition, memory and feature head",
         summary="mix proposes, a trained head judges and extends; one tree, weights learned online",
         drafter="speculant.drafters.heads.union:MixHeadDrafter",
+        builder=build_head_and_memory_on_bases,
+        settings="speculant.drafters.heads.union:UnionHeadSettings",
+        takes_bases=True,
         source="this project, after arXiv 2411.10666",
         memory="speculant.drafters.mix.memory:MIX",
         corpus="mix",
@@ -21,6 +25,8 @@ COMPOSITIONS = (
         family="composition, memory and feature head",
         summary="the same with suffix instead of mix",
         drafter="speculant.drafters.heads.union:SuffixHeadDrafter",
+        builder=build_head_and_memory,
+        settings="speculant.drafters.heads.union:UnionHeadSettings",
         source="this project, after arXiv 2411.10666",
         memory="speculant.drafters.suffix.memory:SUFFIX_TREE",
         heads=("*",),

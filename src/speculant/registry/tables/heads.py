@@ -1,170 +1,28 @@
-"""Methods that draft with a trained head of the target."""
+"""Methods that draft with a trained head of the target, derived from the table of kinds of heads."""
 
 from __future__ import annotations
 
+from speculant.drafters.heads.kind import HeadMethod
+from speculant.drafters.heads.kinds import HEAD_KINDS
+from speculant.registry.builders import build_head
 from speculant.registry.method import Method
 
-_HEAD = "a head trained for the target"
 
-HEADS = (
-    Method(
-        name="eagle",
-        family="self-drafting, feature head",
-        summary="a layer that predicts the next hidden state drafts a chain",
-        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
-        source="Li et al. 2024, arXiv 2401.15077",
+def _row(method: HeadMethod) -> Method:
+    kinds = [kind for kind in HEAD_KINDS if method in kind.methods]
+    return Method(
+        name=method.name,
+        family=method.family,
+        summary=method.summary,
+        drafter=method.drafter,
+        builder=build_head,
+        settings=method.settings,
+        source=method.source,
         samples="either",
-        heads=("eagle",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="eagle2",
-        family="self-drafting, feature head",
-        summary="the same head drafts the most probable paths, level by level",
-        drafter="speculant.drafters.heads.drafter:HeadDrafter",
-        source="Li et al. 2024, arXiv 2406.16858",
-        samples="either",
-        heads=("eagle",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="eagle3",
-        family="self-drafting, feature head",
-        summary="a layer over several hidden states, trained on its own output, drafts the most probable paths",
-        drafter="speculant.drafters.heads.drafter:HeadDrafter",
-        source="Li et al. 2025, arXiv 2503.01840",
-        samples="either",
-        heads=("eagle3",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="mtp",
-        family="self-drafting, feature head",
-        summary="the layers that a model is trained with to predict further tokens draft the most probable paths",
-        drafter="speculant.drafters.heads.drafter:HeadDrafter",
-        source="DeepSeek-AI 2024, arXiv 2412.19437",
-        samples="either",
-        heads=("mtp",),
-        requires="MTP layers in the model's checkpoint, or a head trained for the target",
-    ),
-    Method(
-        name="assistant",
-        family="self-drafting, feature head",
-        summary="Gemma 4's small layers over the target's own keys and values draft the most probable paths",
-        drafter="speculant.drafters.heads.drafter:HeadDrafter",
-        source="Google 2026, vllm-project/vllm#41745",
-        samples="either",
-        heads=("assistant",),
-        requires="the assistant that is published for the Gemma 4 model",
-    ),
-    Method(
-        name="p-eagle",
-        family="self-drafting, feature head",
-        summary="an EAGLE-3 head that drafts all depths in one pass, from mask tokens",
-        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
-        source="vllm-project/speculators, peagle",
-        samples="either",
-        heads=("p-eagle",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="blockwise",
-        family="self-drafting, FFN heads",
-        summary="a feed-forward layer predicts the next k tokens at once",
-        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
-        source="Stern et al. 2018, arXiv 1811.03115",
-        samples="either",
-        heads=("blockwise",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="medusa",
-        family="self-drafting, FFN heads",
-        summary="a head for each depth; the most probable combinations of their tokens",
-        drafter="speculant.drafters.heads.drafter:HeadDrafter",
-        source="Cai et al. 2024, arXiv 2401.10774",
-        samples="either",
-        heads=("medusa",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="hydra",
-        family="self-drafting, FFN heads",
-        summary="a head for each depth, which reads the drafted tokens before its own",
-        drafter="speculant.drafters.heads.drafter:HeadDrafter",
-        source="Ankner et al. 2024, arXiv 2402.05109",
-        samples="either",
-        heads=("hydra", "hydra++"),
-        requires=_HEAD,
-    ),
-    Method(
-        name="mlp",
-        family="self-drafting, FFN heads",
-        summary="a small recurrent network over the target's state and the drafted tokens",
-        drafter="speculant.drafters.heads.drafter:HeadDrafter",
-        source="Wertheimer et al. 2024, arXiv 2404.19124",
-        samples="either",
-        heads=("mlp",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="dflash",
-        family="self-drafting, parallel head",
-        summary="layers over the target's hidden states fill a block of masks in one pass",
-        drafter="speculant.drafters.heads.dflash_drafter:DFlashDrafter",
-        source="Chen et al. 2026, arXiv 2602.06036",
-        samples="either",
-        heads=("dflash",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="jetspec",
-        family="self-drafting, parallel head",
-        summary="a block whose slots see those before them drafts the best tree of its probabilities",
-        drafter="speculant.drafters.heads.dflash_drafter:JetSpecDrafter",
-        source="Hu et al. 2026, arXiv 2606.18394",
-        samples="either",
-        heads=("dflash",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="pard",
-        family="independent drafting, parallel model",
-        summary="a small model with a mask token drafts a block in one pass",
-        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
-        source="An et al. 2025, arXiv 2504.18583",
-        samples="either",
-        heads=("pard",),
-        requires="a PARD model of the target's family",
-    ),
-    Method(
-        name="glide",
-        family="independent drafting, feature head",
-        summary="a layer that also attends to the target's last keys drafts a chain, wider where it is not confident",
-        drafter="speculant.drafters.heads.glide_drafter:GlideDrafter",
-        source="Du et al. 2024, arXiv 2402.02082",
-        samples="either",
-        heads=("glide",),
-        requires=_HEAD,
-    ),
-    Method(
-        name="pass",
-        family="self-drafting, mask-predict",
-        summary="learned look-ahead embeddings behind the text let the target draft a block in one pass",
-        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
-        source="Monea et al. 2023, arXiv 2311.13581",
-        samples="either",
-        heads=("pass",),
-        requires="look-ahead embeddings trained for the target",
-    ),
-    Method(
-        name="specdec",
-        family="independent drafting, mask-predict",
-        summary="an encoder of the text and a shallow decoder fill a block of masks in one pass",
-        drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
-        source="Xia et al. 2023, arXiv 2203.16487",
-        samples="either",
-        heads=("specdec",),
-        requires=_HEAD,
-    ),
-)
+        heads=tuple(kind.name for kind in kinds),
+        trainable=any(kind.training for kind in kinds),
+        requires=method.requires,
+    )
+
+
+HEADS = tuple(map(_row, dict.fromkeys(method for kind in HEAD_KINDS for method in kind.methods)))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from speculant.registry.builders import (
+    build_by_settings,
+    build_by_vocabulary,
+    build_layers,
+    build_rows,
+)
 from speculant.registry.method import Method
 
 _LAYERS = "decoder layers that can be left out"
@@ -12,6 +18,9 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, layer skipping",
         summary="the target without some of its layers drafts a chain; the stop rule adapts",
         drafter="speculant.drafters.layers.layer_skip:LayerSkipDrafter",
+        builder=build_layers,
+        settings="speculant.drafters.layers.layer_skip:LayerSkipSettings",
+        takes_layers=True,
         source="Draft & Verify: Zhang et al. 2024, arXiv 2309.08168",
         verifier="speculative-sampling",
         samples="iid",
@@ -22,6 +31,9 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, layer skipping",
         summary="the target without some of its layers drafts a chain; which ones is searched while it decodes",
         drafter="speculant.drafters.layers.swift:SWIFTDrafter",
+        builder=build_layers,
+        settings="speculant.drafters.layers.swift:SWIFTSettings",
+        takes_layers=True,
         source="Xia et al. 2025, arXiv 2410.06916",
         verifier="speculative-sampling",
         samples="iid",
@@ -32,6 +44,9 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, early exit",
         summary="the first layers of the target draft a chain through its head",
         drafter="speculant.drafters.layers.early_exit:EarlyExitDrafter",
+        builder=build_layers,
+        settings="speculant.drafters.layers.early_exit:EarlyExitSettings",
+        takes_layers=True,
         source="LayerSkip: Elhoushi et al. 2024, arXiv 2404.16710",
         verifier="speculative-sampling",
         samples="iid",
@@ -42,6 +57,9 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, early exit",
         summary="the top k of an intermediate layer, each continued",
         drafter="speculant.drafters.layers.ppd:PPDDrafter",
+        builder=build_layers,
+        settings="speculant.drafters.layers.ppd:PPDSettings",
+        takes_layers=True,
         source="Yang et al. 2023, arXiv 2307.05908",
         requires=_LAYERS,
     ),
@@ -50,6 +68,9 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, early exit",
         summary="the first of G groups of layers drafts the G - 1 tokens that a pipeline would have in flight",
         drafter="speculant.drafters.layers.speed:SPEEDDrafter",
+        builder=build_layers,
+        settings="speculant.drafters.layers.speed:SPEEDSettings",
+        takes_layers=True,
         source="Hooper et al. 2023, arXiv 2310.12072",
         verifier="speculative-sampling",
         samples="iid",
@@ -60,6 +81,9 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, sparse cache",
         summary="the target drafts a chain on a part of its cache: first, last and retrieved rows; for long texts",
         drafter="speculant.drafters.sparse.drafter:SparseCacheDrafter",
+        builder=build_rows,
+        settings="speculant.drafters.sparse.drafter:SparseCacheSettings",
+        takes_rows=True,
         source="Sun et al. 2024, arXiv 2404.11912, 2408.11049",
         verifier="speculative-sampling",
         samples="iid",
@@ -70,6 +94,8 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, mask-predict",
         summary="guesses all next tokens at once; every pass replaces them by its argmaxes",
         drafter="speculant.drafters.parallel.jacobi:JacobiDrafter",
+        builder=build_by_vocabulary,
+        settings="speculant.drafters.parallel.jacobi:JacobiSettings",
         source="Santilli et al. 2023, arXiv 2305.10427",
     ),
     Method(
@@ -77,6 +103,8 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, mask-predict",
         summary="n-grams of a window of Jacobi iterations, which shares the draft's pass",
         drafter="speculant.drafters.parallel.lookahead:LookaheadDrafter",
+        builder=build_by_settings,
+        settings="speculant.drafters.parallel.lookahead:LookaheadSettings",
         source="Fu et al. 2024, arXiv 2402.02057",
         requires="tree attention",
     ),

@@ -1,10 +1,10 @@
 """A drafter that learns while it drafts: it owns another one, and records what the target makes of its drafts.
 
-The round knows nothing of it. It stands in `training`, since heads learn by their training recipes, and is found
-through the registry, as drafters are, so nothing below imports it. A session passes everything on to one of the inner
-drafter's; its text is cut into windows, and every so many requests an update is asked for. The lock is held wherever
-the inner drafter runs its model and while new weights are copied in, so weights change between drafts. A session that
-is open meanwhile goes on: keys and values of old weights in its cache cost acceptance at most.
+The round knows nothing of it. It stands in `training`, since heads learn by their training recipes. A session passes
+everything on to one of the inner drafter's; its text is cut into windows, and every so many requests an update is asked
+for. The lock is held wherever the inner drafter runs its model and while new weights are copied in, so weights change
+between drafts. A session that is open meanwhile goes on: keys and values of old weights in its cache cost acceptance at
+most.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from speculant.drafters.heads.head import Head, TargetParts
+from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.training.losses import forward_kl
 from speculant.training.online.learner import Learner, accepted
 from speculant.training.online.recorder import from_16_bits
 from speculant.training.online.window import Window
-from speculant.training.recipe import Recipe, TrainBatch
 
 _LAST = -1  # decoder layer
 _ANCHORS = 32  # of a window, by which acceptance is measured

@@ -1,4 +1,4 @@
-"""From what a speculator drafts with to a drafter that learns meanwhile; the registry names this function."""
+"""From what a speculator drafts with to a drafter that learns meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speculant.training.online.learner import Learner
 from speculant.training.online.settings import settings_of
 
 
-def open_online(
+def open_learning(
     drafter: Drafter,
     online: Any,
     *,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from speculant.api.options import check_bytes
+from speculant.core.byte_size import check_bytes
 from speculant.core.errors import UsageError
 
 WHEN = ("thread", "idle", "manual")

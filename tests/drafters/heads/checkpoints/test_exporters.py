@@ -14,11 +14,11 @@ import mtps
 from eagles import HIDDEN, eagle3_head, started, states, target_model
 from models import VOCABULARY, tiny_model
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.checkpoints import eagle3
 from speculant.drafters.heads.checkpoints.formats import load_head
+from speculant.drafters.heads.eagle3 import checkpoint as eagle3
 from speculant.drafters.heads.layers import rotated
-from speculant.drafters.heads.medusa import MedusaHead
-from speculant.drafters.heads.mtp import MtpHead
+from speculant.drafters.heads.medusa.head import MedusaHead
+from speculant.drafters.heads.mtp.head import MtpHead
 from speculant.engines.hf.cpu.head_layer import computable
 from speculant.engines.hf.views.target_parts import HFTargetParts
 

@@ -26,9 +26,12 @@ from feed_forward_heads import (
 )
 from models import VOCABULARY
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
-from speculant.drafters.heads.checkpoints import blockwise, hydra, medusa, mlp
+from speculant.drafters.heads.blockwise import checkpoint as blockwise
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
+from speculant.drafters.heads.hydra import checkpoint as hydra
+from speculant.drafters.heads.medusa import checkpoint as medusa
+from speculant.drafters.heads.mlp import checkpoint as mlp
 from speculant.drafters.heads.published_trees import published_tree
 
 SAVES: dict[str, Callable[..., None]] = {

@@ -12,25 +12,11 @@ from typing import Any
 import torch
 
 from speculant.core.errors import SpeculantError, UnsupportedError
-from speculant.drafters.heads.checkpoints import (
-    assistant,
-    blockwise,
-    dflash,
-    eagle,
-    eagle3,
-    glide,
-    hydra,
-    lookahead,
-    medusa,
-    mlp,
-    mtp,
-    pard,
-    specdec,
-    speculators,
-)
+from speculant.core.references import load_object
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, first_line, read_checkpoint
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
+from speculant.drafters.heads.kinds import HEAD_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +38,10 @@ class Format:
     load: Callable[[Checkpoint, TargetParts], Head]
 
 
-FORMATS = (
-    Format("EAGLE-1/2, HASS", "eagle", "eagle2", eagle.matches, eagle.load),
-    Format("EAGLE-3 (authors, SpecForge, DeepSpec)", "eagle3", "eagle3", eagle3.matches, eagle3.load),
-    Format("P-EAGLE (SpecForge)", "p-eagle", "p-eagle", eagle3.matches_parallel, eagle3.load),
-    Format("EAGLE-3 (speculators)", "eagle3", "eagle3", speculators.matches_eagle3, speculators.load),
-    Format("P-EAGLE (speculators)", "p-eagle", "p-eagle", speculators.matches_p_eagle, speculators.load),
-    Format("blockwise", "blockwise", "blockwise", blockwise.matches, blockwise.load),
-    Format("Medusa", "medusa", "medusa", medusa.matches, medusa.load),
-    Format("Hydra", "hydra", "hydra", hydra.matches, hydra.load),
-    Format("Hydra++", "hydra++", "hydra", hydra.matches_plus, hydra.load),
-    Format("MLP speculator", "mlp", "mlp", mlp.matches, mlp.load),
-    Format("MTP", "mtp", "mtp", mtp.matches, mtp.load),
-    Format("Gemma 4 assistant", "assistant", "assistant", assistant.matches, assistant.load),
-    Format("JetSpec", "dflash", "jetspec", dflash.matches_jetspec, dflash.load),
-    Format("DFlash, DFlash 2, DSpark, Domino", "dflash", "dflash", dflash.matches_others, dflash.load),
-    Format("GLIDE", "glide", "glide", glide.matches, glide.load),
-    Format("PaSS", "pass", "pass", lookahead.matches, lookahead.load),
-    Format("SpecDec", "specdec", "specdec", specdec.matches, specdec.load),
-    Format("PARD", "pard", "pard", pard.matches, pard.load),
+FORMATS = tuple(
+    Format(each.name, kind.name, each.method, load_object(each.matches), load_object(each.load))
+    for kind in HEAD_KINDS
+    for each in kind.layouts
 )
 
 

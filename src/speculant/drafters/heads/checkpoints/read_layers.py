@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.assistant_layers import ReadLayer
+from speculant.drafters.heads.assistant.layers import ReadLayer
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.target_layer import FULL, SLIDING

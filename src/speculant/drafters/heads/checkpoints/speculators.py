@@ -12,9 +12,9 @@ from typing import Any
 
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
-from speculant.drafters.heads.checkpoints.eagle3_weights import build_head, read_flags
 from speculant.drafters.heads.checkpoints.tapped_layers import KEY, default_taps, from_boundaries
-from speculant.drafters.heads.eagle3 import Eagle3Head
+from speculant.drafters.heads.eagle3.head import Eagle3Head
+from speculant.drafters.heads.eagle3.weights import build_head, read_flags
 from speculant.drafters.heads.head import TargetParts
 
 _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies of the target's, of training

@@ -1,0 +1,28 @@
+"""What is told of Gemma 4's assistants: checkpoints, methods."""
+
+from __future__ import annotations
+
+from speculant.drafters.heads.kind import HeadKind, HeadMethod, Layout
+
+ASSISTANT = HeadKind(
+    name="assistant",
+    layouts=(
+        Layout(
+            name="Gemma 4 assistant",
+            method="assistant",
+            matches="speculant.drafters.heads.assistant.checkpoint:matches",
+            load="speculant.drafters.heads.assistant.checkpoint:load",
+        ),
+    ),
+    methods=(
+        HeadMethod(
+            name="assistant",
+            family="self-drafting, feature head",
+            summary="Gemma 4's small layers over the target's own keys and values draft the most probable paths",
+            drafter="speculant.drafters.heads.drafter:HeadDrafter",
+            settings="speculant.drafters.heads.drafter:HeadSettings",
+            source="Google 2026, vllm-project/vllm#41745",
+            requires="the assistant that is published for the Gemma 4 model",
+        ),
+    ),
+)

@@ -1,0 +1,29 @@
+"""Training of blockwise heads (heads.blockwise) beside a frozen target: Stern et al. 2018, arXiv 1811.03115, section 6.
+
+All heads are trained on every batch; the authors draw one of them for each, to save memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from speculant.drafters.heads.blockwise.head import BlockwiseHead
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.training.depths import depth_output
+from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+
+
+class BlockwiseRecipe(Recipe):
+    """See `drafters.heads.training.recipe.Recipe`."""
+
+    head: BlockwiseHead
+
+    def __init__(self, head: BlockwiseHead, depth: int) -> None:
+        """Take the heads; `depth` is how many of them are trained, the first ones."""
+        self.head, self.depth = head, depth
+
+    def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
+        texts, rows = batch.anchors.unbind(1)
+        states = self.head.states(batch.final[texts, rows])
+        for depth in range(1, self.depth + 1):
+            yield depth_output(target.project(states[:, depth - 1]), batch, target, depth)

@@ -1,0 +1,103 @@
+"""DFlash and DSpark draft: chains, which a head that predicts acceptance may end, and trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculant.core.drafter import Session, Start
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.dflash.head import DFlashState
+from speculant.drafters.heads.drafter import HeadChain, HeadDrafter, HeadSettings, LoadedHead
+from speculant.drafters.heads.text import HeadText
+from speculant.drafters.models.level_session import LevelSession
+from speculant.drafters.models.shapes import BestFirst, Candidate, Level, Shape
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashSettings(HeadSettings):
+    """Settings of `dflash`; see `HeadSettings`.
+
+    Attributes:
+        depth: tokens that a draft has at most; the head's block bounds it too.
+        confidence: of heads that predict acceptance, the probability of the whole chain below which it ends; 0 never.
+    """
+
+    tree: str = "chain"
+    depth: int = 16
+    confidence: float = 0.0
+
+
+class DFlashDrafter(HeadDrafter):
+    """Chains of the block's most probable tokens, or drawn from it."""
+
+    def __init__(self, head: LoadedHead, *, settings: DFlashSettings | None = None, sampled: bool = False) -> None:
+        """Take the head; see `HeadDrafter`."""
+        self._chosen = settings or DFlashSettings()
+        if not 0 <= self._chosen.confidence < 1:
+            raise UsageError(f"confidence is from 0 to below 1, not {self._chosen.confidence}.")
+        super().__init__(head, settings=self._chosen, sampled=sampled)
+
+    def open(self, start: Start) -> Session:
+        chosen, text = self._chosen, self.open_text(start)
+        shape: Shape = self._shape()
+        if chosen.confidence and chosen.tree == "chain":
+            shape = ConfidentChain(self._acceptance, chosen.depth, text, chosen.confidence, choosing=not self._sampled)
+        return LevelSession(text, start, shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JetSpecSettings(DFlashSettings):
+    """Settings of `jetspec`; see `DFlashSettings`.
+
+    Attributes:
+        top_k: candidates below each node of a tree.
+        most_nodes: of a draft.
+    """
+
+    tree: str = "dynamic"
+    top_k: int = 7
+    most_nodes: int = 256
+
+
+class JetSpecDrafter(DFlashDrafter):
+    """Trees of the block's most probable paths: JetSpec (Hu et al. 2026, arXiv 2606.18394).
+
+    Where the logits of a slot depend on its depth alone, and of other blocks as well, a level costs no pass, so all
+    nodes are expanded that can be in the draft: it is the best tree of its size with `top_k` siblings.
+    """
+
+    def __init__(self, head: LoadedHead, *, settings: JetSpecSettings | None = None, sampled: bool = False) -> None:
+        """Take the head; see `HeadDrafter`."""
+        super().__init__(head, settings=settings or JetSpecSettings(), sampled=sampled)
+
+    def _shape(self) -> Shape:
+        s = self._chosen
+        if s.tree != "dynamic":
+            return super()._shape()
+        most = s.most_nodes
+        return BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=most, expanded=most)
+
+
+class ConfidentChain(HeadChain):
+    """Ends where the head expects that the chain is rejected.
+
+    The prediction for a token is made before it is drawn, from those before it, so that ending there keeps sampling
+    exact.
+    """
+
+    def __init__(
+        self, acceptance: LevelAcceptance, depth: int, text: HeadText, least: float, *, choosing: bool
+    ) -> None:
+        super().__init__(acceptance, depth, choosing=choosing)
+        self._text, self._least, self._survival = text, least, 1.0
+
+    def expand(self, level: Level) -> list[Candidate]:
+        state = self._text.state
+        found = state.confidence if isinstance(state, DFlashState) else None
+        if level.depth == 1:
+            self._survival = 1.0
+        self._survival *= 1.0 if found is None else float(found[0])
+        if level.depth > 1 and self._survival < self._least:
+            return []
+        return super().expand(level)

@@ -1,0 +1,105 @@
+"""How heads of DFlash's family are trained: blocks at random anchors of texts that the target wrote.
+
+A block sees the context rows up to its anchor and its own slots, so the blocks of a text do not see one another. All
+slots are trained at once; the trainer weights them, exp(-(k - 1) / gamma) in the authors' recipe with gamma 7 for
+blocks of 16 and 4 for smaller ones. What corrects a slot's logits (DSpark, Domino, DFlash 2) learns from the text: it
+reads the true tokens before. The confidence head learns 1 - TV(p, q), the probability that the token is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.dflash.corrections import Rows
+from speculant.drafters.heads.dflash.head import DFlashHead
+from speculant.drafters.heads.dflash.network import Angles
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.layers import Attention
+from speculant.drafters.heads.training.depths import anchor_target, anchor_tokens, depth_output
+from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+
+
+class DFlashRecipe(Recipe):
+    """See `drafters.heads.training.recipe.Recipe`."""
+
+    def __init__(self, head: DFlashHead, depth: int | None = None) -> None:
+        """Take the head.
+
+        Args:
+            head: whose weights are trained.
+            depth: how many depths; None for all that its block drafts.
+        """
+        drafted = head.block.drafted
+        if depth is not None and not 1 <= depth <= drafted:
+            raise UsageError(f"depth is from 1 to {drafted}, what a block of the head drafts, not {depth}.")
+        self.head, self.depth = head, depth or drafted
+
+    def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
+        assert isinstance(self.head, DFlashHead)
+        head, outputs = self.head, self._outputs(batch, target)
+        carried = head.nothing_carried(outputs[:, 0])
+        for depth in range(1, self.depth + 1):
+            output, before = outputs[:, depth - 1], anchor_tokens(batch, depth)
+            logits, extra = head.logits(output, target), None
+            rows = Rows(
+                logits=logits,
+                outputs=output,
+                tokens=before,
+                depths=torch.full_like(before, depth - 1),
+                carried=carried,
+                every=True,
+            )
+            logits, carried = head.corrected(rows, target)
+            if head.block.domino is not None or head.block.selector is not None:
+                extra = base_loss(rows.logits, anchor_tokens(batch, depth + 1), head.ids)
+            if head.block.confidence:
+                accepted = _acceptance(logits.detach(), anchor_target(batch, target, depth), head.ids)
+                guess = head.confidence(output, before).float()
+                extra = nn.functional.binary_cross_entropy_with_logits(guess, accepted)
+            yield depth_output(logits, batch, target, depth, ids=head.ids, extra=extra)
+
+    def _outputs(self, batch: TrainBatch, target: TargetParts) -> Tensor:
+        """Return the outputs [A, K, D] of the blocks after the anchors."""
+        assert isinstance(self.head, DFlashHead)
+        head, (texts, rows) = self.head, batch.anchors.unbind(1)
+        context = head.context(batch.hidden)
+        places = torch.arange(context.shape[1], device=context.device)
+        keys = head.context_keys(context, places)
+
+        positions = rows[:, None] + 1 + torch.arange(head.block.size, device=rows.device)
+        seen = (places <= rows[:, None])[:, None]
+
+        def attend(index: int, attention: Attention, given: Tensor, angles: Angles) -> Tensor:
+            own = attention.keys_values(given, angles)
+            joined_keys, joined_values = (
+                torch.cat([found[texts], each], -2) for found, each in zip(keys[index], own, strict=True)
+            )
+            mask = head.seen(index, positions, places, seen)
+            return attention.weigh(attention.queries(given, angles), joined_keys, joined_values, mask)
+
+        return head.denoise(anchor_tokens(batch, 1), positions, target, attend)
+
+
+def base_loss(logits: Tensor, tokens: Tensor, ids: Tensor | None) -> Tensor:
+    """Return the cross-entropy of logits [A, V'] before their correction, which is to add to good ones.
+
+    Domino's curriculum and the unary loss of DFlash 2 serve the same end.
+    """
+    if ids is not None:
+        places = torch.full((int(max(ids.max(), tokens.max())) + 1,), -1, device=tokens.device)
+        places[ids] = torch.arange(len(ids), device=tokens.device)
+        tokens = places[tokens]
+    if not bool((tokens >= 0).any()):
+        return logits.sum() * 0.0
+    return nn.functional.cross_entropy(logits.float(), tokens, ignore_index=-1)
+
+
+def _acceptance(logits: Tensor, wanted: Tensor, ids: Tensor | None) -> Tensor:
+    """Return the probability [A] that a drafted token is accepted: the sum over tokens of min(p, q)."""
+    p, q = wanted.softmax(-1), logits.float().softmax(-1)
+    p = p[:, : q.shape[1]] if ids is None else p[:, ids]
+    return torch.minimum(p, q).sum(-1)

@@ -1,0 +1,47 @@
+"""How GLIDE is trained: drafts at random anchors, which see the target's keys up to the anchor alone.
+
+The authors cut texts into blocks of 5 tokens, of which each sees the target's keys of earlier blocks; anchors at random
+are the same without fixed cuts. The target runs once more over each batch, since its keys are not among the hidden
+states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from speculant.drafters.heads.glide.head import GlideHead
+from speculant.drafters.heads.head import TargetParts, TargetPasses
+from speculant.drafters.heads.training.depths import depth_output
+from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+
+
+class GlideRecipe(Recipe):
+    """See `drafters.heads.training.recipe.Recipe`."""
+
+    def __init__(self, head: GlideHead, depth: int | None = None) -> None:
+        """Take the head; `depth` None is the head's block."""
+        self.head, self.depth = head, depth or head.cross.block
+
+    def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
+        assert isinstance(self.head, GlideHead)
+        assert isinstance(target, TargetPasses)
+        head, (texts, rows) = self.head, batch.anchors.unbind(1)
+        places = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        with torch.no_grad():
+            keys, values = (each[texts] for each in target.text_keys(batch.ids, -1))
+        own = [each[texts] for each in head.keys_values(batch.ids, places)]
+        positions = rows[:, None] + torch.arange(1, self.depth + 1, device=rows.device)
+        ids = batch.ids[texts[:, None], positions]
+        own_seen = places <= positions[..., None]
+        seen = (places <= rows[:, None])[:, None].expand(-1, self.depth, -1)
+        attention, cross = head.layer.self_attn, head.layer.cross_attn
+        logits = head.logits(
+            ids,
+            positions,
+            lambda queries: attention.weigh(queries, own[0], own[1], own_seen),
+            lambda queries: cross.weigh(queries, keys, values, seen),
+        )
+        for depth in range(1, self.depth + 1):
+            yield depth_output(logits[:, depth - 1], batch, target, depth)

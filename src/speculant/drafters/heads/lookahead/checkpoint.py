@@ -1,0 +1,36 @@
+"""Checkpoints of PaSS: `look_ahead` [L, D], in a layout of this library, since no other program writes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
+from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, check_vocabulary
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.lookahead.head import LookaheadHead
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is one of these."""
+    return "look_ahead" in checkpoint.tensors
+
+
+def load(checkpoint: Checkpoint, target: TargetParts) -> LookaheadHead:
+    """Return the head; raises as `load_head`."""
+    count, size = checkpoint.tensors["look_ahead"].shape
+    check_hidden_size(checkpoint, target, size)
+    check_vocabulary(checkpoint, target, int(checkpoint.value("vocab_size")))
+    head = LookaheadHead(count, size, vocabulary=target.vocabulary)
+    load_weights(head, checkpoint, checkpoint.tensors)
+    return head
+
+
+def save(head: LookaheadHead, folder: Path, target: TargetParts) -> None:
+    """Write a head's config and weights into a folder."""
+    count, size = head.look_ahead.shape
+    config = {"architectures": ["LookaheadEmbeddings"], "hidden_size": size, "vocab_size": target.vocabulary}
+    (folder / "config.json").write_text(json.dumps(config | {"num_lookahead_tokens": count}, indent=2) + "\n", "utf-8")
+    save_file({"look_ahead": head.look_ahead.detach().contiguous()}, folder / "model.safetensors")

@@ -1,0 +1,30 @@
+"""Training of MLP speculators (heads.mlp): all steps after an anchor, on the tokens of the text.
+
+Wertheimer et al. 2024, arXiv 2404.19124, section 3, train on other texts first and on the target's own then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.mlp.head import MLPHead
+from speculant.drafters.heads.training.depths import anchor_tokens, depth_output
+from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+
+
+class MLPRecipe(Recipe):
+    """See `drafters.heads.training.recipe.Recipe`."""
+
+    head: MLPHead
+
+    def __init__(self, head: MLPHead, depth: int) -> None:
+        """Take the head; `depth` is how many of its steps are trained, the first ones."""
+        self.head, self.depth = head, depth
+
+    def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
+        texts, rows = batch.anchors.unbind(1)
+        states = self.head.scaled(batch.final[texts, rows])
+        for depth in range(1, self.depth + 1):
+            states = self.head.step(states, anchor_tokens(batch, depth), depth - 1)
+            yield depth_output(self.head.project(states, depth - 1), batch, target, depth)

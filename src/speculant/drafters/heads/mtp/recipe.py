@@ -1,0 +1,70 @@
+"""How an MTP module is trained to draft several tokens by itself.
+
+The first depth has DeepSeek-V3's objective (arXiv 2412.19437, section 2.2), with the target's distribution in the place
+of the text; further ones go on from the module's own states, as FastMTP (arXiv 2509.18362) shares one module. Beside it
+there is EAGLE's loss (arXiv 2401.15077, section 4.2): the smooth L1 distance of the module's state to the target's at
+the next token, so that its states may be fed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.mtp.head import MtpHead
+from speculant.drafters.heads.target_layer import TargetLayer
+from speculant.drafters.heads.training.anchor_grid import AnchorGrid
+from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+
+
+class MtpRecipe(Recipe):
+    """See `drafters.heads.training.recipe.Recipe`; for heads of one module of one layer."""
+
+    head: MtpHead
+
+    def __init__(self, head: MtpHead, depth: int = 4) -> None:
+        """Take the head.
+
+        Args:
+            head: to be trained.
+            depth: tokens that are drafted below each anchor; the first from the target's state.
+
+        Raises:
+            UnsupportedError: it has several modules or layers.
+        """
+        if len(head) > 1 or len(head.module(0).layers) > 1:
+            raise UnsupportedError(
+                "MTP heads of one module with one layer can be trained; this one has more. Leave out the training."
+            )
+        self.head, self.depth = head, depth
+
+    def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
+        module, layer = self.head.module(0), self.head.module(0).layers[0]
+        assert isinstance(layer, TargetLayer)
+        text, place = batch.anchors.unbind(1)
+        grid, rows, length = AnchorGrid(batch.anchors, len(batch.ids)), layer.open(), batch.ids.shape[1] - 1
+        places = torch.arange(length, device=batch.ids.device)
+        committed = places <= grid.places[..., None]  # Bool[B, a, T - 1], what a drafted row sees of its text
+        own = torch.eye(grid.places.shape[1], dtype=torch.bool, device=places.device).expand(len(batch.ids), -1, -1)
+        x = module.fuse(module.embed(batch.ids[:, 1:], target), batch.final[:, :-1])
+        causal = (places <= places[:, None]).expand(len(x), -1, -1)
+        found: Tensor = module.norm(layer(x, places.expand(len(x), -1), causal, rows)[text, place])
+        for depth in range(1, self.depth + 1):
+            if depth > 1:
+                x = grid.spread(module.fuse(module.embed(batch.ids[text, place + depth], target), found))
+                seen = torch.cat([committed, *[own] * (depth - 1)], dim=-1)
+                found = module.norm(grid.flat(layer(x, grid.places + depth - 1, seen, rows)))
+            true = batch.final[text, place + depth]
+            with torch.no_grad():
+                wanted = target.project(true)
+            yield DepthOutput(
+                logits=module.logits(found, target),
+                target=wanted,
+                tokens=batch.ids[text, place + depth + 1],
+                extra=smooth_l1_loss(found.float(), true.float()),
+            )

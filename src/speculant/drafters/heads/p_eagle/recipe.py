@@ -1,0 +1,27 @@
+"""How P-EAGLE is trained: all depths from mask tokens (vllm-project/speculators, peagle).
+
+Every anchor is followed by all its mask rows; the authors drop some of them at random, to save memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from speculant.drafters.heads.eagle3.recipe import Eagle3Recipe
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.p_eagle.head import PEagleHead
+
+
+class PEagleRecipe(Eagle3Recipe):
+    """See `drafters.heads.training.recipe.Recipe`."""
+
+    head: PEagleHead
+
+    def __init__(self, head: PEagleHead, depth: int = 8) -> None:
+        """Take the head, and how many depths are trained, at most those it drafts."""
+        super().__init__(head, min(depth, head.depth))
+
+    def _next_row(self, tokens: Tensor, found: Tensor, target: TargetParts) -> tuple[Tensor, Tensor]:
+        masks = torch.full_like(tokens, self.head.mask_token)
+        return self.head.embed(masks, target), self.head.fused(self.head.mask_hidden[0]).expand_as(found)

@@ -1,0 +1,28 @@
+"""What is told of PARD models: checkpoints, methods."""
+
+from __future__ import annotations
+
+from speculant.drafters.heads.kind import HeadKind, HeadMethod, Layout
+
+PARD = HeadKind(
+    name="pard",
+    layouts=(
+        Layout(
+            name="PARD",
+            method="pard",
+            matches="speculant.drafters.heads.pard.checkpoint:matches",
+            load="speculant.drafters.heads.pard.checkpoint:load",
+        ),
+    ),
+    methods=(
+        HeadMethod(
+            name="pard",
+            family="independent drafting, parallel model",
+            summary="a small model with a mask token drafts a block in one pass",
+            drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
+            settings="speculant.drafters.heads.drafter:ChainHeadSettings",
+            source="An et al. 2025, arXiv 2504.18583",
+            requires="a PARD model of the target's family",
+        ),
+    ),
+)

@@ -1,0 +1,49 @@
+"""Checkpoints of SpecDec's drafter, in a layout of this library: the authors' are fairseq's, of encoder-decoders.
+
+`config.json` is a Llama config with `encoder_layers`, `decoder_layers` and `block_size`; the mask is the last token of
+`embed_tokens`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
+from speculant.drafters.heads.checkpoints.fitting import check_vocabulary, layer_shape, shape_config
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.specdec.head import SpecDecHead
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is one of these."""
+    return "encoder_norm.weight" in checkpoint.tensors
+
+
+def load(checkpoint: Checkpoint, target: TargetParts) -> SpecDecHead:
+    """Return the head; raises as `load_head`."""
+    if "lm_head.weight" in checkpoint.tensors:
+        check_vocabulary(checkpoint, target, checkpoint.tensors["lm_head.weight"].shape[0])
+    head = SpecDecHead(
+        layer_shape(checkpoint, target),
+        vocabulary=target.vocabulary,
+        encoder=int(checkpoint.value("encoder_layers")),
+        decoder=int(checkpoint.value("decoder_layers")),
+        block=int(checkpoint.value("block_size")),
+    )
+    load_weights(head, checkpoint, checkpoint.tensors)
+    return head
+
+
+def save(head: SpecDecHead, folder: Path, target: TargetParts) -> None:
+    """Write a head's config and weights into a folder."""
+    config = shape_config(head.shape, target) | {
+        "architectures": ["SpecDecDrafter"],
+        "encoder_layers": len(head.encoder),
+        "decoder_layers": len(head.decoder),
+        "block_size": head.depth,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in head.state_dict().items()}, folder / "model.safetensors")

@@ -1,0 +1,48 @@
+"""How SpecDec's drafter is trained: blocks of masks at random anchors of texts that the target wrote (Seq-KD).
+
+The authors also show the decoder some of the true tokens at first (glancing); that is not done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.specdec.head import SpecDecHead
+from speculant.drafters.heads.training.depths import depth_output
+from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+
+
+class SpecDecRecipe(Recipe):
+    """See `drafters.heads.training.recipe.Recipe`."""
+
+    def __init__(self, head: SpecDecHead, depth: int | None = None) -> None:
+        """Take the head; `depth` None trains all that its block drafts."""
+        if depth is not None and not 1 <= depth <= head.depth:
+            raise UsageError(f"depth is from 1 to {head.depth}, what a block of the head drafts, not {depth}.")
+        self.head, self.depth = head, depth or head.depth
+
+    def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
+        assert isinstance(self.head, SpecDecHead)
+        logits = self._blocks(self.head, batch)
+        for depth in range(1, self.depth + 1):
+            yield depth_output(logits[:, depth - 1], batch, target, depth)
+
+    def _blocks(self, head: SpecDecHead, batch: TrainBatch) -> Tensor:
+        """Return the logits [A, K, V] of the blocks behind the roots."""
+        texts, rows = batch.anchors.unbind(1)
+        places = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        memory = head.encode(batch.ids, places, lambda _, *new: new, places <= places[:, None])
+
+        def join(index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            found_keys, found_values = memory[index]
+            return torch.cat([found_keys[texts], keys], -2), torch.cat([found_values[texts], values], -2)
+
+        positions = rows[:, None] + 2 + torch.arange(head.depth, device=rows.device)
+        seen = (places <= rows[:, None] + 1)[:, None].expand(-1, head.depth, -1)
+        own = torch.ones(len(rows), head.depth, head.depth, dtype=torch.bool, device=rows.device)
+        return head.fill(positions, join, torch.cat([seen, own], dim=-1))

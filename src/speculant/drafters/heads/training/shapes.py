@@ -1,0 +1,79 @@
+"""What new heads begin with: decoder layers of the target's sizes, and weights of the target or spread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from speculant.drafters.heads.head import TargetParts
+from speculant.drafters.heads.layers import LayerShape
+
+SPREAD = 0.02  # of new weights
+HEADS = 4  # of kinds that have one for each depth
+
+
+def target_shape(target: TargetParts, **changes: Any) -> LayerShape:
+    """Return the shape of a layer like the target's.
+
+    Args:
+        target: of the head.
+        changes: fields of LayerShape that differ.
+    """
+    config: Any = target.config
+    hidden = target.hidden_size
+    heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
+    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    positions = int(target.positions or 2048)
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    if "rope_theta" not in rope:  # none, or one for each kind of layer
+        rope = {"rope_type": "default", "rope_theta": float(getattr(config, "rope_theta", None) or 10000.0)}
+    frequencies, scale = target.frequencies(rope, head_dim, positions)
+    fields: dict[str, Any] = {
+        "hidden": hidden,
+        "inner": int(getattr(config, "intermediate_size", None) or 4 * hidden),
+        "heads": heads,
+        "kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "head_dim": head_dim,
+        "eps": float(getattr(config, "rms_norm_eps", None) or 1e-6),
+        "theta": float(rope["rope_theta"]),
+        "frequencies": frequencies,
+        "scale": scale,
+        "rope": rope,
+        "positions": positions,
+    }
+    return LayerShape(**fields | changes)
+
+
+def spread_weights(module: nn.Module) -> None:
+    """Draw the weights of all linear layers from a normal distribution; biases become 0."""
+    for each in module.modules():
+        if isinstance(each, nn.Linear):
+            nn.init.normal_(each.weight, std=SPREAD)
+            if each.bias is not None:
+                nn.init.zeros_(each.bias)
+
+
+def copy_projections(head: nn.Module, target: TargetParts) -> None:
+    """Give all projections to the vocabulary the target's weights."""
+    weights = target.projection().detach().float().cpu()
+    for each in head.modules():
+        if isinstance(each, nn.Linear) and each.weight.shape == weights.shape:
+            with torch.no_grad():
+                each.weight.copy_(weights)
+                if each.bias is not None:
+                    each.bias.zero_()
+
+
+def copy_embeddings(table: nn.Embedding, target: TargetParts) -> None:
+    """Give embeddings the target's weights."""
+    with torch.no_grad():
+        ids = torch.arange(target.vocabulary, device=target.projection().device)
+        table.weight[: target.vocabulary] = target.embed(ids).float().cpu()
+
+
+def copy_projection(projection: nn.Linear, target: TargetParts) -> None:
+    """Give a projection the target's weights."""
+    with torch.no_grad():
+        projection.weight.copy_(target.projection().detach().float().cpu())

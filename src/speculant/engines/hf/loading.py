@@ -1,0 +1,212 @@
+"""Getting a model and its tokenizer, from a folder, the hub, or the package itself."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
+from speculant.core.hub import hub_advice, why_missing
+from speculant.engines.hf.tokenizer_files import load_tokenizer_file
+
+BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
+BUNDLED = "stories"
+_OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
+DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+BUNDLED_DRAFT = "draft"
+BUNDLED_HEADS = ("eagle", "mtp", "eagle3", "dflash", "medusa")
+
+
+def bundled_model() -> Path:
+    """Return the folder of the story model that comes with the package."""
+    return Path(str(files("speculant") / "models" / BUNDLED))
+
+
+def bundled_draft_model() -> Path:
+    """Return the folder of the draft model for the bundled model; its tokenizer is the bundled model's."""
+    return bundled_model() / BUNDLED_DRAFT
+
+
+def bundled_heads() -> list[Path]:
+    """Return the folders of the heads for the bundled model, the best one first."""
+    heads = bundled_model() / "heads"
+    return [heads / name for name in BUNDLED_HEADS if (heads / name).is_dir()]
+
+
+def is_bundled(name: str | None) -> bool:
+    """Whether a model's name is the bundled model's: None, "bundled" or its folder."""
+    return name is None or means_bundled(name) or (bool(name) and Path(name).resolve() == bundled_model().resolve())
+
+
+def means_bundled(name: Any) -> bool:
+    """Whether a name is "bundled", and no folder or file here is called so."""
+    return name == BUNDLED_NAME and not Path(name).exists()
+
+
+def find_model(name: str | None) -> str:
+    """Return the folder or hub id of a model; that of the bundled model for None and "bundled".
+
+    Raises:
+        ModelNotFoundError: no model is there, and the hub cannot have it. Nothing is loaded to find that out.
+    """
+    if name is None or means_bundled(name):
+        return str(bundled_model())
+    path = Path(name)
+    if path.is_file():
+        raise ModelNotFoundError(f"{name} is a file; name the folder that holds config.json and the weights.")
+    if path.is_dir() and not any((path / each).exists() for each in ("config.json", "adapter_config.json")):
+        raise ModelNotFoundError(f"there is no model in {name}: the folder has no config.json.")
+    if reason := why_missing(name):
+        raise ModelNotFoundError(f"there is no model at {name}: {reason}.")
+    return name
+
+
+def find_draft_model(name: str) -> str:
+    """Return the folder or hub id of a draft model; that of the bundled model's for "bundled".
+
+    Raises:
+        ModelNotFoundError: it is a path, and no model is there.
+    """
+    return str(bundled_draft_model()) if means_bundled(name) else find_model(name)
+
+
+def find_tokenizer(name: str | None) -> str:
+    """Return the folder, file or hub id of a tokenizer; the bundled model's for None, "bundled" and its draft model.
+
+    Raises:
+        TokenizerError: nothing is there, and the hub cannot have it.
+    """
+    if name is None or means_bundled(name) or Path(name).resolve() == bundled_draft_model().resolve():
+        return str(bundled_model())
+    if reason := why_missing(name):
+        raise TokenizerError(f"there is no tokenizer at {name}: {reason}.")
+    return name
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Check the name of a dtype, without PyTorch.
+
+    Raises:
+        UsageError: weights are not loaded as that.
+    """
+    if dtype not in (None, *DTYPES):
+        raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
+
+
+def load_model(
+    name: str | None = None,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    attention: str | None = None,
+) -> tuple[Any, Any]:
+    """Load a causal LM, or a multimodal model that writes text, and its tokenizer (None if it has none).
+
+    Args:
+        name: a folder or a hub id; None or "bundled" for the bundled story model.
+        dtype: a torch dtype's name or "auto"; None for float32 on a CPU, the checkpoint's own elsewhere.
+        device: a torch device, or "auto" to spread the model (accelerate); None for an accelerator if there is one.
+        attention: transformers' attn_implementation; None for its default.
+
+    Raises:
+        ModelNotFoundError: no model there, or the hub cannot be reached.
+        OutOfMemoryError: it does not fit.
+        UsageError: no such dtype or device.
+    """
+    source = find_model(name)
+    check_dtype(dtype)
+    import torch
+
+    device = device or default_device()
+    dtype = dtype or ("float32" if device == "cpu" else "auto")
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError:
+        raise UsageError(f"there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
+    placement = {"device_map": device} if device == "auto" else {}
+    try:
+        model = _auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
+        if not placement:
+            model = model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{source} does not fit on {device}. Use a smaller dtype or --device cpu.") from error
+    except Exception as error:  # configs, weights and hubs fail in many ways; each ends here with its reason
+        raise ModelNotFoundError(_why_not(source, error)) from error
+    return model.eval(), load_tokenizer(source, required=False)
+
+
+def _auto_class(source: str) -> Any:
+    """Return the class of transformers that knows a model's config: for causal models, or for multimodal ones."""
+    import transformers
+
+    kinds = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
+    known = [getattr(transformers, kind) for kind in kinds if hasattr(transformers, kind)]
+    try:
+        config = type(transformers.AutoConfig.from_pretrained(source))
+    except (OSError, ValueError):  # an adapter's folder, or what the class itself says best
+        return known[0]
+    return next((kind for kind in known if config in kind._model_mapping), known[0])
+
+
+def load_config(source: str) -> Any:
+    """Load the config of a causal LM from a folder or the hub.
+
+    Raises:
+        ModelNotFoundError: there is none, or the hub cannot be reached.
+    """
+    source = find_model(source)
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source).get_text_config(decoder=True)
+    except Exception as error:  # as many as there are kinds of hubs and configs; each ends here with its reason
+        raise ModelNotFoundError(_why_not(source, error)) from error
+
+
+def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
+    """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), whose draft model has the same.
+
+    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`.
+
+    Raises:
+        TokenizerError: it is required and there is none.
+    """
+    source = find_tokenizer(source)
+    if Path(source).is_file():
+        return load_tokenizer_file(Path(source))
+    names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None
+    if names is not None and not any(part in name for name in names for part in _OF_TOKENIZERS):
+        if not required:  # for some classes transformers would make a tokenizer without any tokens
+            return None
+        raise TokenizerError(f"no tokenizer in {source}: it has no file of one. Name a folder with tokenizer.json.")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # whatever a broken tokenizer raises, the way out is the same
+        if not required:
+            return None
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        advice = "Name a folder that has tokenizer.json." if Path(source).exists() else hub_advice()
+        raise TokenizerError(f"no tokenizer in {source}: {first.rstrip('.')}. {advice}") from error
+
+
+def default_device() -> str:
+    """Return "cuda" or "mps" where there is one, else "cpu"."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _why_not(source: str, error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    if Path(source).exists():
+        return f"the model in {source} cannot be loaded: {reason}"
+    return (
+        f"there is no folder {source}, and no model of that name could be fetched from the hub: {reason.rstrip('.')}. "
+        f"{hub_advice()}"
+    )

@@ -1,1 +1,0 @@
-"""New heads for a target, with weights from which training starts well."""

@@ -1,0 +1,1 @@
+"""Draft models to train: how they are made, loaded and saved, and their recipe."""

@@ -1,1 +1,0 @@
-"""How each kind of head is trained: one file per kind."""

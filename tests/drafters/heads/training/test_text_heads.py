@@ -1,0 +1,72 @@
+"""Training of heads that read text: GLIDE, PaSS and SpecDec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.block_heads import check_training, lent_cache, overfit, target_of, train_batch
+from tests.drafters.heads.glide.test_head import made as made_glide
+from tests.drafters.heads.lookahead.test_head import made as made_lookahead
+from tests.drafters.heads.specdec.test_head import made as made_specdec
+
+from speculant.api.heads import open_head
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.glide.recipe import GlideRecipe
+from speculant.drafters.heads.lookahead.recipe import LookaheadRecipe
+from speculant.drafters.heads.specdec.recipe import SpecDecRecipe
+from speculant.training.kinds import find_kind
+
+
+def recipe_of(name: str, parts: object) -> GlideRecipe | LookaheadRecipe | SpecDecRecipe:
+    if name == "glide":
+        return GlideRecipe(made_glide(parts), depth=3)
+    return LookaheadRecipe(made_lookahead()) if name == "pass" else SpecDecRecipe(made_specdec())
+
+
+@pytest.mark.parametrize("name", ["glide", "pass", "specdec"])
+def test_training_is_drafting(name: str) -> None:
+    """Guards pairing, masks and positions: each depth in training gives what is drafted after the same text."""
+    model, parts = target_of()
+    recipe = recipe_of(name, parts)
+    batch = train_batch(model, parts, (), recipe.depth)
+
+    def open_state(place: int) -> object:
+        text, row = batch.anchors[place].tolist()
+        cache = lent_cache(model, batch.ids[text, : row + 1])
+        return recipe.head.open_text(batch.ids[text, :1].tolist(), parts, cache)
+
+    check_training(recipe, batch, parts, open_state)
+
+
+@pytest.mark.parametrize("name", ["glide", "pass", "specdec"])
+def test_overfits(name: str) -> None:
+    """Guards gradients: the loss on a few texts falls, and the target gets none."""
+    model, parts = target_of()
+    model.requires_grad_(False)
+    recipe = recipe_of(name, parts)
+    losses = overfit(recipe, train_batch(model, parts, (), recipe.depth), parts, steps=40, rate=2e-2)
+    assert losses[-1] < (0.95 if name == "pass" else 0.8) * losses[0]  # PaSS has few weights, and its first depth none
+    assert all(weight.grad is not None for weight in recipe.head.parameters())
+
+
+def test_targets_without_one_mask_are_refused() -> None:
+    """Guards PaSS's training on models whose layers take several masks."""
+    _, parts = target_of("gemma3")
+    with pytest.raises(UnsupportedError, match="mask"):
+        parts.run(torch.zeros(1, 2, 32), torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 1, 2, 2).bool())
+
+
+@pytest.mark.parametrize("name", ["dflash", "glide", "pass", "specdec"])
+def test_new_heads_are_trained_and_saved(name: str, tmp_path: Path) -> None:
+    """Guards the row of each kind: a new head runs in its recipe at the default depth, and its folder loads."""
+    model, parts = target_of()
+    model.requires_grad_(False)
+    kind = find_kind(name)
+    head = kind.new_head(parts)
+    recipe = kind.new_recipe(head, kind.depth)
+    outputs = list(recipe.run(train_batch(model, parts, head.taps, kind.depth), parts))
+    assert len(outputs) == kind.depth
+    kind.save_head(head, tmp_path, parts)
+    assert open_head(tmp_path, model).kind == name
