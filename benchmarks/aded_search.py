@@ -22,7 +22,7 @@ import sentencepiece
 from tqdm import tqdm
 
 from speculant.cli.env import environment
-from speculant.core.drafter import Budget, Start
+from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.tree import Int32
 from speculant.drafters.aded.corpus import TrigramCounter
 from speculant.drafters.aded.drafter import AdedDrafter, save_table
@@ -98,7 +98,7 @@ def measure(drafter: AdedDrafter, queries: Int32, nodes: int, searches: int) -> 
     """Time searches as a session makes them, learning between them; watch the process's memory."""
     positions = np.random.default_rng(1).integers(2, len(queries) - 2, searches)
     times = np.empty(searches)
-    session, budget = drafter.open(Start(prompt=queries[:2])), Budget(nodes=nodes, depth=nodes)
+    session, budget = drafter.open(SessionRequest(prompt=queries[:2])), Budget(nodes=nodes, depth=nodes)
     for at in positions[:200]:
         drafter.search(int(queries[at - 1]), int(queries[at]), budget)
     gc.collect()

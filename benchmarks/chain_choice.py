@@ -21,7 +21,7 @@ from speculant.bench.replay.recorded import DRAFTS, replay_recorded
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.replay.united import UnitedDrafter, UnitedSession, recorded_by
 from speculant.cli.env import environment
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.level_session import heaviest
 from speculant.integrations.chain_union import ChainUnion, History
@@ -73,7 +73,7 @@ class Chooser(UnitedDrafter):
         super().__init__(memory, requests, HEAD)
         self._way, self._union = way, ChainUnion()
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         session = super().open(start)
         assert isinstance(session, UnitedSession)
         return session if self._way == "by band" else ChosenSession(session, self._way, self._union)

@@ -34,7 +34,7 @@ from speculant.bench.systems.forced import ForcedSampler, fit_vocabulary, forced
 from speculant.bench.systems.random_weights import random_model
 from speculant.bench.systems.system import WARM_UP_TEXT
 from speculant.cli.env import environment
-from speculant.core.drafter import Start
+from speculant.core.drafter import SessionRequest
 from speculant.core.engine import MAX_NODES
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree
@@ -192,7 +192,7 @@ def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> Syste
         ids = torch.from_numpy(prompt.astype(np.int64))[None]
         cache, sampler = speculator.engine.open(ids, cache=text), ForcedSampler(ids, output)
         stats = Stats(method=method, prompt_tokens=1)
-        sequence = DecodedSequence(cache, sampler, Start(prompt=prompt), stats)
+        sequence = DecodedSequence(cache, sampler, SessionRequest(prompt=prompt), stats)
         generation = Generation(sequence, sampler, target=cache)
         pieces = iter(Stream(generation, replace(forced_parts(speculator), clock=clock)))
         next(pieces)  # the prompt's pass

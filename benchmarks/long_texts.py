@@ -25,7 +25,7 @@ import torch
 from architecture_matrix.catalogue import build
 from architecture_matrix.compare import GREEDY, SAMPLED, Guesses, random_prompt, write_drafted, write_plain
 from speculant import Speculator
-from speculant.core.drafter import Session, Start
+from speculant.core.drafter import Session, SessionRequest
 from speculant.core.errors import SpeculantError
 from speculant.engines.hf.probe.tiny import quiet
 
@@ -43,7 +43,7 @@ Compared = tuple[str, list[int], list[int]]  # what, our text, and that of `gene
 class Interrupted(Guesses):
     """Raises KeyboardInterrupt in its third round, as Ctrl-C between a pass and its commit does."""
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         session = super().open(start)
         observe, rounds = session.observe, iter(range(3))
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Capabilities, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Capabilities, Pass, RequestedOutputs
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.engines.hf.engine import HFEngine
 
@@ -45,12 +45,12 @@ class MemoEngine:
         """Return the outputs [T, L', D] of decoder layers at all tokens of a text."""
         if (text, layers) not in self._states:
             cache = self._engine.open(torch.tensor([text]))
-            result = cache.prefill(needs=Needs(hidden_layers=layers, prompt=True))
+            result = cache.prefill(needs=RequestedOutputs(hidden_layers=layers, prompt=True))
             assert result is not None
             self._states[text, layers] = result.hidden
         return self._states[text, layers]
 
-    def result(self, texts: Sequence[Text], needs: Needs) -> Pass:
+    def result(self, texts: Sequence[Text], needs: RequestedOutputs) -> Pass:
         """Return the pass over rows, given the text of each, with the best tokens and hidden states that are needed."""
         logits, layers = self.logits(texts), needs.hidden_layers
         hidden = torch.stack([self.states(text, layers)[-1] for text in texts]) if layers else None
@@ -64,14 +64,18 @@ class MemoEngine:
     def sample(self, batch: Sequence[tuple[MemoCache, int, DraftTree]]) -> None:
         """Trust all passes."""
 
-    def forward(self, batch: Sequence[tuple[MemoCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(
+        self, batch: Sequence[tuple[MemoCache, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS
+    ) -> list[Pass]:
         """Return the passes over each sequence's root and nodes; see `core.engine.Engine`."""
         return [
             cache.forward([root, *draft.tokens], [ROOT, *(draft.parents + 1)], needs=needs)
             for cache, root, draft in batch
         ]
 
-    def prefill(self, batch: Sequence[tuple[MemoCache, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+    def prefill(
+        self, batch: Sequence[tuple[MemoCache, int | None]], needs: RequestedOutputs = NO_OUTPUTS
+    ) -> list[Pass | None]:
         """Read prompts."""
         return [cache.prefill(most, needs=needs) for cache, most in batch]
 
@@ -90,7 +94,7 @@ class MemoCache:
         self._engine, self._text, self._rows = engine, prompt, list[Text]()
         self.length, self.unread = 0, len(prompt)
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
         """Read the prompt."""
         self.length, self.unread = len(self._text), 0
         found = self._engine.result([self._text], needs)
@@ -99,7 +103,7 @@ class MemoCache:
         return replace(found, hidden=self._engine.states(self._text, needs.hidden_layers))
 
     def forward(
-        self, tokens: Sequence[int], parents: Sequence[int], *, needs: Needs = NO_NEEDS, layers: Any = None
+        self, tokens: Sequence[int], parents: Sequence[int], *, needs: RequestedOutputs = NO_OUTPUTS, layers: Any = None
     ) -> Pass:
         """Append rows."""
         first = len(self._rows)

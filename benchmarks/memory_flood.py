@@ -24,7 +24,7 @@ import numpy as np
 
 from mix_memory import opened
 from speculant.cli.env import environment
-from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.registry import METHODS, BuildContext, build_drafter
 
@@ -92,7 +92,7 @@ class Flood:
     def _request(self, stretch: Stretch) -> None:
         prompt = self._draw(PROMPT)
         began = time.perf_counter()
-        session = self.drafter.open(Start(prompt=prompt))
+        session = self.drafter.open(SessionRequest(prompt=prompt))
         stretch.pause = max(stretch.pause, time.perf_counter() - began)
         session.observe(self._verified(DraftTree.empty()))
         for _ in range(ROUNDS):

@@ -25,11 +25,11 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, TemperatureLogitsW
 
 from memo_engine import MemoEngine
 from speculant.api.heads import own_head
-from speculant.core.drafter import Start
+from speculant.core.drafter import SessionRequest
 from speculant.core.sampler import Sampling
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence
-from speculant.decoding.step import Parts, prefill, step
+from speculant.decoding.step import DecodingComponents, prefill, step
 from speculant.engines.hf.sampling.sampler import SamplingPlan, make_sampler
 from speculant.registry import METHODS, BuildContext, build_drafter, build_verifier
 from speculant.sizing.fixed import FixedSizing
@@ -93,7 +93,7 @@ def tested(
             sampled=verifier.sampled,
         ),
     )
-    parts: Any = Parts(engine=target, drafter=drafter, verifier=verifier, sizing=FixedSizing(args.nodes))
+    parts: Any = DecodingComponents(engine=target, drafter=drafter, verifier=verifier, sizing=FixedSizing(args.nodes))
     counts, stats, prompt = Counter[tuple[int, ...]](), Stats(method=name), np.array(ids, np.int32)
     for seed in range(args.samples):
         plan = SamplingPlan(
@@ -103,7 +103,7 @@ def tested(
             generator=torch.Generator().manual_seed(seed),
         )
         sampler = make_sampler(torch.tensor([ids]), plan)
-        start = Start(
+        start = SessionRequest(
             prompt=prompt,
             sampling=Sampling(temperature=args.temperature, top_k=args.top_k),
             seed=np.random.SeedSequence([seed, 1]),

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
-from speculant.core.drafter import Start
+from speculant.core.drafter import SessionRequest
 from speculant.drafters.mix.base import MixBase, read_base
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.memory.file import read_header
@@ -69,7 +69,7 @@ def main() -> None:
     for seed in range(args.tokens // DOCUMENT):
         text = chain(DOCUMENT, seed, VOCABULARY)
         began = time.perf_counter()
-        drafter.open(Start(prompt=text)).close()
+        drafter.open(SessionRequest(prompt=text)).close()
         seconds += time.perf_counter() - began
         most = max(most, drafter.memory_bytes)
     figures = {

@@ -26,7 +26,7 @@ import torch
 
 from speculant.bench.systems.random_weights import random_model
 from speculant.cli.env import environment
-from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
@@ -114,7 +114,7 @@ def measure(engine: HFEngine, drafters: dict[str, HeadDrafter], turns: int) -> d
 
 def begun(drafter: HeadDrafter) -> Session:
     """Return a session whose prompt is read."""
-    session = drafter.open(Start(prompt=np.arange(PROMPT, dtype=np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.arange(PROMPT, dtype=np.int32)))
     observe(session, drafter.head.target, PROMPT)
     return session
 

@@ -30,8 +30,8 @@ from speculant.api.result import Result, Stream
 from speculant.bench.demo import SESSION
 from speculant.bench.systems.inflate import inflate
 from speculant.cli.env import environment
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree, Int32
 
 TARGETS = ("bundled", "inflated", "gguf")
@@ -46,10 +46,10 @@ class WrongDrafter(Drafter):
         self._inner, self._vocabulary = inner, vocabulary
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         return self._inner.needs
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return WrongSession(self._inner.open(start), self._vocabulary)
 
 

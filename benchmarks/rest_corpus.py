@@ -29,7 +29,7 @@ from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.cli.env import environment
 from speculant.cli.loading import silence_loading
-from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.suffix.array import SuffixArrayBuilder
 from speculant.drafters.suffix.rest import RestDrafter, save_corpus
@@ -122,7 +122,7 @@ def propose(corpus: Path, text: str) -> dict[str, Any]:
     began = time.perf_counter()
     drafter.load(corpus)
     loading = time.perf_counter() - began
-    session, budget = drafter.open(Start(prompt=ids[:1])), Budget(nodes=NODES, depth=NODES)
+    session, budget = drafter.open(SessionRequest(prompt=ids[:1])), Budget(nodes=NODES, depth=NODES)
     micros, nodes, right = [], 0, 0
     for token in ids[1:]:
         began = time.perf_counter()

@@ -34,7 +34,7 @@ from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.cli.env import environment
 from speculant.core.drafter import Drafter
 from speculant.decoding.sequence import Sequence as Text
-from speculant.decoding.step import Parts, step
+from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedEngine
 from speculant.registry import BuildContext, build_drafter, find_method
 from speculant.sharing.address import parse_address
@@ -50,11 +50,11 @@ VOCABULARY = 128_256
 Rows = list[dict[str, Any]]
 
 
-def parts_of(drafter: Drafter, engine: RecordedEngine, nodes: int) -> Parts:
-    return Parts(engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=FixedSizing(nodes))
+def parts_of(drafter: Drafter, engine: RecordedEngine, nodes: int) -> DecodingComponents:
+    return DecodingComponents(engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=FixedSizing(nodes))
 
 
-def play(streams: Sequence[Sequence[Recording]], parts: Parts) -> dict[str, int]:
+def play(streams: Sequence[Sequence[Recording]], parts: DecodingComponents) -> dict[str, int]:
     """Decode several streams of requests at a time, each one request after the other; count tokens and rounds."""
     waiting = [iter(stream) for stream in streams]
     active: dict[int, Text] = {}

@@ -19,10 +19,10 @@ import numpy as np
 
 from speculant.bench.replay.player import recorded_sequence
 from speculant.bench.replay.traces import Recording, read_recordings
-from speculant.core.drafter import Budget, Drafter, Session, Start
-from speculant.core.engine import MAX_NODES, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
+from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.tree import DraftTree
-from speculant.decoding.step import Parts, step
+from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedEngine
 from speculant.registry import BuildContext, build_drafter
 from speculant.sizing.acceptance import AcceptanceModel
@@ -75,10 +75,10 @@ class Charged(Drafter):
         self._drafter, self._clock = drafter, clock
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         return self._drafter.needs
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return self._drafter.open(start)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -93,7 +93,7 @@ def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Call
     drafter = build_drafter(method, BuildContext(vocabulary=VOCABULARY, memory_limit=256 << 20))
     tokens, rounds, nodes = 0, 0, 0
     for recording in recordings:
-        parts = Parts(
+        parts = DecodingComponents(
             engine=RecordedEngine(on_pass=clock.run_pass),
             drafter=Charged(drafter, clock),
             verifier=SampleThenFollow(),

@@ -137,7 +137,7 @@ def timed_turn(name: str, size: int) -> float:
     drafters: dict[str, Any] = {"none": NoDrafter}
     drafters |= {"lookup": lambda: LookupDrafter(vocabulary=VOCABULARY)}
     drafters |= {"mix": lambda: MixDrafter(vocabulary=VOCABULARY)}
-    parts = decoding.Parts(
+    parts = decoding.DecodingComponents(
         engine=RecordedEngine(vocabulary=VOCABULARY),
         drafter=drafters[name](),
         verifier=SampleThenFollow(),

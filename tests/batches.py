@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.integrations.drafting import RowDrafter
 from speculant.integrations.load import chain_budget
@@ -27,10 +27,10 @@ class Recorder(Drafter):
         self.sessions: list[RecorderSession] = []
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         self.sessions.append(RecorderSession(self.rule, start))
         return self.sessions[-1]
 
@@ -45,7 +45,7 @@ class RecorderSession(Session):
         closed: how often it was closed.
     """
 
-    def __init__(self, rule: Any, start: Start) -> None:
+    def __init__(self, rule: Any, start: SessionRequest) -> None:
         self.rule, self.start = rule, start
         self.text: list[int] = start.prompt.tolist()
         self.seen: list[Verified] = []

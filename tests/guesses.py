@@ -10,8 +10,8 @@ import numpy as np
 
 from models import VOCABULARY
 from speculant import Speculator
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
 
 LENGTHS = (9, 1, 30, 4, 17, 9)
@@ -25,10 +25,10 @@ class Guesses(Drafter):
         self.opened = self.closed = 0
 
     @property
-    def needs(self) -> Needs:
-        return Needs(top_k=2, always=True)
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(top_k=2, always=True)
 
-    def open(self, start: Start) -> GuessingSession:
+    def open(self, start: SessionRequest) -> GuessingSession:
         self.opened += 1
         key = tuple(start.prompt.tolist())
         return GuessingSession(self, self.texts[key], key in self.failing)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from block_heads import random_weights
 from models import perturbed, tiny_model
 from speculant.api.draft_caches import open_draft_caches
-from speculant.core.drafter import EMPTY_PATH, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import EMPTY_PATH, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.assistant.head import AssistantHead
 from speculant.drafters.heads.assistant.layers import AssistantShape, ReadLayer
@@ -177,7 +177,9 @@ def random_head(model: Any, name: str = "eagle", *, seed: int = 0) -> LoadedHead
     return LoadedHead(head, target, kind, own)
 
 
-def begun(needs: Needs, model: Any, text: Sequence[int], **options: Any) -> tuple[HFEngine, Start, Verified]:
+def begun(
+    needs: RequestedOutputs, model: Any, text: Sequence[int], **options: Any
+) -> tuple[HFEngine, SessionRequest, Verified]:
     """Return the engine, the start of a request, and what its session observes of the prompt's pass.
 
     Args:
@@ -189,7 +191,7 @@ def begun(needs: Needs, model: Any, text: Sequence[int], **options: Any) -> tupl
     engine = HFEngine(model)
     cache: Any = engine.open(torch.tensor([text[:-1]]))
     result = cache.prefill(needs=needs)
-    start = Start(prompt=np.array(text[:-1], np.int32), target=cache, **options)
+    start = SessionRequest(prompt=np.array(text[:-1], np.int32), target=cache, **options)
     tokens = np.array(text[-1:], np.int32)
     seen = Verified(
         tree=DraftTree.empty(),

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Start
+from speculant.core.drafter import Budget, SessionRequest
 
 
-def start(tokens: Iterable[int]) -> Start:
+def start(tokens: Iterable[int]) -> SessionRequest:
     """Return the start of a greedy request with these tokens as its prompt."""
-    return Start(prompt=tokens if isinstance(tokens, np.ndarray) else np.array(list(tokens), np.int32))
+    return SessionRequest(prompt=tokens if isinstance(tokens, np.ndarray) else np.array(list(tokens), np.int32))
 
 
 def budget(nodes: int, *, depth: int = 10_000, trees: bool = True) -> Budget:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree
 
 
@@ -31,10 +31,10 @@ class Scripted(Drafter):
         self.closed = 0
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         self.prompts.append(start.prompt.tolist())
         return ScriptedSession(self)
 

@@ -15,8 +15,8 @@ import pytest
 from models import tiny_model
 from speculant import DraftTree, Speculator
 from speculant.cli.main import main
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import Int32
 
@@ -101,16 +101,16 @@ def test_places_that_name_no_drafter(page: str, place: str, said: str, capsys: p
 class Wrong(Drafter):
     """Proposes what it is given."""
 
-    needs_: Any = NO_NEEDS
+    needs_: Any = NO_OUTPUTS
 
     def __init__(self, draft: Any) -> None:
         self.draft = draft
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         return self.needs_  # type: ignore[no-any-return]
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return WrongSession(self.draft)
 
 
@@ -186,7 +186,7 @@ def test_what_is_no_drafter_is_refused() -> None:
     class Opens(Wrong):
         """Opens what is no session."""
 
-        def open(self, start: Start) -> Session:
+        def open(self, start: SessionRequest) -> Session:
             return object()  # type: ignore[return-value]
 
     with pytest.raises(UsageError, match="returned a object without propose, propose_after, observe, forecast, close"):

@@ -12,8 +12,8 @@ import torch
 
 from architecture_matrix.catalogue import build, class_name
 from speculant.api.speculator import Speculator
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.probe.tiny import VOCABULARY, quiet
@@ -167,10 +167,10 @@ class Guesses(Drafter):
         self.texts = texts
 
     @property
-    def needs(self) -> Needs:
-        return Needs()
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs()
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return _Guessing(self.texts[tuple(start.prompt.tolist())])
 
 

@@ -13,7 +13,7 @@ import pytest
 from memories import saved
 from speculant import Speculator
 from speculant.cli.main import main
-from speculant.core.drafter import Start
+from speculant.core.drafter import SessionRequest
 
 GENERATE = ["generate", "Once upon a time", "--max-new-tokens", "12"]
 CaptureFixture = pytest.CaptureFixture[str]
@@ -112,7 +112,7 @@ def test_a_bad_file_is_not_overwritten(good: Path, capsys: CaptureFixture) -> No
 def test_a_memory_above_the_limit(tmp_path: Path, capsys: CaptureFixture) -> None:
     """A limit that became too small is said, and the memory is not lost to it."""
     path, speculator = tmp_path / "memory", Speculator.from_pretrained()
-    speculator.drafter.open(Start(prompt=random_ids(60_000)))
+    speculator.drafter.open(SessionRequest(prompt=random_ids(60_000)))
     speculator.save(path)
     before = path.read_bytes()
     assert main([*GENERATE, "--memory", str(path), "--memory-limit", "1MiB"]) == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Persistent, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree
 
 
@@ -16,10 +18,10 @@ class Counting(Drafter):
     """Opens sessions that draft their prompt's first token as often as they may."""
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return Repeating(int(start.prompt[0]))
 
 
@@ -66,3 +68,20 @@ def test_persistence_is_a_matter_of_methods() -> None:
 def test_the_empty_path() -> None:
     """Rounds without an accepted node share a path of no nodes of the right type."""
     assert (EMPTY_PATH.shape, EMPTY_PATH.dtype) == ((0,), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("speculant.core.drafter", "Start", "SessionRequest"),
+        ("speculant.core.engine", "Needs", "RequestedOutputs"),
+        ("speculant.core.engine", "NO_NEEDS", "NO_OUTPUTS"),
+    ],
+)
+def test_names_that_drafters_used_before(module: str, old: str, new: str) -> None:
+    """Guards drafters that were written against earlier names, which are told the new ones."""
+    found = import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{old} is called {new}"):
+        assert getattr(found, old) is getattr(found, new)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        found.nothing  # noqa: B018

@@ -14,8 +14,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 from heads import HEADED, head_for
 from models import PHI3, VOCABULARY, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS
@@ -47,10 +47,10 @@ class GuessingDrafter(Drafter):
         self.text = list(text)
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> GuessingSession:
+    def open(self, start: SessionRequest) -> GuessingSession:
         return GuessingSession(self.text)
 
 

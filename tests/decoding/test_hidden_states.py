@@ -10,11 +10,11 @@ import torch
 from guesses import prompts
 from models import VOCABULARY, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
-from speculant.decoding.step import Parts, step
+from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
 from speculant.options.drafting import DraftingOptions
 from speculant.sizing.fixed import FixedSizing
@@ -31,10 +31,10 @@ class Tapping(Drafter):
         self.sessions: list[TappingSession] = []
 
     @property
-    def needs(self) -> Needs:
-        return Needs(hidden_layers=LAYERS, prompt=self.prompt, top_k=1)
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(hidden_layers=LAYERS, prompt=self.prompt, top_k=1)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         self.sessions.append(TappingSession(start.prompt.tolist(), self.prompt))
         return self.sessions[-1]
 
@@ -134,7 +134,7 @@ def test_together(fast: bool) -> None:
 
 
 def test_the_prompt_only_where_it_is_wanted() -> None:
-    """Guards memory: without `Needs.prompt` a session gets the last row of the prompt alone."""
+    """Guards memory: without `RequestedOutputs.prompt` a session gets the last row of the prompt alone."""
     model = tiny_model("llama")
     speculator, drafter = tapping(model, prompt=False)
     speculator.generate(prompts()[0], **GREEDY)
@@ -148,8 +148,8 @@ def test_an_engine_without_hidden_states_refuses_by_name() -> None:
     from speculant.core.stats import Stats
     from speculant.decoding.sequence import Sequence
 
-    parts = Parts(engine=RecordedEngine(), drafter=Tapping(), verifier=rule(), sizing=FixedSizing(2))
-    start = Start(prompt=torch.tensor([3, 4], dtype=torch.int32).numpy())
+    parts = DecodingComponents(engine=RecordedEngine(), drafter=Tapping(), verifier=rule(), sizing=FixedSizing(2))
+    start = SessionRequest(prompt=torch.tensor([3, 4], dtype=torch.int32).numpy())
     sequence = Sequence(RecordedCache(1), RecordedSampler([5, 6]), start, Stats(method=""))
     sequence.session, sequence.sizing, sequence.root = parts.drafter.open(start), parts.sizing.open(), 4
     sequence.began = 0.0

@@ -9,10 +9,10 @@ import numpy as np
 
 from scripted import Scripted, ScriptedSession, recording
 from speculant.bench.replay.player import recorded_sequence
-from speculant.core.drafter import Budget, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.drafter import Budget, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.tree import DraftTree, Int32
-from speculant.decoding.step import Parts, step
+from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedEngine
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 from trees import chain
@@ -26,9 +26,9 @@ class Noting(RecordedEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Needs] = []
+        self.asked: list[RequestedOutputs] = []
 
-    def forward(self, batch: Sequence[Any], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(self, batch: Sequence[Any], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass]:
         self.asked.append(needs)
         return super().forward(batch)
 
@@ -41,10 +41,10 @@ class Wrong(Scripted):
         self.always, self.budgets, self.pauses = always, list[int](), list[int]()
 
     @property
-    def needs(self) -> Needs:
-        return Needs(top_k=1, always=self.always)
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(top_k=1, always=self.always)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return WrongSession(self)
 
 
@@ -68,7 +68,7 @@ class WrongSession(ScriptedSession):
 def decode(*, always: bool = False) -> tuple[Wrong, Noting]:
     """Decode a text without one right draft."""
     drafter, engine = Wrong(always=always), Noting()
-    parts = Parts(
+    parts = DecodingComponents(
         engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=adaptive(curve(0.05)), clock=Clock()
     )
     sequence = recorded_sequence(recording(TEXT), parts)
@@ -94,7 +94,7 @@ def test_a_pause_is_plain_decoding() -> None:
     drafter, engine = decode()
     assert 0 not in drafter.budgets
     assert len(drafter.budgets) < 60
-    resting = engine.asked.count(NO_NEEDS)
+    resting = engine.asked.count(NO_OUTPUTS)
     assert resting > 500
     assert sum(drafter.pauses) == resting
     assert [token for tokens in drafter.seen for token in tokens] == TEXT
@@ -103,6 +103,6 @@ def test_a_pause_is_plain_decoding() -> None:
 def test_what_is_always_wanted() -> None:
     """Guards drafters that learn from the target's tokens alone, and online distillation: pauses keep nothing back."""
     drafter, engine = decode(always=True)
-    assert NO_NEEDS not in engine.asked
+    assert NO_OUTPUTS not in engine.asked
     assert drafter.pauses == []
     assert [token for tokens in drafter.seen for token in tokens] == TEXT

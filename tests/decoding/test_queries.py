@@ -12,8 +12,8 @@ import torch
 from guesses import alone, prompts
 from models import tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Queries
 from speculant.engines.hf.engine import HFEngine
@@ -44,7 +44,7 @@ def test_logits_of_queries_are_those_of_passes_over_their_paths(name: str, toget
         requests = [(engine.open(ids), 4, draft) for ids, draft in batch[: 1 + together]]
         for cache, _, _ in requests:
             cache.prefill()
-        for (ids, draft), result in zip(batch, engine.forward(requests, Needs(top_k=1)), strict=False):
+        for (ids, draft), result in zip(batch, engine.forward(requests, RequestedOutputs(top_k=1)), strict=False):
             assert result.logits.shape[0] == len(draft) + 1 + len(WINDOW)
             for row in range(len(result.logits)):
                 text = torch.cat([ids, torch.tensor([path_of(row, draft, 4)])], dim=1)
@@ -58,10 +58,10 @@ class Asking(Drafter):
         self.texts, self.asked = texts, 0
 
     @property
-    def needs(self) -> Needs:
-        return Needs(top_k=1, hidden_layers=(-1,), queries=4)
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(top_k=1, hidden_layers=(-1,), queries=4)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return AskingSession(self, self.texts[tuple(start.prompt.tolist())])
 
 

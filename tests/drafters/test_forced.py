@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import Bool, DraftTree
 from speculant.drafters.copying.lookup import LookupDrafter
 from speculant.drafters.forced import ForcedDrafter
@@ -33,7 +33,7 @@ class Forces(DraftFilter):
 def opened(constraint: DraftFilter | None) -> tuple[Drafter, Session]:
     """Return a drafter and a session whose first token is 4."""
     drafter = ForcedDrafter(LookupDrafter(vocabulary=16))
-    session = drafter.open(replace(Start(prompt=PROMPT[:-1]), constraint=constraint))
+    session = drafter.open(replace(SessionRequest(prompt=PROMPT[:-1]), constraint=constraint))
     session.observe(Verified(tree=DraftTree.empty(), path=np.empty(0, np.int32), tokens=np.array([4], np.int32)))
     return drafter, session
 
@@ -66,7 +66,7 @@ def test_others_draft_as_ever() -> None:
     drafter, free = opened(None)
     _, forced = opened(Forces())
     budget = Budget(nodes=4, depth=4)
-    expected = LookupDrafter(vocabulary=16).open(Start(prompt=PROMPT)).propose(budget)
+    expected = LookupDrafter(vocabulary=16).open(SessionRequest(prompt=PROMPT)).propose(budget)
     drafts = drafter.propose([free, forced, free], [budget] * 3)
     assert drafts[0].tokens.tolist() == drafts[2].tokens.tolist()
     assert drafts[1].tokens.tolist()[:2] == [8, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Persistent, Verified
-from speculant.core.engine import NO_NEEDS
+from speculant.core.engine import NO_OUTPUTS
 from speculant.core.tree import DraftTree
 from speculant.drafters.none import NoDrafter
 from tables import ids
@@ -17,5 +17,5 @@ def test_no_drafter_drafts_nothing() -> None:
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids([2])))
     assert len(session.propose(budget(64))) == 0
     session.close()
-    assert drafter.needs == NO_NEEDS
+    assert drafter.needs == NO_OUTPUTS
     assert not isinstance(drafter, Persistent)

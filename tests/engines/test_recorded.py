@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speculant.core.drafter import Start
-from speculant.core.engine import Needs
+from speculant.core.drafter import SessionRequest
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree
 from speculant.decoding.sequence import Sequence
-from speculant.decoding.step import Parts, prefill, step
+from speculant.decoding.step import DecodingComponents, prefill, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
 from speculant.registry import BuildContext, build_drafter, build_verifier
 from speculant.sizing.fixed import FixedSizing
@@ -19,13 +19,13 @@ from speculant.sizing.fixed import FixedSizing
 PROMPT, OUTPUT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1], [4, 1, 5, 9, 2, 7, 3, 1, 4]
 
 
-def recorded(method: str, rows: list[int]) -> tuple[Sequence, Parts]:
+def recorded(method: str, rows: list[int]) -> tuple[Sequence, DecodingComponents]:
     """Return a sequence that decodes the output, and the parts; `rows` gets the rows of each pass."""
     drafter = build_drafter(method, BuildContext(vocabulary=10))
     engine = RecordedEngine(vocabulary=10, on_pass=rows.append)
-    parts = Parts(engine=engine, drafter=drafter, verifier=build_verifier(method), sizing=FixedSizing(4))
+    parts = DecodingComponents(engine=engine, drafter=drafter, verifier=build_verifier(method), sizing=FixedSizing(4))
     cache = RecordedCache(len(PROMPT))
-    start = Start(prompt=np.array(PROMPT, np.int32))
+    start = SessionRequest(prompt=np.array(PROMPT, np.int32))
     return Sequence(cache, RecordedSampler(OUTPUT), start, Stats(method=method, prompt_tokens=len(PROMPT))), parts
 
 
@@ -47,6 +47,6 @@ def test_the_round_yields_the_output(method: str) -> None:
 def test_what_a_recording_lacks_is_refused() -> None:
     """Guards drafters and rules that need a model: they get an error, not zeros."""
     with pytest.raises(UnsupportedError, match="hidden states"):
-        RecordedEngine().forward([(RecordedCache(), 1, DraftTree.empty())], Needs(hidden_layers=(0,)))
+        RecordedEngine().forward([(RecordedCache(), 1, DraftTree.empty())], RequestedOutputs(hidden_layers=(0,)))
     with pytest.raises(UnsupportedError, match="distributions"):
         RecordedSampler(OUTPUT).distribution(0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from batches import Recorder, RecorderSession, drafted, row, row_drafter
-from speculant.core.drafter import Drafter, Session, Start, Verified
+from speculant.core.drafter import Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.integrations.drafting import follow_tokens
 from speculant.integrations.load import bound_drafts, tree_budget
@@ -77,7 +77,7 @@ class Faulty(Drafter):
     def needs(self) -> Any:
         return self.good.needs
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         bad = int(start.prompt[0]) in self.bad
         if bad and self.place == "open":
             raise RuntimeError("open")

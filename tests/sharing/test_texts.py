@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rounds import start
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.registry import METHODS, BuildContext, build_drafter, learns_from_text
 from speculant.sharing.channel import Piece
@@ -120,7 +120,7 @@ class Counting(Drafter):
         self.opened = self.closed = 0
         self._fails = fails
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         if self._fails:
             self._fails -= 1
             raise RuntimeError("full")

@@ -28,7 +28,7 @@ from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import BatchStats
-from speculant.decoding.step import Parts, prefill, step
+from speculant.decoding.step import DecodingComponents, prefill, step
 
 if TYPE_CHECKING:
     pass
@@ -62,7 +62,7 @@ class Batch:
     def __init__(
         self,
         prepare: Callable[..., Generation],
-        parts: Parts,
+        parts: DecodingComponents,
         engine: ModelEngine,
         *,
         size: int,

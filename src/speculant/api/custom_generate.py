@@ -21,7 +21,7 @@ from speculant.api.batch import Batch, BatchError
 from speculant.api.options import check_stop
 from speculant.api.result import Generation, Stream
 from speculant.core.errors import TokenizerError, UnsupportedError
-from speculant.decoding.step import Parts
+from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.cache import holds_text, usable_cache
 from speculant.engines.hf.sampling.generate_capture import Call, check
 
@@ -51,7 +51,7 @@ class Bound:
     begin: Callable[..., Generation]
     drafts: Callable[[Call], bool]
     reads_padding: Callable[[], bool]
-    parts: Callable[[], Parts]
+    parts: Callable[[], DecodingComponents]
     batch: Callable[[int], Batch]
     streamer: Any
     stop: str | Sequence[str] | None

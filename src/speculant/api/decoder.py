@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from speculant.api.result import Generation, Result, Stream
     from speculant.core.stats import Stats
     from speculant.core.verifier import Verifier
-    from speculant.decoding.step import Parts
+    from speculant.decoding.step import DecodingComponents
     from speculant.drafters.mix.base import MixBase
     from speculant.engines.hf.cpu.accelerate import Acceleration
 
@@ -279,14 +279,16 @@ class Decoder:
         if isinstance(self.drafter, Background):
             self.drafter.close()
 
-    def parts(self, size: int = 1) -> Parts:
+    def parts(self, size: int = 1) -> DecodingComponents:
         """Return what decodes a stream (size 1) or a batch."""
-        from speculant.decoding.step import Parts
+        from speculant.decoding.step import DecodingComponents
         from speculant.drafters.forced import ForcedDrafter
 
         forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
         drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
-        return Parts(engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizes.of(size))
+        return DecodingComponents(
+            engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizes.of(size)
+        )
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of chat messages in the model's template, ready for the next answer.

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
-from speculant.core.drafter import Start
+from speculant.core.drafter import SessionRequest
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine, RequestCache
 from speculant.core.stats import Stats
@@ -174,7 +174,7 @@ class Preparation:
         if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
         sampler = make_sampler(call.ids, plan)
-        start = Start(
+        start = SessionRequest(
             prompt=ids[0, self._padding_read(call) :].to(torch.int32).cpu().numpy().astype(np.int32),
             sampling=sampling_settings(call),
             seed=_drafting_seed(seed),

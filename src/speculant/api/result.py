@@ -15,7 +15,7 @@ from speculant.core.model_engine import RequestCache
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence, Source, WatchedRound
-from speculant.decoding.step import Parts, prefill, step
+from speculant.decoding.step import DecodingComponents, prefill, step
 
 if TYPE_CHECKING:
     from speculant.engines.hf.sampling.sampler import HostSampler
@@ -182,7 +182,7 @@ class Generation:
 class Stream:
     """Iterates over the pieces of a text; `result` is what there is so far, complete in the end."""
 
-    def __init__(self, generation: Generation, parts: Parts) -> None:
+    def __init__(self, generation: Generation, parts: DecodingComponents) -> None:
         self._generation, self._parts = generation, parts
 
     @property

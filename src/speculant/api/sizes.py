@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speculant.api.options import AUTO
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import UNLIMITED
 from speculant.options.drafting import DraftingOptions
 from speculant.sizing.acceptance import AcceptanceModel
@@ -20,7 +20,7 @@ from speculant.sizing.throughput import Throughput
 class Sizes:
     """Opens the sizing of streams and batches; only the latency of a pass differs between them."""
 
-    def __init__(self, options: DraftingOptions, needs: Needs, *, known: StepCost | None) -> None:
+    def __init__(self, options: DraftingOptions, needs: RequestedOutputs, *, known: StepCost | None) -> None:
         """Start without measurements.
 
         Args:
@@ -53,6 +53,6 @@ class Sizes:
         )
 
 
-def most_rows(needs: Needs, size: int) -> int:
+def most_rows(needs: RequestedOutputs, size: int) -> int:
     """Return the most rows beyond the first of a pass over `size` sequences."""
     return size - 1 + size * needs.queries + needs.most_nodes

@@ -7,6 +7,7 @@ tree.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
-from speculant.core.engine import Needs, TargetCache
+from speculant.core.engine import RequestedOutputs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Float64, Int32
 
@@ -52,7 +53,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Start:
+class SessionRequest:
     """What a session begins with.
 
     Attributes:
@@ -92,9 +93,9 @@ class Verified:
         top_ids: Int32[R, k], the target's best tokens after each of R = N + 1 + Q rows (row 0: the root, then nodes,
             then the tree's queries), or None.
         top_logits: Float32[R, k], their logits, or None.
-        hidden: [R, L', D], the hidden states that `Needs` asks for, an array of the engine's on its device; in the
-            first observation, after the prompt's pass, [1, L', D], or with `Needs.prompt` the T' prompt tokens that
-            the pass read, [T', L', D]. None if none were asked for.
+        hidden: [R, L', D], the hidden states that `RequestedOutputs` asks for, an array of the engine's on its device;
+            in the first observation, after the prompt's pass, [1, L', D], or with `RequestedOutputs.prompt` the T'
+            prompt tokens that the pass read, [T', L', D]. None if none were asked for.
     """
 
     tree: DraftTree
@@ -147,10 +148,10 @@ class Drafter(Protocol):
     """Owns what was learned over all requests; safe to share between threads."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """What it wants back from the target's passes."""
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request."""
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -201,3 +202,11 @@ class Background(Protocol):
 
     def close(self) -> None:
         """End that work; drafts may still be asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class by the name that it had, for drafters that were written before."""
+    if name != "Start":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Start is called SessionRequest.", DeprecationWarning, stacklevel=2)
+    return SessionRequest

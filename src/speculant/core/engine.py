@@ -6,6 +6,7 @@ nothing here imports an engine.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -15,14 +16,14 @@ from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
 
 Array = Any
-Found = TypeVar("Found", bound="Capabilities")
+AnyCapabilities = TypeVar("AnyCapabilities", bound="Capabilities")
 
 
 MAX_NODES = 64  # of a draft whose size is chosen round by round, where the drafter says nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class RequestedOutputs:
     """What a drafter wants back from the target's passes.
 
     Attributes:
@@ -50,7 +51,7 @@ class Needs:
         return not (self.always or self.hidden_layers)
 
 
-NO_NEEDS = Needs()
+NO_OUTPUTS = RequestedOutputs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +60,7 @@ class Pass:
 
     Attributes:
         logits: [R, V], on the engine's device; None where only hidden states of a subset of layers were computed.
-        hidden: [R, L', D], the layers that `Needs.hidden_layers` names, in that order; None if none.
+        hidden: [R, L', D], the layers that `RequestedOutputs.hidden_layers` names, in that order; None if none.
         top_ids: Int32[R, k] of the best tokens, best first; None if none were asked for. On the host, but to be read
             only after the engine's next `read`, which waits for the device.
         top_logits: Float32[R, k], their logits.
@@ -117,7 +118,7 @@ class Capabilities:
         return not self.refusal
 
 
-def make_refused(capabilities: Found, reason: str) -> Found:
+def make_refused(capabilities: AnyCapabilities, reason: str) -> AnyCapabilities:
     """Return the capabilities of a model that is decoded without drafts for this reason, which its notes give."""
     note = f"{reason.rstrip('.')}: decoded plainly, without drafts."
     return replace(capabilities, refusal=reason, notes=(*capabilities.notes, note))
@@ -169,7 +170,7 @@ class TargetCache(Protocol):
         """
         raise UnsupportedError("this engine returns no logits of the prompt; leave out `prompt_logprobs`.")
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         """Read further prompt tokens, at most `most`; return None until all are read, then the last token's Pass.
 
         The Pass has one row; with `needs.prompt` its `hidden` holds all tokens read so far, [T', L', D]. Where a call
@@ -186,7 +187,7 @@ class TargetCache(Protocol):
         tokens: Int32,
         parents: Int32,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         embeddings: Array = None,
     ) -> Pass:
@@ -281,7 +282,7 @@ class Engine(Protocol):
         """
         return
 
-    def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass]:
         """Run one target pass over several sequences; return the Pass over the rows of each, R = N + 1 + Q.
 
         The rows are the root, the N nodes of the draft and its Q queries.
@@ -298,7 +299,9 @@ class Engine(Protocol):
             UsageError, ValueError: a draft or cache is not what `TargetCache.check` accepts.
         """
 
-    def prefill(self, batch: Sequence[tuple[Any, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+    def prefill(
+        self, batch: Sequence[tuple[Any, int | None]], needs: RequestedOutputs = NO_OUTPUTS
+    ) -> list[Pass | None]:
         """Read further prompt tokens of several sequences, in one pass where the model can; see `TargetCache.prefill`.
 
         Where this raises, every cache must be given `restart`.
@@ -315,3 +318,13 @@ class Engine(Protocol):
 
     def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
         """Return arrays of the device, [n] each, as lists; waits for the device once for all of them."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return what had another name, for drafters that were written before."""
+    renamed = {"Needs": RequestedOutputs, "NO_NEEDS": NO_OUTPUTS}
+    if name not in renamed:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = "RequestedOutputs" if name == "Needs" else "NO_OUTPUTS"
+    warnings.warn(f"{name} is called {new}.", DeprecationWarning, stacklevel=2)
+    return renamed[name]

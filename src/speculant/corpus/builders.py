@@ -64,10 +64,10 @@ class Prompts:
         """Learn a document of ids, Int[T]."""
         import numpy as np
 
-        from speculant.core.drafter import Start
+        from speculant.core.drafter import SessionRequest
 
         self.tokens += len(ids)
-        self._drafter.open(Start(prompt=np.asarray(ids, np.int32))).close()
+        self._drafter.open(SessionRequest(prompt=np.asarray(ids, np.int32))).close()
 
 
 def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:

@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
-from speculant.core.drafter import Session, Start, Verified
+from speculant.core.drafter import Session, SessionRequest, Verified
 from speculant.core.engine import Array, Pass, TargetCache
 from speculant.core.errors import UsageError
 from speculant.core.logprobs import LogprobRecorder, TokenLogprobs
@@ -63,7 +63,7 @@ class Sequence:
         self,
         cache: TargetCache,
         sampler: Sampler,
-        start: Start,
+        start: SessionRequest,
         stats: Stats,
         *,
         recorder: LogprobRecorder | None = None,

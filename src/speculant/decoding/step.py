@@ -26,7 +26,7 @@ import numpy as np
 
 from speculant.core.branches import fit_branches
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Verified
-from speculant.core.engine import NO_NEEDS, Engine, Needs, Pass, TargetCache
+from speculant.core.engine import NO_OUTPUTS, Engine, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import DraftsRefusedError, OutOfMemoryError
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
@@ -36,7 +36,7 @@ from speculant.sizing.contract import Sizing, SizingState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class DecodingComponents:
     """What decodes; a method is a choice of these. `clock` returns seconds."""
 
     engine: Engine
@@ -47,7 +47,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AcceptedDraft:
     """What a sequence is about to commit: a path of its draft, and the target's own token."""
 
     sequence: Sequence
@@ -75,7 +75,7 @@ class Rounds:
     target_seconds: float
 
 
-def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
+def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
     """Run one round for every sequence that is active.
 
     Raises:
@@ -84,7 +84,7 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
             round.
     """
     sequences, clock = [sequence for sequence in sequences if sequence.active], parts.clock
-    found: list[Found] = []
+    found: list[AcceptedDraft] = []
     try:
         began = clock()
         sequences, drafts = _draft(sequences, parts)
@@ -108,7 +108,7 @@ def step(sequences: Several[Sequence], parts: Parts) -> Rounds:
     return result
 
 
-def prefill(sequences: Several[Sequence], parts: Parts, *, most: Several[int | None]) -> None:
+def prefill(sequences: Several[Sequence], parts: DecodingComponents, *, most: Several[int | None]) -> None:
     """Read up to so many further tokens of each prompt, those of several sequences in one pass where the model can.
 
     Of a prompt that is whole the first token is committed, the session is open, and rounds may begin.
@@ -142,7 +142,7 @@ def prefill(sequences: Several[Sequence], parts: Parts, *, most: Several[int | N
     _raise_interrupt(sequences)
 
 
-def _begin(sequence: Sequence, result: Pass, parts: Parts) -> None:
+def _begin(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     """Commit the token that a prompt's pass yields, and open the session; a failure ends the sequence.
 
     Raises:
@@ -157,7 +157,7 @@ def _begin(sequence: Sequence, result: Pass, parts: Parts) -> None:
         sequence.fail(error)
 
 
-def _open(sequence: Sequence, result: Pass, parts: Parts) -> None:
+def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     clock, nothing = parts.clock, DraftTree.empty()
     began = clock()
     prepared = parts.verifier.prepare(nothing, result, sequence.sampler)
@@ -175,7 +175,7 @@ def _open(sequence: Sequence, result: Pass, parts: Parts) -> None:
     sequence.stats.seconds = clock() - (sequence.began or 0.0)
 
 
-def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], list[DraftTree]]:
+def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree]]:
     """Return the sequences whose drafter does not fail, and the draft of each."""
     branches = parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
@@ -196,7 +196,7 @@ def _draft(sequences: list[Sequence], parts: Parts) -> tuple[list[Sequence], lis
     return sequences, parts.sizing.trim([_state(each) for each in sequences], drafts)
 
 
-def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: Parts) -> list[Budget]:
+def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: DecodingComponents) -> list[Budget]:
     trees, queries = parts.engine.capabilities.trees and parts.verifier.trees, parts.drafter.needs.queries
     return [
         Budget(
@@ -213,7 +213,9 @@ def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: 
     ]
 
 
-def _propose(sequences: list[Sequence], budgets: list[Budget], parts: Parts, proposed: list[DraftTree | None]) -> None:
+def _propose(
+    sequences: list[Sequence], budgets: list[Budget], parts: DecodingComponents, proposed: list[DraftTree | None]
+) -> None:
     """Put the draft of each sequence that is not plain into a list of empty ones; None where its drafter failed."""
     places = [place for place, sequence in enumerate(sequences) if not sequence.plain and budgets[place].nodes > 0]
     if not places:
@@ -228,7 +230,7 @@ def _propose(sequences: list[Sequence], budgets: list[Budget], parts: Parts, pro
         proposed[place] = draft
 
 
-def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree | None:
+def _draft_alone(sequence: Sequence, budget: Budget, parts: DecodingComponents) -> DraftTree | None:
     try:
         return parts.drafter.propose([_session(sequence)], [budget])[0]
     except Exception as error:
@@ -236,7 +238,9 @@ def _draft_alone(sequence: Sequence, budget: Budget, parts: Parts) -> DraftTree 
         return None
 
 
-def _forward(sequences: list[Sequence], drafts: list[DraftTree], parts: Parts) -> tuple[list[DraftTree], list[Pass]]:
+def _forward(
+    sequences: list[Sequence], drafts: list[DraftTree], parts: DecodingComponents
+) -> tuple[list[DraftTree], list[Pass]]:
     """Run the target pass; return it with the drafts that it verifies: none where the engine takes none any more."""
     try:
         return drafts, parts.engine.forward(_batch(sequences, drafts), _needs(sequences, parts))
@@ -252,7 +256,11 @@ def _batch(sequences: list[Sequence], drafts: list[DraftTree]) -> list[tuple[Tar
 
 
 def _walk(
-    sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], parts: Parts, found: list[Found]
+    sequences: list[Sequence],
+    drafts: list[DraftTree],
+    passes: list[Pass],
+    parts: DecodingComponents,
+    found: list[AcceptedDraft],
 ) -> None:
     """Find what each sequence commits, if its processors do not fail; the device is waited for once."""
     verifier, prepared = parts.verifier, dict[int, object]()
@@ -270,12 +278,12 @@ def _walk(
             try:
                 walk = verifier.walk(draft, read.get(place), sequence.sampler)
                 sequence.sampler.end_round()
-                found.append(Found(sequence, draft, result, walk))
+                found.append(AcceptedDraft(sequence, draft, result, walk))
             except BaseException as error:
                 sequence.fail(error)
 
 
-def _commit(found: list[Found], parts: Parts) -> list[Round]:
+def _commit(found: list[AcceptedDraft], parts: DecodingComponents) -> list[Round]:
     """Commit and let each session learn; return what happened to those that did not fail, nor were committed before."""
     rounds, rests = [], parts.drafter.needs.rests
     for each in found:
@@ -295,7 +303,7 @@ def _commit(found: list[Found], parts: Parts) -> list[Round]:
     return rounds
 
 
-def _observe(rounds: Rounds, parts: Parts) -> None:
+def _observe(rounds: Rounds, parts: DecodingComponents) -> None:
     """Let sizing and statistics learn from a round."""
     each = rounds.each
     if not each:
@@ -315,17 +323,17 @@ def _observe(rounds: Rounds, parts: Parts) -> None:
     )
 
 
-def _needs(sequences: list[Sequence], parts: Parts) -> Needs:
+def _needs(sequences: list[Sequence], parts: DecodingComponents) -> RequestedOutputs:
     """Return what a pass is asked for beside logits: nothing where all texts are plain.
 
     Nor is anything asked for where drafting rests, unless it is always wanted.
     """
     drafting = [sequence for sequence in sequences if not sequence.plain]
     if not drafting:
-        return NO_NEEDS
+        return NO_OUTPUTS
     needs = parts.drafter.needs
     resting = needs.rests and all(each.sizing is not None and each.sizing.resting for each in drafting)
-    return NO_NEEDS if resting else needs
+    return NO_OUTPUTS if resting else needs
 
 
 def _session(sequence: Sequence) -> Session:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Background, Budget, Drafter, Persistent, Session, Start
-from speculant.core.engine import Needs
+from speculant.core.drafter import Background, Budget, Drafter, Persistent, Session, SessionRequest
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree
 
@@ -37,14 +37,14 @@ class CheckedDrafter(Drafter, Background):
             raise UsageError(f"the drafter is the class {inner.__name__}; pass an object, drafter={inner.__name__}().")
         check_attributes(inner)
         self.inner, self._name = inner, type(inner).__name__
-        if not isinstance(inner.needs, Needs):
+        if not isinstance(inner.needs, RequestedOutputs):
             raise UsageError(
                 f"{self._name}.needs is a property that returns speculant.core.engine.Needs, not "
                 f"{type(inner.needs).__name__}."
             )
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         return self.inner.needs
 
     @property
@@ -52,7 +52,7 @@ class CheckedDrafter(Drafter, Background):
         """Bytes that the inner drafter's memory takes now; None if it does not report them."""
         return getattr(self.inner, "memory_bytes", None)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         session = self.inner.open(start)
         missing = [name for name in _OF_A_SESSION if not callable(getattr(session, name, None))]
         if missing:

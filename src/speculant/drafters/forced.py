@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import ROOT, DraftTree, Float64, Int32
 
 
@@ -27,10 +27,10 @@ class ForcedDrafter(Drafter):
         self.inner = inner
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         return self.inner.needs
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         session = self.inner.open(start)
         return session if start.constraint is None else ForcedSession(session, start.constraint)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from speculant.core.engine import NO_NEEDS, Array, Capabilities, Engine, Needs, Pass, TargetCache
+from speculant.core.engine import NO_OUTPUTS, Array, Capabilities, Engine, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
@@ -32,7 +32,7 @@ class RecordedEngine(Engine):
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
-    def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass]:
         """Count the rows. What a drafter wants of logits and hidden states is missing: a recording has none."""
         if needs.hidden_layers:
             raise UnsupportedError("a recorded output has no hidden states; this drafter needs a model.")
@@ -62,7 +62,7 @@ class RecordedCache(TargetCache):
     def depth(self) -> int:
         return UNLIMITED
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         return Pass(logits=None)
 
     def forward(
@@ -70,7 +70,7 @@ class RecordedCache(TargetCache):
         tokens: Int32,
         parents: Int32,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         embeddings: Array = None,
     ) -> Pass:

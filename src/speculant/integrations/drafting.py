@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.integrations.load import bound_drafts
 from speculant.integrations.rows import Known, KnownRequests, Row
@@ -124,7 +124,7 @@ class RowDrafter:
         known = self._requests.add(row, slot, request)
         prompt, first = np.split(known.text.copy(), [len(row.tokens) - row.fresh])
         try:
-            request.session = self.drafter.open(Start(prompt=prompt, seed=_derive_seed(prompt)))
+            request.session = self.drafter.open(SessionRequest(prompt=prompt, seed=_derive_seed(prompt)))
             self._learn(request.session, DraftTree.empty(), first)
         except Exception as error:
             self._fail(request, error)

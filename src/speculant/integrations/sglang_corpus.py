@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speculant.core.drafter import Drafter, Start
+from speculant.core.drafter import Drafter, SessionRequest
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.integrations.drafting import RowDrafter
@@ -117,7 +117,7 @@ class Corpus:
             tokens = np.asarray(list(chunk), np.int64)
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary:
                 raise ValueError(f"the corpus '{corpus_id}' has ids outside of 0 to {self._vocabulary - 1}.")
-            self._drafter.open(Start(prompt=tokens.astype(np.int32))).close()
+            self._drafter.open(SessionRequest(prompt=tokens.astype(np.int32))).close()
             count += len(tokens)
         return count
 

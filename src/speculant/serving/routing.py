@@ -1,8 +1,8 @@
 """One drafter for one batch that serves each request from its own tenant's memory, and copies from its prediction.
 
-What a request asks of its drafter stands in its `Start`, so the round knows nothing of tenants. A prediction never
-reaches a memory: it is the text of a session of prompt lookup that lives as long as the request. Per round the draft
-that should gain more is taken, by the weights of its nodes, which are probabilities for both.
+What a request asks of its drafter stands in its `SessionRequest`, so the round knows nothing of tenants. A prediction
+never reaches a memory: it is the text of a session of prompt lookup that lives as long as the request. Per round the
+draft that should gain more is taken, by the weights of its nodes, which are probabilities for both.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from speculant.core.drafter import Background, Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Background, Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
@@ -83,11 +83,11 @@ class RoutingDrafter(Drafter):
         self._first = next(iter(self._drafters.values()))
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """What the method needs."""
         return self._first.needs
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request.
 
         Raises:
@@ -98,7 +98,9 @@ class RoutingDrafter(Drafter):
         if not len(start.prediction):
             return inner
         text = np.concatenate([start.prediction, start.prompt])
-        return PredictedSession(inner, self._copying.open(Start(prompt=text, sampling=start.sampling, seed=start.seed)))
+        return PredictedSession(
+            inner, self._copying.open(SessionRequest(prompt=text, sampling=start.sampling, seed=start.seed))
+        )
 
     def close(self) -> None:
         """End what the drafters do beside requests."""

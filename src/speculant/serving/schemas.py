@@ -36,7 +36,7 @@ class TextPart(Strict):
     text: str | None = None
 
 
-Parts = Annotated[Rows[TextPart], Field(max_length=4096)]
+DecodingComponents = Annotated[Rows[TextPart], Field(max_length=4096)]
 
 
 class CalledFunction(Strict):
@@ -59,7 +59,7 @@ class Message(Strict):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Parts | None = None
+    content: str | DecodingComponents | None = None
     name: str | None = None
     tool_calls: Annotated[Rows[ToolCall], Field(max_length=1024)] | None = None
     tool_call_id: str | None = None
@@ -116,7 +116,7 @@ class Prediction(Strict):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
-    content: str | Parts
+    content: str | DecodingComponents
 
 
 class JsonSchema(Strict):

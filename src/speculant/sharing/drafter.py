@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.sharing.channel import Channel, Piece
@@ -56,7 +56,7 @@ class SharingDrafter(Drafter, Persistent):
         self._finish = weakref.finalize(self, self._learner.close)  # also before the interpreter ends
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """What the inner drafter needs."""
         return self.inner.needs
 
@@ -75,7 +75,7 @@ class SharingDrafter(Drafter, Persistent):
         """CPU seconds of the thread that learns, receiving included."""
         return self._learner.seconds
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         inner = self.inner.open(start)
         return SharingSession(self.channel, inner, next(self._requests), start.prompt)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speculant.core.drafter import Drafter, Session, Start, Verified
+from speculant.core.drafter import Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.sharing.channel import Piece
 from speculant.sharing.encoding import MOST_TOKENS
@@ -82,7 +82,7 @@ class ForeignTexts:
             rest = rest[piece.prompt :]
             if not len(rest) and not piece.ended and sum(map(len, text.prompt)) < MOST_TOKENS:
                 return  # more of the prompt may follow
-            text.session = self._drafter.open(Start(prompt=np.concatenate(text.prompt)))
+            text.session = self._drafter.open(SessionRequest(prompt=np.concatenate(text.prompt)))
             text.prompt = []
         for at in range(0, len(rest), OBSERVED):
             text.session.observe(_make_round(rest[at : at + OBSERVED]))

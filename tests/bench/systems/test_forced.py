@@ -13,8 +13,8 @@ from scripted import Scripted, ScriptedSession, recording
 from speculant.api.speculator import Speculator
 from speculant.bench.replay.player import replay
 from speculant.bench.systems.forced import ForcingProcessor, check_forced, fit_vocabulary, force
-from speculant.core.drafter import Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.probe.live_check import DEEPEST
@@ -57,10 +57,10 @@ class Curious(Scripted):
     """Asks for the target's top tokens and hidden states."""
 
     @property
-    def needs(self) -> Needs:
-        return Needs(top_k=3, hidden_layers=(-1,))
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(top_k=3, hidden_layers=(-1,))
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Return a session that checks what it gets."""
         self.prompts.append(start.prompt.tolist())
         return CuriousSession(self)

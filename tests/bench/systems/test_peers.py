@@ -13,7 +13,7 @@ from scripted import recording
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
 from speculant.bench.systems.peers import PEERS, ArcticSuffix, OfficialAded, find_peer
-from speculant.core.drafter import Budget, Persistent, Start
+from speculant.core.drafter import Budget, Persistent, SessionRequest
 from speculant.core.errors import UnsupportedError, UsageError
 
 DATA = os.environ.get("SPECULANT_DATA")
@@ -56,7 +56,7 @@ def test_the_official_drafter_begins_with_a_corpus() -> None:
     pytest.importorskip("draftretriever")
     corpus, prompt = [np.array([4, 5, 6, 7, 8], np.int32)], np.array([1, 4, 5], np.int32)
     budget = Budget(nodes=64, depth=64)
-    drafts = [OfficialAded(documents).open(Start(prompt=prompt)).propose(budget) for documents in ([], corpus)]
+    drafts = [OfficialAded(documents).open(SessionRequest(prompt=prompt)).propose(budget) for documents in ([], corpus)]
     assert [draft.tokens[:2].tolist() for draft in drafts] == [[], [6, 7]]
 
 
@@ -76,10 +76,10 @@ def test_arctic_drafts_only_what_it_saw() -> None:
     drafter = ArcticSuffix()
     replay(drafter, [recording([7, 8, 9], prompt=[4, 5, 6])], nodes=8)
     budget = Budget(nodes=8, depth=8)
-    session = drafter.open(Start(prompt=np.array([1, 7, 8], np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.array([1, 7, 8], np.int32)))
     assert session.propose(budget).tokens.tolist() == [9]
     session.close()
-    assert len(drafter.open(Start(prompt=np.array([1, 4, 5], np.int32))).propose(budget)) == 0
+    assert len(drafter.open(SessionRequest(prompt=np.array([1, 4, 5], np.int32))).propose(budget)) == 0
 
 
 @pytest.mark.peers

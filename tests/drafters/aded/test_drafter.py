@@ -11,7 +11,7 @@ import pytest
 from mixes import commit, language
 from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Persistent, Verified
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
@@ -115,9 +115,9 @@ def test_the_targets_best_tokens_are_learned() -> None:
 
 def test_what_is_asked_of_the_target() -> None:
     """As many top tokens as the settings ask for; none for the published method, which learns accepted ones only."""
-    assert drafter(settings=AdedSettings(top_k=5)).needs == Needs(top_k=5)
-    assert drafter(settings=AdedSettings(top_k=0)).needs == Needs()
-    assert AdedPaperDrafter(vocabulary=10).needs == Needs()
+    assert drafter(settings=AdedSettings(top_k=5)).needs == RequestedOutputs(top_k=5)
+    assert drafter(settings=AdedSettings(top_k=0)).needs == RequestedOutputs()
+    assert AdedPaperDrafter(vocabulary=10).needs == RequestedOutputs()
 
 
 def test_budget() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
 from speculant.drafters.aded.corpus import TrigramCounter
@@ -241,7 +241,7 @@ def test_same_seed_same_draft() -> None:
 
     def drafts(seed: int) -> list[list[int]]:
         drafter = AdedPaperDrafter(vocabulary=3)
-        session = drafter.open(Start(prompt=text[:50], seed=np.random.SeedSequence(seed)))
+        session = drafter.open(SessionRequest(prompt=text[:50], seed=np.random.SeedSequence(seed)))
         listed = []
         for token in text[50:120].tolist():
             tree = session.propose(budget(64))

@@ -8,7 +8,7 @@ import pytest
 from rounds import budget, start
 from speculant import Speculator
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.copying.logitspec import LogitSpecDrafter, LogitSpecSettings
@@ -34,7 +34,7 @@ def test_runners_up_are_guessed() -> None:
     commit(session, [5, 6, 7], 5)
     tree = session.propose(budget(64))
     assert (tree.tokens.tolist(), tree.parents.tolist()) == ([6, 7], [-1, -1])
-    assert drafter().needs == Needs(top_k=64)
+    assert drafter().needs == RequestedOutputs(top_k=64)
 
 
 def test_guesses_are_continued_from_the_text() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
@@ -43,7 +43,7 @@ def test_the_published_draft() -> None:
     tree = drafter().open(start([*range(100, 130), 100])).propose(budget(64))
     assert tree.tokens.tolist() == list(range(101, 111))
     assert tree.parents.tolist() == list(range(-1, 9))
-    assert drafter().needs == Needs()
+    assert drafter().needs == RequestedOutputs()
 
 
 def test_nothing_matches() -> None:

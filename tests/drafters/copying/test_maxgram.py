@@ -10,7 +10,7 @@ import pytest
 
 from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.drafters.copying.maxgram import MaxGramDrafter, MaxGramSettings
@@ -34,7 +34,7 @@ def test_the_longest_match_is_copied() -> None:
     tree = drafter().open(start(ids(text))).propose(budget(64))
     assert tree.tokens.tolist() == [60, 137, 138, 139, 70, 105, 106, 107, 108, 109]
     assert tree.parents.tolist() == list(range(-1, 9))
-    assert drafter().needs == Needs()
+    assert drafter().needs == RequestedOutputs()
 
 
 def test_bigrams_where_nothing_matches() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.drafters.copying.sad import SadDrafter, SadSettings
 from tables import ids
@@ -50,7 +50,7 @@ def test_the_prompt_is_taken_for_the_output() -> None:
     assert session.propose(budget(2)).tokens.tolist() == [3, 4]
     commit(session, 3, 4, 5)
     assert len(session.propose(budget(64))) == 0
-    assert SadDrafter(vocabulary=9).needs == Needs()
+    assert SadDrafter(vocabulary=9).needs == RequestedOutputs()
 
 
 def test_a_correction() -> None:

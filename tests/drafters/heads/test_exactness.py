@@ -16,7 +16,7 @@ import laws
 from heads import NAMES, PAIRS, SINGLE, UNITED, begun, random_head
 from models import endless, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Session, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
@@ -80,7 +80,7 @@ def drafts(q: laws.Model, tree: str, nodes: int, rounds: int) -> Counter[tuple[i
     drafter = HeadDrafter(head, settings=HeadSettings(tree=tree, depth=3, top_k=3), sampled=True)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(rounds):
-        start = Start(
+        start = SessionRequest(
             prompt=np.array([1, 2], np.int32), sampling=Sampling(temperature=1.0), seed=np.random.SeedSequence(seed)
         )
         session = drafter.open(start)
@@ -117,7 +117,7 @@ def test_a_dynamic_tree_is_chosen_and_keeps_the_law() -> None:
     assert len(counts) == 1
     target = HFTargetParts(tiny_model("llama", vocab_size=laws.VOCABULARY))
     drafter = HeadDrafter(LoadedHead(LawHead(q), target, "law", "eagle2"), settings=HeadSettings(depth=2, top_k=2))
-    session = drafter.open(Start(prompt=np.array([1, 2], np.int32), sampling=Sampling(temperature=1.0)))
+    session = drafter.open(SessionRequest(prompt=np.array([1, 2], np.int32), sampling=Sampling(temperature=1.0)))
     hidden = torch.zeros(2, 1, 32)
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([1], np.int32), hidden=hidden))
     draft = session.propose(Budget(nodes=6, depth=2))

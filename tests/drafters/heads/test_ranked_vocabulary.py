@@ -15,7 +15,7 @@ from heads import random_head
 from models import endless
 from passes import plain_text
 from speculant import Speculator
-from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.errors import FileError, SpeculantError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
@@ -63,7 +63,7 @@ def test_listed_tokens_alone_are_drafted(ranked: str, fast: bool) -> None:
     """Guards the ids of whole drafts: they are the target's tokens, of the first `vocabulary_size` of the file."""
     loaded = LoadedHead(mtp_head(inner=512), HFTargetParts(target_model(), fast=fast), kind="mtp", method="mtp")
     drafter = HeadDrafter(loaded, settings=HeadSettings(vocabulary=ranked, vocabulary_size=5))
-    session = drafter.open(Start(prompt=np.arange(8, dtype=np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.arange(8, dtype=np.int32)))
     tokens = np.array([3], np.int32)
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(8, 1)[0]))
     drafted = set(session.propose(Budget(nodes=20, depth=5)).tokens.tolist())

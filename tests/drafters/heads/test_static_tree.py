@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Start
+from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.static_tree import EAGLE_PATHS, RankPath, StaticTree, rank_paths
@@ -46,7 +46,7 @@ class Text:
 
 def drafted(text: Text, tree: StaticTree, **budget: int | bool) -> tuple[DraftTree, set[RankPath]]:
     """Return a draft and the rank paths of its nodes."""
-    session = LevelSession(text, Start(prompt=np.array([1], np.int32)), tree)
+    session = LevelSession(text, SessionRequest(prompt=np.array([1], np.int32)), tree)
     draft = session.propose(Budget(**{"nodes": 64, "depth": 64} | budget))
     paths = [tuple(int(draft.tokens[node]) for node in draft.path(place)) for place in range(len(draft))]
     return draft, {text.ranks(path) for path in paths}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heads import random_head
 from models import VOCABULARY, tiny_model
-from speculant.core.drafter import EMPTY_PATH, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.kept import KEPT, KeptStates
@@ -35,7 +35,7 @@ def hidden_of(tokens: list[int]) -> Tensor:
 
 def begun(kept: KeptStates, prompt: list[int], root: int, *, cached: int = 0) -> HeadText:
     """Return a text whose prompt was observed, but for the first `cached` tokens."""
-    text = HeadText(kept, Start(prompt=np.array(prompt, np.int32)))
+    text = HeadText(kept, SessionRequest(prompt=np.array(prompt, np.int32)))
     hidden = hidden_of(prompt)[cached:]
     text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([root], np.int32), hidden=hidden))
     return text
@@ -108,7 +108,9 @@ def test_q_is_warped_as_the_target_is() -> None:
     """Guards sampled drafts: temperature and cuts are those of the request."""
     kept = states()
     [q] = begun(kept, PROMPT, 7).begin()
-    text = HeadText(kept, Start(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=0.5, top_k=4)))
+    text = HeadText(
+        kept, SessionRequest(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=0.5, top_k=4))
+    )
     text.observe(
         Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([7], np.int32), hidden=hidden_of(PROMPT))
     )

@@ -17,7 +17,7 @@ from gemmas import assistant, gemma
 from models import VOCABULARY, tiny_model
 from mtps import FAMILIES, all_tensors, family_model, modules_of
 from speculant import Speculator
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.dflash.head import DFlashHead
 from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domino, Selector
@@ -93,7 +93,7 @@ def opened_assistant() -> tuple[Any, Callable[[], list[HeadState]], list[Tensor]
     loaded, caches, hidden = assistant(model), [], []
     for text in TEXTS:
         cache = HFEngine(model).open(torch.tensor([text]))
-        result = cache.prefill(needs=Needs(hidden_layers=(-1,)))
+        result = cache.prefill(needs=RequestedOutputs(hidden_layers=(-1,)))
         assert result is not None
         caches.append(cache)
         hidden.append(result.hidden)

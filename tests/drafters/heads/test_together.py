@@ -12,7 +12,7 @@ from torch import Tensor
 from eagles import eagle3_head, eagle_head, p_eagle_head, target_model
 from models import tiny_model
 from speculant import Speculator
-from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads import feature_state
@@ -42,7 +42,7 @@ def sessions_of(drafter: Any, taps: int) -> list[Any]:
     opened = []
     for place, prompt in enumerate(PROMPTS):
         sampling = Sampling(temperature=0.8 * place)
-        session = drafter.open(Start(prompt=np.array(prompt, np.int32), sampling=sampling))
+        session = drafter.open(SessionRequest(prompt=np.array(prompt, np.int32), sampling=sampling))
         observe(session, prompt, 7, taps)
         opened.append(session)
     return opened

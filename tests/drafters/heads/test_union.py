@@ -12,7 +12,7 @@ from heads import oracle, random_head
 from models import tiny_model
 from passes import plain_text
 from speculant import Speculator
-from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import HeadDrafter
@@ -42,7 +42,7 @@ def first_round(root: int) -> Verified:
 
 def test_the_best_nodes_of_both_are_in_the_draft() -> None:
     """Guards the union: the first path of `mix`, and the head's own best tokens beside it."""
-    head, start = random_head(tiny_model("llama")), Start(prompt=np.array(TEXT, np.int32))
+    head, start = random_head(tiny_model("llama")), SessionRequest(prompt=np.array(TEXT, np.int32))
     with torch.no_grad():
         for weight in head.head.parameters():
             weight.mul_(0.1)  # a head that is sure of its tokens would leave copies that it has no part in no room
@@ -68,7 +68,7 @@ def test_copies_go_deeper_than_the_head() -> None:
     """Guards heads of few tokens: what the memory knows beyond them stays in the draft."""
     model = tiny_model("llama")
     drafter = MixHeadDrafter(oracle(model, begin=TEXT[0], depth=2), vocabulary=61)
-    session = drafter.open(Start(prompt=np.array(TEXT, np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.array(TEXT, np.int32)))
     session.observe(first_round(5))
     for trees in (True, False):
         draft = session.propose(Budget(nodes=16, depth=8, trees=trees))
@@ -137,7 +137,7 @@ def test_the_head_rests_where_its_time_is_worth_more() -> None:
 def test_the_memory_drafts_alone_where_the_head_rests() -> None:
     """Guards a round without the head: the memory's own draft, which took no level, and nothing is learned of it."""
     drafter = MixHeadDrafter(random_head(tiny_model("llama")), vocabulary=61)
-    session = drafter.open(Start(prompt=np.array(TEXT, np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.array(TEXT, np.int32)))
     session.observe(first_round(5))
     alone = session.propose(Budget(nodes=16, depth=6, level_price=50.0))
     assert alone.levels == 0

@@ -11,7 +11,7 @@ import torch
 
 from models import tiny_model, truncated
 from speculant import Speculator
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.drafters.layers.ppd import Guesses
@@ -43,7 +43,7 @@ def opened(model: Any, layers: tuple[int, ...], shape: Shape, sampling: Sampling
     cache = HFEngine(model).open(torch.tensor([TEXT[:-1]]))
     cache.prefill()
     prompt = np.array(TEXT[:-1], np.int32)
-    session = LayerSession(Start(prompt=prompt, sampling=sampling, target=cache), layers, shape)
+    session = LayerSession(SessionRequest(prompt=prompt, sampling=sampling, target=cache), layers, shape)
     nothing = np.empty(0, np.int32)
     session.observe(Verified(tree=DraftTree.empty(), path=nothing, tokens=np.array(TEXT[-1:], np.int32)))
     return session, cache

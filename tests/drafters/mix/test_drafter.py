@@ -11,7 +11,7 @@ import pytest
 from mixes import VOCABULARY, check, commit, drafter, language, play, trees
 from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, Verified
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.drafters.mix.arrays import INPUTS, LONGEST_ROW, SAMPLES, new_features
@@ -216,8 +216,8 @@ def test_the_targets_other_choices_are_learned() -> None:
 
 def test_what_is_asked_of_the_target() -> None:
     """As many top tokens as the settings ask for, and none where nothing is learned from them."""
-    assert drafter(settings=MixSettings(top_k=5)).needs == Needs(top_k=5)
-    assert drafter(settings=MixSettings(top_k=0)).needs == Needs()
+    assert drafter(settings=MixSettings(top_k=5)).needs == RequestedOutputs(top_k=5)
+    assert drafter(settings=MixSettings(top_k=0)).needs == RequestedOutputs()
 
 
 def test_the_mixture_is_not_trained_on_what_a_row_already_holds() -> None:

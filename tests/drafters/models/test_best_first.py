@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.level_session import LevelSession, LevelText
 from speculant.drafters.models.shapes import BestFirst
@@ -51,7 +51,7 @@ class Text(LevelText):
 def draft(text: Text, budget: Budget, acceptance: LevelGains | None = None) -> DraftTree:
     """Return a draft of up to four levels."""
     shape = BestFirst(acceptance or LevelGains(), depth=4, top_k=5, least=0.0)
-    return LevelSession(text, Start(prompt=np.array([1], np.int32)), shape).propose(budget)
+    return LevelSession(text, SessionRequest(prompt=np.array([1], np.int32)), shape).propose(budget)
 
 
 @pytest.mark.parametrize("seed", range(5))

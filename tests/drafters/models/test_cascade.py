@@ -10,7 +10,7 @@ import torch
 
 from models import perturbed, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Budget, Drafter, Start, Verified
+from speculant.core.drafter import Budget, Drafter, SessionRequest, Verified
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
@@ -48,7 +48,7 @@ def session(draft: Any, drafter: type[StagedDrafter], settings: Any, temperature
         return cache
 
     made = drafter(opened, inner, vocabulary=61, settings=settings)
-    start = Start(prompt=np.array(PROMPT[:-1], np.int32), sampling=Sampling(temperature=temperature))
+    start = SessionRequest(prompt=np.array(PROMPT[:-1], np.int32), sampling=Sampling(temperature=temperature))
     found = made.open(start)
     found.observe(Verified(tree=DraftTree.empty(), path=np.empty(0, np.int32), tokens=np.array(PROMPT[-1:], np.int32)))
     return found, passes

@@ -12,7 +12,7 @@ import torch
 from laws import Model, law_of_drafts, model, own_law
 from models import perturbed, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.errors import UsageError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
@@ -52,7 +52,7 @@ def opened(draft: Any, text: list[int], shape: Shape, temperature: float = 0.0) 
     """Return a session after a text, whose last token is the root."""
     cache = HFEngine(draft).open(torch.tensor([text[:-1]]))
     cache.prefill()
-    start = Start(prompt=np.array(text[:-1], np.int32), sampling=Sampling(temperature=temperature))
+    start = SessionRequest(prompt=np.array(text[:-1], np.int32), sampling=Sampling(temperature=temperature))
     session = LevelSession(DraftText(cache, start.sampling, draft.config.vocab_size), start, shape)
     session.observe(verified(DraftTree.empty(), [], text[-1:]))
     return session
@@ -219,7 +219,7 @@ def test_trees_of_several_models_are_merged(pair: tuple[Any, Any], temperature: 
     other = perturbed(tiny_model("llama"), 0.4)
     openers = [lambda prompt, m=m: HFEngine(m).open(torch.from_numpy(prompt).long()[None]) for m in (one, other)]
     settings = WidthsSettings(widths="2,1,1")
-    start = Start(prompt=np.array(PROMPT[:-1], np.int32), sampling=Sampling(temperature=temperature))
+    start = SessionRequest(prompt=np.array(PROMPT[:-1], np.int32), sampling=Sampling(temperature=temperature))
     merged = SpecInferDrafter(openers, vocabulary=61, settings=settings).open(start)
     alone = [
         SpecInferDrafter(opened, vocabulary=61, settings=settings).open(replace(start, sampling=Sampling()))

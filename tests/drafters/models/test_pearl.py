@@ -12,7 +12,7 @@ import torch
 
 from models import tiny_model
 from samplers import Branches, enumerate_outcomes
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.engine import Pass
 from speculant.core.errors import UsageError
 from speculant.core.sampler import Sampler, Sampling
@@ -48,7 +48,7 @@ def test_tokens_drafted_ahead_are_used() -> None:
         vocabulary=61,
         settings=PearlSettings(ahead=4),
     )
-    session = drafter.open(Start(prompt=np.array(PROMPT[:-1], np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
     session.observe(verified(DraftTree.empty(), 0, PROMPT[-1]))
     text = model.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=-1)[0, 4:].tolist()
     budget = Budget(nodes=8, depth=8)
@@ -88,7 +88,7 @@ def test_all_first_tokens_come_before_anything_is_drafted_ahead() -> None:
         return cache
 
     drafter = PearlDrafter(opened, vocabulary=61, settings=PearlSettings(ahead=3))
-    sessions = [drafter.open(Start(prompt=np.array(PROMPT[:n], np.int32))) for n in (2, 3)]
+    sessions = [drafter.open(SessionRequest(prompt=np.array(PROMPT[:n], np.int32))) for n in (2, 3)]
     for session in sessions:
         session.observe(verified(DraftTree.empty(), 0, 7))
     for session, draft in zip(sessions, drafter.propose(sessions, [Budget(nodes=4, depth=4)] * 2), strict=True):
@@ -114,7 +114,7 @@ def test_what_fails_ahead_ends_no_request() -> None:
         cache.forward = failing
         return cache
 
-    session = PearlDrafter(opened, vocabulary=61).open(Start(prompt=np.array(PROMPT[:-1], np.int32)))
+    session = PearlDrafter(opened, vocabulary=61).open(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
     session.observe(verified(DraftTree.empty(), 0, PROMPT[-1]))
     assert isinstance(session, PearlSession)
     draft = session.draft(Budget(nodes=4, depth=4))
@@ -209,7 +209,7 @@ def test_what_is_drafted_ahead_is_tested_and_exact(
         worker: Any = Immediate()
         text: Any = Table()
         session = PearlSession(
-            text, Start(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=1.0)), worker, 2
+            text, SessionRequest(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=1.0)), worker, 2
         )
         draft = session.propose(Budget(nodes=4, depth=4))
         paths = [(), tuple(draft.tokens.tolist())]
@@ -246,7 +246,7 @@ def test_as_many_are_drafted_ahead_as_the_pass_takes() -> None:
     """Guards the adaptive length: drafting goes on until the round is observed, to one more than a draft may be."""
     engine = HFEngine(tiny_model("llama"))
     drafter = PearlDrafter(lambda prompt: engine.open(torch.from_numpy(prompt).long()[None]), vocabulary=61)
-    session = drafter.open(Start(prompt=np.array(PROMPT[:-1], np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
     session.observe(verified(DraftTree.empty(), 0, PROMPT[-1]))
     assert isinstance(session, PearlSession)
     draft = session.propose(Budget(nodes=6, depth=50))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from models import tiny_model
-from speculant.core.drafter import Budget, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
@@ -135,7 +135,7 @@ def test_q_is_the_restricted_distribution(translation: Translation, draft: Any) 
     sampling = Sampling(temperature=0.7)
     open_cache = partial(TranslatedCache, translation=translation, open_cache=opener(draft))
     drafter = DraftModelDrafter(open_cache, vocabulary=OURS)
-    session = drafter.open(Start(prompt=prompt_ids(), sampling=sampling))
+    session = drafter.open(SessionRequest(prompt=prompt_ids(), sampling=sampling))
     several, _ = unshared(translation)
     session.observe(Verified(tree=DraftTree.empty(), path=np.empty(0, np.int32), tokens=np.array([several], np.int32)))
     tree = session.propose(Budget(nodes=5, depth=5, trees=False))
@@ -175,7 +175,7 @@ def test_what_cannot_be_done_is_refused(translation: Translation, draft: Any) ->
     with pytest.raises(UsageError, match="prefill"):
         cache.forward(*one)
     with pytest.raises(UnsupportedError, match="hidden states"):
-        cache.prefill(needs=Needs(top_k=2))
+        cache.prefill(needs=RequestedOutputs(top_k=2))
     cache.prefill()
     with pytest.raises(UnsupportedError, match="each token once"):
         cache.reread(1, [0])

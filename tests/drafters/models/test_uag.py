@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models import tiny_model
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.token_bytes import TokenBytes
@@ -91,7 +91,7 @@ def ids(text: str) -> list[int]:
 def opened(engine: Any, translation: Translation, prompt: str, **settings: int) -> Any:
     """Return a session after a prompt."""
     drafter = UniversalDrafter(engine.open, translation=translation, settings=UniversalSettings(**settings))
-    return drafter.open(Start(prompt=np.array(ids(prompt), np.int32)))
+    return drafter.open(SessionRequest(prompt=np.array(ids(prompt), np.int32)))
 
 
 def commit(session: UniversalSession, tokens: list[int]) -> None:
@@ -195,7 +195,7 @@ def test_weights_are_joint_probabilities(translation: Translation) -> None:
         lambda prompt: HFEngine(tiny_model("llama", vocab_size=THEIRS)).open(torch.from_numpy(prompt).long()[None]),
         translation=translation,
     )
-    session = drafter.open(Start(prompt=np.array(ids("The dog"), np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.array(ids("The dog"), np.int32)))
     assert isinstance(session, UniversalSession)
     commit(session, ids(" ran"))
     tree = session.propose(Budget(nodes=8, depth=8))

@@ -7,8 +7,8 @@ import pytest
 
 from oracles import hashed, play
 from rounds import start
-from speculant.core.drafter import Budget, Start
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, SessionRequest
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.drafters.parallel.lookahead import LookaheadDrafter, LookaheadSession, LookaheadSettings
 from trees import paths_of
@@ -20,7 +20,7 @@ PROMPT = [5, 9, 14, 3, 5, 9, 14, 2, 5, 9]
 def opened(prompt: list[int] = PROMPT, *, seed: int = 0, **settings: object) -> LookaheadSession:
     """Return a session."""
     drafter = LookaheadDrafter(settings=LookaheadSettings(**settings))  # type: ignore[arg-type]
-    session = drafter.open(Start(prompt=start(prompt).prompt, seed=np.random.SeedSequence(seed)))
+    session = drafter.open(SessionRequest(prompt=start(prompt).prompt, seed=np.random.SeedSequence(seed)))
     assert isinstance(session, LookaheadSession)
     return session
 
@@ -108,7 +108,7 @@ def test_weights_follow_what_was_accepted() -> None:
 
 def test_what_the_target_is_asked_for() -> None:
     """The argmax at every row, and the rows of the largest window."""
-    assert LookaheadDrafter().needs == Needs(top_k=1, queries=27)
+    assert LookaheadDrafter().needs == RequestedOutputs(top_k=1, queries=27)
 
 
 @pytest.mark.parametrize("name", ["window", "ngram", "candidates", "pool"])

@@ -10,7 +10,7 @@ import pytest
 from rounds import budget, start
 from speculant import Speculator
 from speculant.core.drafter import EMPTY_PATH, Session, Verified
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.recycling.drafter import (
@@ -67,7 +67,7 @@ def test_a_tree_is_read_off_the_matrix() -> None:
     assert {(2,), (3,), (2, 4), (2, 5), (2, 4, 1), (2, 4, 9), (2, 4, 1, 2)} <= set(paths_of(tree))
     assert not any(path[:2] == (3, 4) for path in paths_of(tree))
     assert len(held.open(start([50])).propose(budget(80))) == 0
-    assert held.needs == Needs(top_k=2, always=True)
+    assert held.needs == RequestedOutputs(top_k=2, always=True)
 
 
 def test_every_row_teaches() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.engine import TargetCache
 from speculant.core.tree import DraftTree
 from speculant.drafters.sparse.drafter import SparseCacheDrafter, SparseCacheSettings
@@ -141,7 +141,7 @@ def test_rows_are_chosen_behind_the_prompt_and_after_so_many_tokens() -> None:
     cache = HFEngine(endless_model("llama")).open(torch.tensor([PROMPTS[0]]))
     cache.prefill()
     counted, drafter = CountedCache(cache), SparseCacheDrafter(settings=SparseCacheSettings(**(FEW | {"refresh": 3})))  # type: ignore[arg-type]
-    session = drafter.open(Start(prompt=np.array(PROMPTS[0], np.int32), target=counted))  # type: ignore[arg-type]
+    session = drafter.open(SessionRequest(prompt=np.array(PROMPTS[0], np.int32), target=counted))  # type: ignore[arg-type]
     counted.calls.clear()
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY, tokens=np.array([8], np.int32)))
     budget, seen = Budget(nodes=3, depth=3, trees=False), list[list[str]]()

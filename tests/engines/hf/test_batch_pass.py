@@ -12,7 +12,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from models import SHAPE, tiny_model
 from passes import greedy_texts, opened, plain_text
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.batch_attention import NAME
 from speculant.engines.hf.cpu.accelerate import prepare_model
@@ -51,7 +51,7 @@ def test_passes_of_a_batch_are_those_of_each_alone(name: str, attention: str) ->
     engine = HFEngine(tiny_model(name, attention))
     padding = torch.tensor([[0] * 5 + [1] * 25])
     caches = [opened(engine, ids, padding=padding if ids.shape[1] == 30 else None) for ids in PROMPTS]
-    random, needs = np.random.default_rng(4), Needs(top_k=2)
+    random, needs = np.random.default_rng(4), RequestedOutputs(top_k=2)
     requests = [(cache, 5 + place, random_draft(random, place * 3, 61)) for place, cache in enumerate(caches)]
     together = engine.forward(requests, needs)
     for cache in caches:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gemmas import gemma
 from models import tiny_model
 from passes import IDS, opened, rows_of
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.acceleration import PlainPasses
@@ -28,7 +28,7 @@ from trees import make_tree, random_draft
 
 MODELS = ["llama", "qwen3", "gemma3", "mistral", "gpt2", "phi3", "gpt_neox", "mixtral"]
 TAPS = (2, 0, -1)
-NEEDS = Needs(hidden_layers=TAPS)
+NEEDS = RequestedOutputs(hidden_layers=TAPS)
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def test_taps_are_what_the_layers_return(name: str, attention: str) -> None:
         for prompt in (True, False):
             cache, result = engine.open(IDS), None
             while result is None:
-                result = cache.prefill(most, needs=Needs(hidden_layers=TAPS, prompt=prompt))
+                result = cache.prefill(most, needs=RequestedOutputs(hidden_layers=TAPS, prompt=prompt))
             wanted = expected if prompt else expected[-1:]
             torch.testing.assert_close(result.hidden, wanted, atol=1e-3, rtol=1e-3)
     tree = random_draft(np.random.default_rng(5), 8, 61) if engine.capabilities.trees else make_tree([3, 4], [-1, 0])
@@ -104,7 +104,7 @@ def test_taps_are_what_the_layers_return(name: str, attention: str) -> None:
 
 def test_layers_that_share_keys_return_all_rows() -> None:
     """Guards Gemma 4's last layers, which run the last row of a prompt alone where only its logits are wanted."""
-    model, needs = gemma("shared"), Needs(hidden_layers=(1, -1), prompt=True)
+    model, needs = gemma("shared"), RequestedOutputs(hidden_layers=(1, -1), prompt=True)
     with hooked(model) as found, torch.no_grad():
         model(IDS)
     expected = torch.stack([found[1], found[-1]], dim=1)
@@ -124,7 +124,7 @@ def test_taps_of_accelerated_passes(compiled: Any, name: str) -> None:
     expected = along(tree, model, 7)
     engine = HFEngine(model, acceleration=prepare_model(model, True))
     cache = engine.open(IDS)
-    result = cache.prefill(needs=Needs(hidden_layers=TAPS, prompt=True))
+    result = cache.prefill(needs=RequestedOutputs(hidden_layers=TAPS, prompt=True))
     assert result is not None
     torch.testing.assert_close(result.hidden, outputs(model, IDS[0].tolist()), atol=1e-3, rtol=1e-3)
     other = opened(engine, IDS[:, :5])
@@ -171,7 +171,9 @@ def test_layers_that_do_not_exist_are_refused() -> None:
     cache = opened(HFEngine(tiny_model("llama")))
     for wrong in (3, -2):
         with pytest.raises(UsageError, match=f"no hidden layer {wrong}; the model has 3"):
-            cache.forward(np.array([4], np.int32), np.array([-1], np.int32), needs=Needs(hidden_layers=(wrong,)))
+            cache.forward(
+                np.array([4], np.int32), np.array([-1], np.int32), needs=RequestedOutputs(hidden_layers=(wrong,))
+            )
     assert cache.uncommitted == 0
 
 

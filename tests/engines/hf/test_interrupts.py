@@ -11,7 +11,7 @@ import torch
 from interrupts import interrupted
 from models import tiny_model
 from passes import IDS, opened, plain_text
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -40,7 +40,11 @@ def test_an_interrupted_pass_leaves_nothing_behind(attention: str, sequences: in
     """Guards a round's pass and what is kept of it, single and in a batch, with hidden states."""
     model = tiny_model("llama", attention)
     engine = HFEngine(model, acceleration=prepare_model(model, fast))
-    needs, text, config = Needs(top_k=2, hidden_layers=(0, -1)), plain_text(model, IDS, 4), dict(vars(model.config))
+    needs, text, config = (
+        RequestedOutputs(top_k=2, hidden_layers=(0, -1)),
+        plain_text(model, IDS, 4),
+        dict(vars(model.config)),
+    )
     caches = [opened(engine, ids) for ids in PROMPTS[:sequences]]
     lengths = [cache.length for cache in caches]
 
@@ -83,7 +87,7 @@ def crop(cache: HFTargetCache, length: int) -> None:
 
 def test_an_interrupted_prefill_may_be_repeated() -> None:
     """Guards prompts: what was read by earlier calls stays, and the call may be repeated."""
-    model, needs = tiny_model("llama"), Needs(hidden_layers=(1,), prompt=True)
+    model, needs = tiny_model("llama"), RequestedOutputs(hidden_layers=(1,), prompt=True)
     engine = HFEngine(model)
     with torch.no_grad():
         expected = model(IDS).logits[0, -1:]

@@ -10,7 +10,7 @@ import torch
 
 from models import tiny_model
 from passes import greedy_texts, opened, plain_text
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UsageError
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
@@ -35,7 +35,7 @@ def passes(model: Any) -> list[int]:
 def test_prompts_are_read_as_alone(name: str, attention: str, fast: bool) -> None:
     """Guards the masks of prompts side by side, whole or in chunks, past sliding windows, and the rounds after."""
     model = tiny_model(name, attention)
-    engine, needs = HFEngine(model, acceleration=prepare_model(model, fast)), Needs(top_k=2)
+    engine, needs = HFEngine(model, acceleration=prepare_model(model, fast)), RequestedOutputs(top_k=2)
     alone = [HFEngine(model).open(ids).prefill(needs=needs) for ids in PROMPTS]
     for chunk in (None, 7):
         caches = [engine.open(ids) for ids in PROMPTS]
@@ -67,7 +67,7 @@ def test_one_pass_reads_them(name: str) -> None:
 @pytest.mark.parametrize("prompt", [False, True])
 def test_hidden_states_are_those_of_each_alone(prompt: bool) -> None:
     """Guards heads: the states of all tokens or of the last, of prompts that end in this pass and that do not."""
-    model, needs = tiny_model("llama"), Needs(hidden_layers=TAPS, prompt=prompt)
+    model, needs = tiny_model("llama"), RequestedOutputs(hidden_layers=TAPS, prompt=prompt)
     engine = HFEngine(model)
     caches = [engine.open(ids) for ids in PROMPTS]
     first = engine.prefill([(cache, 12) for cache in caches], needs)
@@ -138,7 +138,7 @@ def test_a_full_device_leaves_prompts_that_can_be_read_again() -> None:
     caches = [engine.open(ids) for ids in PROMPTS]
     layer.forward = full
     with pytest.raises(OutOfMemoryError):
-        engine.prefill([(cache, None) for cache in caches], NO_NEEDS)
+        engine.prefill([(cache, None) for cache in caches], NO_OUTPUTS)
     layer.forward = working
     for cache in caches:
         cache.restart()

@@ -11,7 +11,7 @@ from transformers import DynamicCache, QuantizedCache, StaticCache
 
 from models import tiny_model
 from passes import IDS, Greedy, greedy_texts, opened, plain_text, rows_of
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cache import usable_cache
@@ -99,7 +99,7 @@ def test_a_prompt_read_in_pieces_is_the_whole(name: str, given: int) -> None:
     sequence = engine.open(IDS, cache=cache)
     unread, result = [sequence.unread], None
     while result is None:
-        result = sequence.prefill(4, needs=Needs(top_k=3))
+        result = sequence.prefill(4, needs=RequestedOutputs(top_k=3))
         unread.append(sequence.unread)
     assert unread == ([12, 8, 4, 0] if not given else [7, 3, 0])
     with torch.no_grad():
@@ -277,7 +277,7 @@ def test_a_lora_adapter_is_part_of_the_target() -> None:
     engine = HFEngine(adapted)
     assert greedy_texts(engine, prompts, expected) == expected
     cache = opened(engine)
-    [result] = engine.forward([(cache, 4, DraftTree.empty())], Needs(hidden_layers=(0, 2)))
+    [result] = engine.forward([(cache, 4, DraftTree.empty())], RequestedOutputs(hidden_layers=(0, 2)))
     assert result.hidden.shape == (1, 2, 32)
 
 
@@ -287,7 +287,7 @@ def test_a_spread_model_is_decoded(tmp_path_factory: pytest.TempPathFactory) -> 
     model = tiny_model("llama")
     prompts = [IDS, IDS[:, :5]]
     expected = [plain_text(model, ids, 12) for ids in prompts]
-    needs, whole = Needs(hidden_layers=(0, 1, 2)), HFEngine(model)
+    needs, whole = RequestedOutputs(hidden_layers=(0, 1, 2)), HFEngine(model)
     [hidden] = whole.forward([(opened(whole), 4, DraftTree.empty())], needs)
     places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
     places |= {"model.layers.2": "cpu", "model.norm": "cpu", "lm_head": "cpu"}

@@ -12,7 +12,7 @@ import torch
 
 from ggufs import needs_llamacpp, open_engine, tiny_gguf
 from models import VOCABULARY, tiny_model
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.llamacpp.engine import LlamaEngine
@@ -63,7 +63,7 @@ def texts_of(tree: DraftTree, root: int) -> list[list[int]]:
 def test_a_tree_in_one_pass(engine: Any, reference: Any) -> None:
     """Every row has the logits of its own path, and `top_k` those of its best tokens."""
     cache = opened(engine)
-    found = engine.forward([(cache, 2, TREE)], Needs(top_k=3))[0]
+    found = engine.forward([(cache, 2, TREE)], RequestedOutputs(top_k=3))[0]
     for row, text in enumerate(texts_of(TREE, 2)):
         expected = reference(text)
         assert (found.logits[row] - expected).abs().max() < CLOSE
@@ -276,7 +276,7 @@ def test_what_llama_cpp_does_not_do_is_refused(engine: Any) -> None:
         lambda: cache.forward(row, root, layers=[0]),
         lambda: cache.forward(row, root, embeddings=torch.zeros(1, 4)),
         lambda: cache.reread(1, [0]),
-        lambda: cache.forward(row, root, needs=Needs(hidden_layers=(0,))),
+        lambda: cache.forward(row, root, needs=RequestedOutputs(hidden_layers=(0,))),
         lambda: cache.layer_rows(0),
         lambda: engine.open(torch.tensor([PROMPT]), padding=torch.tensor([[0, 1, 1, 1, 1, 1]])),
         lambda: engine.open(torch.tensor([PROMPT]), positions=torch.tensor([[5, 6]])),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.core.drafter import Start, Verified
+from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.training.online.recorder import Recorder, from_16_bits, rejected, to_16_bits
@@ -31,7 +31,9 @@ def verified(tree: DraftTree, path: list[int], tokens: list[int], marks: list[in
 def record(*rounds: Verified, prompt: list[int], most: int = 64, states: bool = False, **options: Any) -> list[Window]:
     """Return the windows of a request."""
     windows: list[Window] = []
-    recorder = Recorder(Start(prompt=np.array(prompt, np.int32), **options), windows.append, most=most, states=states)
+    recorder = Recorder(
+        SessionRequest(prompt=np.array(prompt, np.int32), **options), windows.append, most=most, states=states
+    )
     for each in rounds:
         recorder.observe(each)
     recorder.close()

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from speculant.bench.replay.calibration import Reliability
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Budget, Drafter, Start, Verified
+from speculant.core.drafter import Budget, Drafter, SessionRequest, Verified
 from speculant.core.stats import Stats, compute_mat
 from speculant.decoding.sequence import Sequence
-from speculant.decoding.step import Parts, step
+from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
 from speculant.integrations.load import chain_budget, tree_budget
 from speculant.sizing.fixed import FixedSizing
@@ -154,7 +154,7 @@ def replay(
 
 def _replay_one(drafter: Drafter, recording: Recording, budget: Budget, number: int, log: _Log) -> None:
     clock = time.perf_counter
-    parts = Parts(
+    parts = DecodingComponents(
         engine=RecordedEngine(trees=budget.trees),
         drafter=drafter,
         verifier=SampleThenFollow(),
@@ -181,9 +181,9 @@ def _replay_one(drafter: Drafter, recording: Recording, budget: Budget, number: 
     log.reliability.fold()
 
 
-def recorded_sequence(recording: Recording, parts: Parts) -> Sequence:
+def recorded_sequence(recording: Recording, parts: DecodingComponents) -> Sequence:
     """Return a recording as a sequence whose first root is the last token of its prompt."""
-    start = Start(prompt=recording.prompt)
+    start = SessionRequest(prompt=recording.prompt)
     sampler = RecordedSampler(recording.output.tolist())
     sequence = Sequence(RecordedCache(len(recording.prompt) - 1), sampler, start, Stats(method=""))
     session = parts.drafter.open(start)

@@ -21,8 +21,8 @@ import numpy as np
 
 from speculant.bench.replay.recorded import DRAFTS
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import ROOT, DraftTree, Float32, Float64, Int32
 from speculant.drafters.models.level_session import heaviest
 
@@ -93,7 +93,7 @@ class UnitedDrafter(Drafter):
         self._rates, self._choice = ChainRates(), ChainChoice()
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         return self._memory.needs
 
     @property
@@ -101,7 +101,7 @@ class UnitedDrafter(Drafter):
         """Bytes that the memory takes, if it tells."""
         return getattr(self._memory, "memory_bytes", None)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         recording = next(self._requests)
         session = self._memory.open(start)
         return UnitedSession(session, recording.output, recording.recorded[self._name], self._rates, self._choice)

@@ -22,8 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speculant.api.speculator import Speculator
 from speculant.bench.scaling.peak_memory import PeakMemory
-from speculant.core.drafter import EMPTY_PATH, Budget, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import EMPTY_PATH, Budget, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.cache import held_bytes
@@ -124,7 +124,7 @@ def _at_length(
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     text = _text(length + 1 + (1 + repeats) * len(sizes), vocabulary)
     began = clock()
-    session = speculator.drafter.open(Start(prompt=text[:length]))
+    session = speculator.drafter.open(SessionRequest(prompt=text[:length]))
     learned = clock() - began
     ids = torch.from_numpy(text[:length].astype(np.int64))[None].to(model.device)
     target = engine.open(ids)
@@ -177,7 +177,13 @@ class _Drafting:
     """Rounds of a session along a text, of which nothing is accepted."""
 
     def __init__(
-        self, needs: Needs, engine: HFEngine, target: AnySequence, session: Session, text: Int32, clock: Clock
+        self,
+        needs: RequestedOutputs,
+        engine: HFEngine,
+        target: AnySequence,
+        session: Session,
+        text: Int32,
+        clock: Clock,
     ) -> None:
         self._needs, self._engine = needs, engine
         self._target, self._session, self._text = target, session, text

@@ -20,13 +20,13 @@ from transformers import LogitsProcessor
 from speculant.api.result import Generation, Stream
 from speculant.api.speculator import Speculator
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
-from speculant.decoding.step import Parts
+from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.sampling.sampler import HostSampler, SamplingPlan
 from speculant.registry import METHODS, find_method
 
@@ -74,10 +74,10 @@ def forced_request(
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.model.device)
     cache, forced = speculator.engine.open(ids), sampler(ids, output)
     stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
-    return Generation(DecodedSequence(cache, forced, Start(prompt=prompt), stats), forced, target=cache)
+    return Generation(DecodedSequence(cache, forced, SessionRequest(prompt=prompt), stats), forced, target=cache)
 
 
-def forced_parts(speculator: Speculator, size: int = 1) -> Parts:
+def forced_parts(speculator: Speculator, size: int = 1) -> DecodingComponents:
     """Return the parts for forced requests: the speculator's, whose drafter gets none of the target's logits."""
     parts = speculator.parts(size)
     return replace(parts, drafter=NoLogitsDrafter(parts.drafter))
@@ -98,10 +98,10 @@ class NoLogitsDrafter(Drafter):
         self._drafter = drafter
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         return self._drafter.needs
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return NoLogitsSession(self._drafter.open(start))
 
 

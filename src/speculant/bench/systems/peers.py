@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 
@@ -54,10 +54,10 @@ class OfficialAded(Drafter):
             self._reader: Any = draftretriever.Reader(str(table))
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return _OfficialSession(self._reader, start.prompt)
 
 
@@ -115,10 +115,10 @@ class ArcticSuffix(Drafter):
         return held
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         self._requests += 1
         return _ArcticSession(self._cache, self._requests, start.prompt)
 

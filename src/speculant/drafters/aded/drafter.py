@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float32, Int32
 from speculant.drafters.aded import puct
@@ -161,11 +161,11 @@ class AdedDrafter(TableDrafter, Persistent):
     """The improved setting."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """The target's top tokens, if the settings learn from them."""
-        return Needs(top_k=self.settings.top_k)
+        return RequestedOutputs(top_k=self.settings.top_k)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; the whole prompt is learned at once."""
         return AdedSession(self, start.prompt)
 
@@ -269,11 +269,11 @@ class AdedPaperDrafter(TableDrafter):
         return PAPER_RULE
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """Nothing: only accepted tokens are learned."""
-        return NO_NEEDS
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; of the prompt only the last 16 tokens are learned."""
         return AdedPaperSession(self, start)
 
@@ -297,7 +297,7 @@ class AdedPaperDrafter(TableDrafter):
 class AdedPaperSession(Session):
     """One request of the published setting."""
 
-    def __init__(self, drafter: AdedPaperDrafter, start: Start) -> None:
+    def __init__(self, drafter: AdedPaperDrafter, start: SessionRequest) -> None:
         self._drafter = drafter
         self._tail = start.prompt[-PAPER_WINDOW:]
         self._random = start.seed.generate_state(1, np.uint64) | np.uint64(1)  # xorshift needs a state other than 0

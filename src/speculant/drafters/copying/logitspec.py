@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import (
@@ -92,14 +92,14 @@ class LogitSpecDrafter(Drafter):
         """
         self.vocabulary = vocabulary
         self.settings = settings or LogitSpecSettings()
-        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
+        warm_up(self.open(SessionRequest(prompt=np.zeros(2, np.int32))))
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """The target's top tokens at every row, since any may be the last accepted one."""
-        return Needs(top_k=self.settings.guesses)
+        return RequestedOutputs(top_k=self.settings.guesses)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; the prompt is indexed at once."""
         return LogitSpecSession(start.prompt, self.vocabulary, self.settings)
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import (
@@ -75,14 +75,14 @@ class LookupDrafter(Drafter):
         """
         self.vocabulary = vocabulary
         self.settings = settings or LookupSettings()
-        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
+        warm_up(self.open(SessionRequest(prompt=np.zeros(2, np.int32))))
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """Nothing from the target."""
-        return NO_NEEDS
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; the prompt is indexed at once."""
         return LookupSession(start.prompt, self.vocabulary, self.settings)
 

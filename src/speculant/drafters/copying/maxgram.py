@@ -21,8 +21,8 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import (
@@ -89,20 +89,20 @@ class MaxGramDrafter(Drafter, Persistent):
                 f"the bi-gram model of {vocabulary} token ids takes {self.memory_bytes} bytes, the memory limit is "
                 f"{memory_limit}. Raise the limit, or use the method lookup, which keeps no memory."
             )
-        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
+        warm_up(self.open(SessionRequest(prompt=np.zeros(2, np.int32))))
         self._successors, self._counts = new_bigrams(vocabulary)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """Nothing from the target."""
-        return NO_NEEDS
+        return NO_OUTPUTS
 
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now."""
         return self._successors.nbytes + self._counts.nbytes
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; the whole prompt is learned at once."""
         return MaxGramSession(self, start.prompt)
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import new_rates, rate, warm_up
 
@@ -75,14 +75,14 @@ class SadDrafter(Drafter):
             settings: None for the defaults.
         """
         self.settings = settings or SadSettings()
-        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
+        warm_up(self.open(SessionRequest(prompt=np.zeros(2, np.int32))))
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """Nothing from the target."""
-        return NO_NEEDS
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request."""
         return SadSession(start.prompt, self.settings)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from speculant.core.drafter import Budget, Drafter, Session, Start
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.head import Head, TargetParts, head_needs
@@ -105,17 +105,17 @@ class HeadDrafter(Drafter):
         self._needs = replace(head_needs(self.head.head), most_nodes=check_most(self._settings.most_nodes))
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """The states that the head reads."""
         return self._needs
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return HeadSession(self.open_text(start), start, self._shape())
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         return propose_together(sessions, budgets)
 
-    def open_text(self, start: Start) -> HeadText:
+    def open_text(self, start: SessionRequest) -> HeadText:
         """Return the text of a request."""
         return HeadText(self.states, start)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from speculant.core.engine import Needs, TargetCache
+from speculant.core.engine import RequestedOutputs, TargetCache
 from speculant.drafters.heads.step import GrownDraft, StepCode, StepParts
 from speculant.drafters.models.shapes import GrowthPlan
 
@@ -276,7 +276,7 @@ class TextHead(Protocol):
         """
 
 
-def head_needs(head: Head) -> Needs:
+def head_needs(head: Head) -> RequestedOutputs:
     """Return what a head wants back from passes: the states that it reads, of prompts too unless it reads the text."""
     newest = isinstance(head, TextHead) and bool(head.taps)
-    return Needs(hidden_layers=head.taps, prompt=not newest)
+    return RequestedOutputs(hidden_layers=head.taps, prompt=not newest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from speculant.core.drafter import Budget, Start
+from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.heads.text import HeadText, grow_whole
@@ -20,7 +20,7 @@ class HeadSession(LevelSession):
 
     text: HeadText
 
-    def __init__(self, text: HeadText, start: Start, shape: Shape) -> None:
+    def __init__(self, text: HeadText, start: SessionRequest, shape: Shape) -> None:
         super().__init__(text, start, shape)
         own = start.sampling
         # A temperature alone changes no order of tokens; what cuts the distribution is left to PyTorch.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Start, Verified
+from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.tree import ROOT
 from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
@@ -31,7 +31,7 @@ class HeadText(LevelText):
         state: the head's; None until the prompt's pass was observed.
     """
 
-    def __init__(self, states: KeptStates, start: Start) -> None:
+    def __init__(self, states: KeptStates, start: SessionRequest) -> None:
         """Begin a request.
 
         Args:

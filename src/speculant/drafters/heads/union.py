@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import LoadedHead, propose_together
@@ -86,7 +86,7 @@ class UnionHeadDrafter(Drafter, Persistent):
         self._needs = replace(memory.needs, hidden_layers=own.hidden_layers, prompt=own.prompt, explores=False)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """What the memory learns from, and the states that the head reads."""
         return self._needs
 
@@ -95,7 +95,7 @@ class UnionHeadDrafter(Drafter, Persistent):
         """Bytes that the memory takes now."""
         return self.memory.memory_bytes
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         s = self._settings
         shape = BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, wide=s.wide)
         own = HeadSession(HeadText(self.states, start), start, shape)

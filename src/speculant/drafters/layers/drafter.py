@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from speculant.core.drafter import Drafter, Session, Start
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Drafter, Session, SessionRequest
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.drafters.layers.session import LayerSession
 from speculant.drafters.layers.subsets import Layers
 from speculant.drafters.models.shapes import Shape
@@ -28,10 +28,10 @@ class LayerDrafter(Drafter):
         self._tried = False
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request.
 
         Raises:
@@ -40,7 +40,7 @@ class LayerDrafter(Drafter):
         self.try_layers(start)
         return LayerSession(start, self.layers, self._shape())
 
-    def try_layers(self, start: Start) -> None:
+    def try_layers(self, start: SessionRequest) -> None:
         """Run one token through the layers, once in the drafter's life, so that what fails does before any draft."""
         target = start.target
         assert target is not None  # lent by every path that decodes with a model

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Start, Verified
+from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.layers.subsets import Layers
 from speculant.drafters.models.level_session import LevelSession, LevelText
@@ -27,7 +27,7 @@ class LentText(LevelText):
         layers: those that draft.
     """
 
-    def __init__(self, start: Start, layers: Layers) -> None:
+    def __init__(self, start: SessionRequest, layers: Layers) -> None:
         assert start.target is not None  # lent by every path that decodes with a model
         self.target, self.layers, self._warping = start.target, layers, Warping(start.sampling)
         self._root, self._count = ROOT, 0
@@ -65,7 +65,7 @@ class LentText(LevelText):
 class LayerSession(LevelSession):
     """One request: its text, and the shape that its drafts grow into."""
 
-    def __init__(self, start: Start, layers: Layers, shape: Shape) -> None:
+    def __init__(self, start: SessionRequest, layers: Layers, shape: Shape) -> None:
         self._lent = LentText(start, layers)
         super().__init__(self._lent, start, shape)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speculant.core.drafter import Session, Start, Verified
+from speculant.core.drafter import Session, SessionRequest, Verified
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.search import LayerSearch, SearchSettings
 from speculant.drafters.layers.session import LayerSession
@@ -67,7 +67,7 @@ class SWIFTDrafter(LayerDrafter):
         )
         self.search = LayerSearch(self._count, s)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         self.try_layers(start)
         own = bool(start.sampling.temperature)
         search = LayerSearch(self._count, self._settings) if own else self.search
@@ -77,7 +77,7 @@ class SWIFTDrafter(LayerDrafter):
 class SWIFTSession(LayerSession):
     """One request, whose rounds go on with the search."""
 
-    def __init__(self, start: Start, shape: Shape, search: LayerSearch, settings: SearchSettings) -> None:
+    def __init__(self, start: SessionRequest, shape: Shape, search: LayerSearch, settings: SearchSettings) -> None:
         super().__init__(start, search.layers, shape)
         self._search, self._settings = search, settings
         self._random = np.random.default_rng(start.seed)

@@ -26,10 +26,10 @@ from speculant.core.drafter import (
     LearnedContext,
     Persistent,
     Session,
-    Start,
+    SessionRequest,
     Verified,
 )
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
 from speculant.core.tree import ROOT, DraftTree, Float32, Int32
 from speculant.drafters.mix.arrays import LONGEST_ROW, Array, Mixer
@@ -108,7 +108,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         if vocabulary > MAX_TOKENS:
             raise UnsupportedError(f"the tables of `mix` hold token ids below {MAX_TOKENS}, not {vocabulary}.")
         self.settings = settings or MixSettings()
-        self._needs = Needs(top_k=self.settings.top_k)
+        self._needs = RequestedOutputs(top_k=self.settings.top_k)
         self.vocabulary = vocabulary
         self.limit = memory_limit
         self._tokenizer = tokenizer
@@ -141,7 +141,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         self._take(self._tables._replace(wide=grown(self._tables.wide, self._shares[1])))
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """The target's top tokens, if the settings learn from them."""
         return self._needs
 
@@ -150,7 +150,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         """Bytes the memory takes now: the tables, which the limit bounds, and the mixture, of a fixed size."""
         return sum(array.nbytes for part in self._tables[:3] for array in part)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; the whole prompt is learned at once."""
         return MixSession(self, start.prompt)
 

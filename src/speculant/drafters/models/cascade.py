@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.draft_text import DraftText, OpenCache
@@ -102,7 +102,7 @@ class StagedDrafter(Drafter, Persistent):
         self.inner = build()
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """What the inner drafter learns from."""
         return self.inner.needs
 
@@ -111,7 +111,7 @@ class StagedDrafter(Drafter, Persistent):
         """Bytes that the inner drafter's memory takes now."""
         return int(getattr(self.inner, "memory_bytes", 0))
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         text = DraftText.open(self._open_cache, start, self._vocabulary)
         return CascadeSession(text, self.inner.open(start), start, nodes=self._nodes, length=self._length)
 
@@ -147,7 +147,7 @@ class CascadeDrafter(StagedDrafter):
 class CascadeSession(Session):
     """One request: its text on the draft model, and the inner drafter's session."""
 
-    def __init__(self, text: DraftText, inner: Session, start: Start, *, nodes: int, length: int) -> None:
+    def __init__(self, text: DraftText, inner: Session, start: SessionRequest, *, nodes: int, length: int) -> None:
         self._text, self._inner, self._start = text, inner, start
         self._nodes, self._length, self._round = nodes, length, 0
         self._acceptance = LevelAcceptance()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, DraftTree, Proposal
@@ -23,7 +23,7 @@ class ContrastiveDrafter(DraftModelDrafter):
     def __init__(self, open_cache: OpenCache, *, vocabulary: int) -> None:
         super().__init__(open_cache, vocabulary=vocabulary)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         # Where top-k or top-p left q nothing, the contrast would be infinite: p alone says which tokens are plausible.
         unwarped = replace(start, sampling=Sampling(temperature=start.sampling.temperature))
         return ContrastiveSession(self.open_text(unwarped), unwarped)
@@ -32,7 +32,7 @@ class ContrastiveDrafter(DraftModelDrafter):
 class ContrastiveSession(Session):
     """One request: its text on the draft model."""
 
-    def __init__(self, text: DraftText, start: Start) -> None:
+    def __init__(self, text: DraftText, start: SessionRequest) -> None:
         self._text, self._start, self._round = text, start, 0
 
     def propose(self, budget: Budget) -> DraftTree:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
@@ -145,14 +145,14 @@ class DraftModelDrafter(Drafter):
         self._most_nodes = most_nodes
 
     @property
-    def needs(self) -> Needs:
-        return Needs(most_nodes=self._most_nodes)
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(most_nodes=self._most_nodes)
 
-    def open_text(self, start: Start) -> DraftText:
+    def open_text(self, start: SessionRequest) -> DraftText:
         """Return the text of a request, its prompt read."""
         return DraftText.open(self._open_cache, start, self._vocabulary)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         return LevelSession(self.open_text(start), start, self._shape())
 
 
@@ -190,7 +190,7 @@ class SpecInferDrafter(DraftModelDrafter):
             most,
         )
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         texts = [self.open_text(start)]
         texts += [DraftText.open(open_cache, start, self._vocabulary) for open_cache in self._others]
         sessions = [LevelSession(text, start, self._shape()) for text in texts]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Start, Verified
+from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.engine import Array, TargetCache
 from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, Int32
@@ -39,7 +39,7 @@ class DraftText:
         self._count = 0
 
     @classmethod
-    def open(cls, open_cache: OpenCache, start: Start, vocabulary: int) -> DraftText:
+    def open(cls, open_cache: OpenCache, start: SessionRequest, vocabulary: int) -> DraftText:
         """Return the text of a request, its prompt read.
 
         Args:

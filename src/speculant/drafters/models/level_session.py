@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, Ahead, DraftTree, Float64, Proposal
 from speculant.drafters.models.shapes import Level, Shape
 from speculant.drafters.models.together import Drafting, Reading, draft_alone
@@ -54,7 +54,7 @@ class LevelSession(Session):
         text: what drafts.
     """
 
-    def __init__(self, text: LevelText, start: Start, shape: Shape) -> None:
+    def __init__(self, text: LevelText, start: SessionRequest, shape: Shape) -> None:
         self.text, self._start, self._shape, self._round = text, start, shape, 0
         self._trees = text.trees
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Drafter, Persistent, Session, Start
-from speculant.core.engine import Needs
+from speculant.core.drafter import Drafter, Persistent, Session, SessionRequest
+from speculant.core.engine import RequestedOutputs
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.draft_text import DraftText, OpenCache
@@ -56,7 +56,7 @@ class MixModelDrafter(Drafter, Persistent):
         self._mixture = Mixture(FIRST_WEIGHTS)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """What `mix` learns from."""
         return self.mix.needs
 
@@ -65,7 +65,7 @@ class MixModelDrafter(Drafter, Persistent):
         """Bytes that the memory of `mix` takes now."""
         return self.mix.memory_bytes
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         text = DraftText.open(self._open_cache, start, self._vocabulary)
         return UnionSession(text, self.mix.open(start), self._mixture, self._settings)
 

@@ -28,8 +28,8 @@ from threading import Event
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, Ahead, DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
@@ -73,10 +73,10 @@ class PearlDrafter(Drafter):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-draft")  # runs all passes of the draft model
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         opened = self._worker.submit(DraftText.open, self._open_cache, start, self._vocabulary)
         return PearlSession(opened.result(), start, self._worker, self._ahead)
 
@@ -155,7 +155,7 @@ class DrawnAhead:
 class PearlSession(Session):
     """One request: its text on the draft model, and what is being drafted ahead."""
 
-    def __init__(self, text: DraftText, start: Start, worker: Executor, ahead: int | None) -> None:
+    def __init__(self, text: DraftText, start: SessionRequest, worker: Executor, ahead: int | None) -> None:
         self._text, self._start, self._worker, self._most = text, start, worker, ahead
         self._generator, self._round = torch.Generator(), 0
         self._ready: Drawn = []  # below the root, drawn in the round before

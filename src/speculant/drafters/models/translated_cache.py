@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Array, Needs, Pass, TargetCache
+from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.drafters.models.draft_text import OpenCache
@@ -71,7 +71,7 @@ class TranslatedCache(TargetCache):
         """How deep a draft may be; 0 once the text in the draft model's tokens exceeds its positions."""
         return 0 if self._full else self._cache.depth
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         _check(needs)
         read = self._cache.prefill(most)
         if read is None:
@@ -84,7 +84,7 @@ class TranslatedCache(TargetCache):
         tokens: Int32,
         parents: Int32,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         embeddings: Array = None,
     ) -> Pass:
@@ -173,6 +173,6 @@ class TranslatedCache(TargetCache):
             raise ValueError(f"the drafter proposed token {wrong[0]}; the model has {size}.")
 
 
-def _check(needs: Needs) -> None:
-    if needs != NO_NEEDS:
+def _check(needs: RequestedOutputs) -> None:
+    if needs != NO_OUTPUTS:
         raise UnsupportedError("a draft model with another tokenizer returns logits alone, no hidden states or top-k.")

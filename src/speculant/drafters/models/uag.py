@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import NO_NEEDS, Needs, TargetCache
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs, TargetCache
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.models.draft_text import OpenCache
@@ -65,10 +65,10 @@ class UniversalDrafter(Drafter):
         self._settings = settings or UniversalSettings()
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         cache = self._open_cache(self._translation.prompt(start.prompt))
         cache.prefill()
         return UniversalSession(cache, start, self._translation, self._settings)
@@ -77,7 +77,9 @@ class UniversalDrafter(Drafter):
 class UniversalSession(Session):
     """One request: the text since the prompt, and the draft model's cache of its beginning."""
 
-    def __init__(self, cache: TargetCache, start: Start, translation: Translation, settings: UniversalSettings) -> None:
+    def __init__(
+        self, cache: TargetCache, start: SessionRequest, translation: Translation, settings: UniversalSettings
+    ) -> None:
         self._cache, self._translation, self._settings = cache, translation, settings
         self._tokens = start.prompt.tolist()[-settings.lookback :]  # the target's last ones
         self._text = b""  # what follows the committed rows of the draft model's cache

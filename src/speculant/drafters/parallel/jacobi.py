@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 
@@ -84,11 +84,11 @@ class JacobiDrafter(Drafter):
             raise UsageError(f"the model has no token {self.settings.fill}; fill with one from 0 to {vocabulary - 1}.")
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """The target's best token at every row."""
-        return Needs(top_k=1)
+        return RequestedOutputs(top_k=1)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request."""
         return JacobiSession(start.prompt, self.settings)
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speculant.core.drafter import Budget, Drafter, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import NO_QUERIES, ROOT, DraftTree
 from speculant.drafters.parallel.pool import NgramPool
@@ -77,11 +77,11 @@ class LookaheadDrafter(Drafter):
         self.settings = settings or LookaheadSettings()
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """The target's best token at every row, and the rows of the window."""
-        return Needs(top_k=1, queries=most_queries(self.settings.window, self.settings.ngram))
+        return RequestedOutputs(top_k=1, queries=most_queries(self.settings.window, self.settings.ngram))
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request."""
         return LookaheadSession(start, self.settings)
 
@@ -89,7 +89,7 @@ class LookaheadDrafter(Drafter):
 class LookaheadSession(Session):
     """One request: its window, its pool, and the end of its text."""
 
-    def __init__(self, start: Start, settings: LookaheadSettings) -> None:
+    def __init__(self, start: SessionRequest, settings: LookaheadSettings) -> None:
         self._settings = settings
         self._pool = NgramPool(candidates=settings.candidates, first_tokens=settings.pool)
         prompt = start.prompt.tolist() or [0]

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.drafters.copying.context import heaviest_first, warm_up
@@ -97,21 +97,21 @@ class RecyclingDrafter(Drafter, Persistent):
         self._ranks, self._parents = tree_shape(prior_rates(self.settings.successors), self.settings.nodes)
         hits = prior_hits(self.settings.successors)
         self._hits = hits.copy()
-        warm_up(self.open(Start(prompt=np.zeros(2, np.int32))))
+        warm_up(self.open(SessionRequest(prompt=np.zeros(2, np.int32))))
         self._successors.fill(UNKNOWN)
         self._hits = hits
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """The target's best tokens at every row."""
-        return Needs(top_k=self.settings.successors, always=True)  # nothing else teaches it
+        return RequestedOutputs(top_k=self.settings.successors, always=True)  # nothing else teaches it
 
     @property
     def memory_bytes(self) -> int:
         """Bytes the memory takes now."""
         return self._successors.nbytes
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; nothing is learned from the prompt itself."""
         return RecyclingSession(self, start.prompt)
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speculant.core.drafter import Drafter, Session, Start
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.drafter import Drafter, Session, SessionRequest
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget
 from speculant.drafters.models.level_session import LevelSession
@@ -90,10 +90,10 @@ class SparseCacheDrafter(Drafter):
         self._shape()  # its settings are checked before the first request
 
     @property
-    def needs(self) -> Needs:
-        return NO_NEEDS
+    def needs(self) -> RequestedOutputs:
+        return NO_OUTPUTS
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request.
 
         Raises:

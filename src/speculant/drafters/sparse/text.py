@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from speculant.core.drafter import Start, Verified
+from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import ROOT
 from speculant.drafters.models.level_session import LevelText
@@ -17,7 +17,7 @@ from speculant.drafters.models.warping import Warping
 class SparseText(LevelText):
     """Drafts on chosen rows of the target's cache, which are chosen anew after so many committed tokens."""
 
-    def __init__(self, start: Start, budget: RowBudget, *, refresh: int, min_context: int) -> None:
+    def __init__(self, start: SessionRequest, budget: RowBudget, *, refresh: int, min_context: int) -> None:
         """Prepare; rows are chosen once the prompt is read, or later, when the text is long enough.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.history import History, HistoryDrafter
 from speculant.drafters.suffix.nodes import EDGE
@@ -78,7 +78,7 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
         session = SuffixSession(self, np.zeros(3, np.int32))
         session.propose(Budget(nodes=1, depth=1))
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; its tree starts with the prompt."""
         return SuffixSession(self, start.prompt)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Drafter, Persistent
-from speculant.core.engine import NO_NEEDS, Needs
+from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.memory.file import read_memory, write_memory
@@ -151,9 +151,9 @@ class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
         raise NotImplementedError
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """Nothing from the target."""
-        return NO_NEEDS
+        return NO_OUTPUTS
 
     @property
     def memory_bytes(self) -> int:

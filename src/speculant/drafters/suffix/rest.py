@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.array import SORTED, Block, continuations, longest_match
@@ -99,7 +99,7 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         """Bytes the memory takes now, those of a mapped corpus included."""
         return self._history.nbytes + sum(block.nbytes for block in self._corpus)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request."""
         return RestSession(self, start.prompt)
 

@@ -17,7 +17,7 @@ from weakref import ref
 import numpy as np
 
 from speculant.core.byte_size import MEMORY_LIMIT
-from speculant.core.drafter import Budget, Session, Start, Verified
+from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.automaton import ROOT, SuffixAutomaton, advance
 from speculant.drafters.suffix.history import History, HistoryDrafter
@@ -87,7 +87,7 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
     def _empty(self, limit: int) -> History[SuffixAutomaton]:
         return History(lambda share: SuffixAutomaton(limit=share), limit=limit)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         """Begin a request; its automaton starts with the prompt."""
         return SamSession(self, start.prompt)
 

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
 from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
@@ -48,7 +48,7 @@ class BatchPass:
         elif not runner.capabilities.batches:
             self.note = "passes over several texts change this model's logits, so they are run one after the other."
 
-    def forward(self, requests: Sequence[Request], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(self, requests: Sequence[Request], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass]:
         """Run one pass over several sequences' new rows and append them; return the Pass of each.
 
         Every cache must be given `keep` or `rollback` afterwards, also where this raises.
@@ -64,7 +64,7 @@ class BatchPass:
             found |= zip(places, self._pass([joining[place] for place in places], needs), strict=True)
         return [found[place] for place in range(len(requests))]
 
-    def prefill(self, requests: Sequence[Reading], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+    def prefill(self, requests: Sequence[Reading], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass | None]:
         """Read further prompt tokens of several sequences, those that can share a pass in one.
 
         Returns:
@@ -92,7 +92,9 @@ class BatchPass:
                 self._refused_prompts = True  # the next prompts try again: it may have been a passing error
         return [found[cache] if cache in found else cache.prefill(most, needs=needs) for cache, most in requests]
 
-    def _read_together(self, parts: Sequence[tuple[HFTargetCache, PromptPart]], needs: Needs) -> list[Pass | None]:
+    def _read_together(
+        self, parts: Sequence[tuple[HFTargetCache, PromptPart]], needs: RequestedOutputs
+    ) -> list[Pass | None]:
         rows = [cache.prompt_rows(part) for cache, part in parts]
         counts = [len(part) for _, part in parts]
         joined = self._joined([cache for cache, _ in parts], counts, [each.mask for each in rows])
@@ -102,7 +104,7 @@ class BatchPass:
             torch.cat([each.positions for each in rows], dim=1),
             self._masks(),
         )
-        wanted = needs if any(part.needs is needs for _, part in parts) else NO_NEEDS
+        wanted = needs if any(part.needs is needs for _, part in parts) else NO_OUTPUTS
         output = self._runner.run(
             given,
             joined,
@@ -126,7 +128,7 @@ class BatchPass:
             return -1
         return id(cache) if capabilities.rope_follows or cache.at_limit else -2
 
-    def _pass(self, requests: Sequence[Joining], needs: Needs) -> list[Pass]:
+    def _pass(self, requests: Sequence[Joining], needs: RequestedOutputs) -> list[Pass]:
         if len(requests) < 2:
             return _one_after_the_other(requests, needs)
         planned = [cache.plan(tokens, parents, explicit=True) for cache, tokens, parents in requests]
@@ -149,7 +151,7 @@ class BatchPass:
             cache.appended(new)
         return found
 
-    def _together(self, requests: Sequence[Joining], planned: Sequence[NewRows], needs: Needs) -> list[Pass]:
+    def _together(self, requests: Sequence[Joining], planned: Sequence[NewRows], needs: RequestedOutputs) -> list[Pass]:
         counts = [len(new.ids) for new in planned]
         device = self._runner.model.device
         ids, positions = (
@@ -199,7 +201,7 @@ class BatchPass:
         return stand_in_masks(self._runner.model.device, mixed=capabilities.mixed, window=capabilities.window)
 
 
-def _one_after_the_other(requests: Sequence[Request], needs: Needs) -> list[Pass]:
+def _one_after_the_other(requests: Sequence[Request], needs: RequestedOutputs) -> list[Pass]:
     return [cache.forward(tokens, parents, needs=needs) for cache, tokens, parents in requests]
 
 

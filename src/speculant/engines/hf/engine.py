@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
@@ -215,7 +215,9 @@ class HFEngine:
     def sample(self, batch: Sequence[tuple[AnySequence, int, DraftTree]]) -> None:
         self._sample = self._live.sample([(cache, root, tree) for cache, root, tree in batch if len(tree)])
 
-    def forward(self, batch: Sequence[tuple[AnySequence, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(
+        self, batch: Sequence[tuple[AnySequence, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS
+    ) -> list[Pass]:
         if any(cache.uncommitted for cache, _, _ in batch):
             raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
         sample, self._sample = self._sample, None
@@ -225,12 +227,14 @@ class HFEngine:
                 self._live.compare(sample, result)
         return passes
 
-    def _run(self, requests: Sequence[tuple[AnySequence, Int32, Int32]], needs: Needs) -> list[Pass]:
+    def _run(self, requests: Sequence[tuple[AnySequence, Int32, Int32]], needs: RequestedOutputs) -> list[Pass]:
         if len(requests) == 1 or any(isinstance(cache, PlainTargetCache) for cache, _, _ in requests):
             return [cache.forward(tokens, parents, needs=needs) for cache, tokens, parents in requests]
         return self._batch.forward(requests, needs)
 
-    def prefill(self, batch: Sequence[tuple[AnySequence, int | None]], needs: Needs = NO_NEEDS) -> list[Pass | None]:
+    def prefill(
+        self, batch: Sequence[tuple[AnySequence, int | None]], needs: RequestedOutputs = NO_OUTPUTS
+    ) -> list[Pass | None]:
         return self._batch.prefill(batch, needs)
 
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:

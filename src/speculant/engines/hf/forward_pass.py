@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.acceleration import Acceleration
@@ -87,7 +87,7 @@ class ModelRunner:
         given: PassInput,
         cache: Any,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         config: Mapping[str, Any] | None = None,
         embeddings: Tensor | None = None,
@@ -200,7 +200,7 @@ class ModelRunner:
         return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min).to(device)
 
 
-def check_queries(needs: Needs, capabilities: HFCapabilities) -> None:
+def check_queries(needs: RequestedOutputs, capabilities: HFCapabilities) -> None:
     """Refuse rows beside a draft where only chains can be verified.
 
     Raises:
@@ -224,7 +224,7 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
         raise UsageError(f"the drafter proposed token {wrong}; the model has {vocabulary}, counted from 0.")
 
 
-def finished_pass(output: PassOutput, needs: Needs) -> Pass:
+def finished_pass(output: PassOutput, needs: RequestedOutputs) -> Pass:
     """Return what a drafter and a verifier get of a pass; the best tokens are on their way to the host."""
     ids, logits = top_on_host(output.logits, needs.top_k) if needs.top_k else (None, None)
     return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits)

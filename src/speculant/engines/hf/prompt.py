@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import Bool
 from speculant.engines.hf.forward_pass import PassInput
 
@@ -24,7 +24,7 @@ class PromptPart:
 
     start: int
     end: int
-    needs: Needs
+    needs: RequestedOutputs
     hidden: list[Tensor]
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class Prompt:
         return torch.arange(start, end, device=self.ids.device)[None]
 
 
-def joined_states(parts: list[Tensor], needs: Needs) -> Tensor | None:
+def joined_states(parts: list[Tensor], needs: RequestedOutputs) -> Tensor | None:
     """Return the hidden states of a prompt that was read in parts, [T', L', D], or of its last token, [1, L', D]."""
     if not needs.hidden_layers:
         return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.engines.hf.cache import begin_own_pass, keep_read, state_layers
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, check_queries, finished_pass
@@ -32,7 +32,7 @@ class PromptReader:
         self._hidden: list[Tensor] = []  # of the parts read so far
         self.watcher: Callable[[int, Tensor], None] | None = None
 
-    def plan(self, start: int, most: int | None, needs: Needs) -> PromptPart:
+    def plan(self, start: int, most: int | None, needs: RequestedOutputs) -> PromptPart:
         """Return the part that a pass is to read next; nothing is run.
 
         Args:
@@ -49,7 +49,7 @@ class PromptReader:
         at_once = self._limit.reads_at_once or self._runner.capabilities.window_by_cache
         end = start + (left if most is None or at_once else min(most, left))
         # Of a prompt that is read in parts, only the last part's last row is wanted unless all rows are.
-        wanted = needs if needs.prompt or end == len(self._prompt) else NO_NEEDS
+        wanted = needs if needs.prompt or end == len(self._prompt) else NO_OUTPUTS
         return PromptPart(start, end, wanted, self._hidden)
 
     def rows(self, part: PromptPart) -> PassInput:
@@ -113,7 +113,7 @@ class PromptReader:
     def _wanted(self, part: PromptPart) -> list[int] | None:
         return [len(part) - 1] if self.watcher is None else None
 
-    def take(self, part: PromptPart, output: PassOutput, needs: Needs) -> Pass | None:
+    def take(self, part: PromptPart, output: PassOutput, needs: RequestedOutputs) -> Pass | None:
         """Take what `read` has returned; return the last token's Pass, or None if more of the prompt is to be read."""
         hidden = part.with_states(output.hidden)
         if part.end < len(self._prompt):
@@ -123,7 +123,7 @@ class PromptReader:
         self._hidden = []
         return finished
 
-    def read_anew(self, behind: Sequence[int], needs: Needs) -> tuple[PassOutput, DynamicCache]:
+    def read_anew(self, behind: Sequence[int], needs: RequestedOutputs) -> tuple[PassOutput, DynamicCache]:
         """Run one pass over the prompt and these tokens behind it.
 
         Returns:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import UNLIMITED, Bool, DraftTree, Int32
@@ -154,7 +154,7 @@ class HFTargetCache:
     def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
         self._reader.watcher = take
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         self._runner.acceleration.check_weights()
         part = self.plan_prompt(most, needs)
         try:
@@ -170,7 +170,7 @@ class HFTargetCache:
         alike = self.shares_prefixes and self._reader.watcher is None
         return alike and capabilities.trees and not capabilities.states
 
-    def plan_prompt(self, most: int | None, needs: Needs) -> PromptPart:
+    def plan_prompt(self, most: int | None, needs: RequestedOutputs) -> PromptPart:
         """Return the part of the prompt that a pass is to read next, see `PromptReader.plan`; nothing is run.
 
         Raises:
@@ -187,7 +187,7 @@ class HFTargetCache:
         """Return what a pass with other sequences reads of a part of the prompt; the mask is None for causal rows."""
         return self._reader.rows(part)
 
-    def take_prompt(self, part: PromptPart, output: PassOutput, needs: Needs) -> Pass | None:
+    def take_prompt(self, part: PromptPart, output: PassOutput, needs: RequestedOutputs) -> Pass | None:
         """Take what a pass has returned for a part of the prompt: logits [1, V] of its last row, and hidden states.
 
         Returns:
@@ -212,7 +212,7 @@ class HFTargetCache:
         tokens: Int32,
         parents: Int32,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         embeddings: Tensor | None = None,
     ) -> Pass:
@@ -265,7 +265,7 @@ class HFTargetCache:
         ids = [*self._prompt.ids[0].tolist(), *self._text][self._length - count : self._length]
         new = NewRows(np.array(ids, np.int64), positions, self._mask(rows, 0, again=count), rows)
         try:
-            return finished_pass(self._run(new, NO_NEEDS, tuple(layers)), NO_NEEDS)
+            return finished_pass(self._run(new, NO_OUTPUTS, tuple(layers)), NO_OUTPUTS)
         finally:
             self.drop_partial()
 
@@ -360,7 +360,7 @@ class HFTargetCache:
         cut_rows(self.cache, self._length, len(self._rows))
 
     def _run(
-        self, new: NewRows, needs: Needs, layers: tuple[int, ...] | None, embeddings: Tensor | None = None
+        self, new: NewRows, needs: RequestedOutputs, layers: tuple[int, ...] | None, embeddings: Tensor | None = None
     ) -> PassOutput:
         capabilities = self._runner.capabilities
         graphs = None if capabilities.window_by_cache or capabilities.states else self._runner.acceleration.graphs
@@ -397,7 +397,7 @@ class HFTargetCache:
             self._length = self._given = 0
             self.rollback()
 
-    def _read_anew(self, new: NewRows, needs: Needs) -> PassOutput:
+    def _read_anew(self, new: NewRows, needs: RequestedOutputs) -> PassOutput:
         """Run one pass over the whole text and the next token; the cache is then that of one such pass."""
         if len(new.rows) != 1:
             raise ValueError("nothing can be drafted where the text is read anew")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Capabilities, Needs, Pass, make_refused
+from speculant.core.engine import NO_OUTPUTS, Capabilities, Pass, RequestedOutputs, make_refused
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree, Int32
@@ -168,7 +168,9 @@ class LlamaEngine(ModelEngine):
         """Return a text: its rows take no more memory than they need."""
         return cache
 
-    def forward(self, batch: Sequence[tuple[LlamaTargetCache, int, DraftTree]], needs: Needs = NO_NEEDS) -> list[Pass]:
+    def forward(
+        self, batch: Sequence[tuple[LlamaTargetCache, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS
+    ) -> list[Pass]:
         check_needs(needs)
         if any(cache.uncommitted for cache, _, _ in batch):
             raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
@@ -189,7 +191,7 @@ class LlamaEngine(ModelEngine):
         return found
 
     def prefill(
-        self, batch: Sequence[tuple[LlamaTargetCache, int | None]], needs: Needs = NO_NEEDS
+        self, batch: Sequence[tuple[LlamaTargetCache, int | None]], needs: RequestedOutputs = NO_OUTPUTS
     ) -> list[Pass | None]:
         rows = sum(cache.unread if most is None else min(most, cache.unread) for cache, most in batch)
         joined = all(cache.joins for cache, _ in batch)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Array, Needs, Pass, TargetCache
+from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.topk import top_on_host
@@ -101,7 +101,7 @@ class LlamaTargetCache(TargetCache):
     def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
         self._watcher = take
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass | None:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         start, text, watcher = self._length, self.text, self._watcher
         left = self.unread if most is None else min(most, self.unread)
         try:
@@ -120,7 +120,7 @@ class LlamaTargetCache(TargetCache):
             text.tokens, self._length = self._prompt[:start], start
             raise
 
-    def plan_prompt(self, most: int | None, needs: Needs, keep: Sequence[Text]) -> Rows:
+    def plan_prompt(self, most: int | None, needs: RequestedOutputs, keep: Sequence[Text]) -> Rows:
         """Return the rows of a pass that is to read further prompt tokens; `restart` undoes it.
 
         Args:
@@ -143,7 +143,7 @@ class LlamaTargetCache(TargetCache):
         wanted = int(end == len(self._prompt)) if self._watcher is None else end - start
         return Rows.plain(self._prompt[start:end], start, sequence, wanted=wanted)
 
-    def take_prompt(self, rows: Rows, logits: Tensor | None, needs: Needs) -> Pass | None:
+    def take_prompt(self, rows: Rows, logits: Tensor | None, needs: RequestedOutputs) -> Pass | None:
         """Take note that a pass has read rows of the prompt; return the last token's Pass, by its logits [1, V]."""
         self._length += len(rows)
         self.text.tokens = self._prompt[: self._length]
@@ -154,7 +154,7 @@ class LlamaTargetCache(TargetCache):
         tokens: Int32,
         parents: Int32,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         embeddings: Array = None,
     ) -> Pass:
@@ -249,13 +249,13 @@ class LlamaTargetCache(TargetCache):
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
 
-def finished(logits: Tensor, needs: Needs) -> Pass:
+def finished(logits: Tensor, needs: RequestedOutputs) -> Pass:
     """Return what a drafter and a verifier get of a pass with these logits [R, V]."""
     ids, values = top_on_host(logits, needs.top_k) if needs.top_k else (None, None)
     return Pass(logits=logits, top_ids=ids, top_logits=values)
 
 
-def check_needs(needs: Needs) -> None:
+def check_needs(needs: RequestedOutputs) -> None:
     """Refuse what llama.cpp does not give.
 
     Raises:

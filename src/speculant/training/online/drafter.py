@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.core.drafter import Budget, Drafter, Persistent, Session, Start, Verified
-from speculant.core.engine import Needs
+from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import ForeignMemoryError, UnsupportedError
 from speculant.core.tree import DraftTree, Float64
 from speculant.memory.file import read_memory, write_memory
@@ -71,7 +71,7 @@ class OnlineDrafter(Drafter, Persistent):
         self._finish = weakref.finalize(self, self._worker.close)  # also before the interpreter ends
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> RequestedOutputs:
         """What the inner drafter needs, and the target's distributions: of heads by the last layer's states."""
         needs = self.inner.needs
         if self._states:
@@ -88,7 +88,7 @@ class OnlineDrafter(Drafter, Persistent):
         """Whether an update is asked for or made."""
         return self._worker.busy
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         with self._lock:
             session = self.inner.open(start)
         self._worker.opened(1)

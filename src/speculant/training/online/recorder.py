@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import Start, Verified
+from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.tree import ROOT, Float32, Int32
 from speculant.training.online.window import Array, Window
 
@@ -21,7 +21,7 @@ class Recorder:
     Hidden states stay on their device until a window is complete, so that no round waits for a transfer.
     """
 
-    def __init__(self, start: Start, emit: Callable[[Window], None], *, most: int, states: bool) -> None:
+    def __init__(self, start: SessionRequest, emit: Callable[[Window], None], *, most: int, states: bool) -> None:
         """Begin a request.
 
         Args:

@@ -25,7 +25,7 @@ from gemmas import (
 )
 from passes import plain_text
 from speculant import PrefixCache, Speculator
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.assistant.head import AssistantHead
 from speculant.drafters.heads.drafter import LoadedHead
@@ -52,7 +52,7 @@ def opened(loaded: LoadedHead, cache: Any, hidden: Tensor, text: list[int]) -> H
 def begun(loaded: LoadedHead, model: Any, text: list[int]) -> HeadState:
     """Return the state of a text whose tokens before the last the target has read."""
     cache = HFEngine(model).open(torch.tensor([text[:-1]]))
-    result = cache.prefill(needs=Needs(hidden_layers=(-1,)))
+    result = cache.prefill(needs=RequestedOutputs(hidden_layers=(-1,)))
     assert result is not None
     return opened(loaded, cache, result.hidden[:, 0], text)
 
@@ -154,7 +154,7 @@ def test_a_tree_is_its_paths() -> None:
 def test_reads_no_rejected_rows(name: str) -> None:
     """Guards rounds after rejections, with drafts longer than the window: transformers 5.23 hands over such rows."""
     model = gemma(name)
-    loaded, engine, needs = assistant(model), HFEngine(model), Needs(hidden_layers=(-1,))
+    loaded, engine, needs = assistant(model), HFEngine(model), RequestedOutputs(hidden_layers=(-1,))
     cache, text = engine.open(torch.tensor([TEXT])), [*TEXT, 9]
     cache.prefill(needs=needs)
     for accepted in (0, 2, 1):

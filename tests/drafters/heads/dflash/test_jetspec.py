@@ -19,7 +19,7 @@ from tests.drafters.heads.dflash.test_head import BLOCKS, PROMPT, made
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.api.sizes import Sizes, most_rows
-from speculant.core.drafter import Budget, Start
+from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash.drafter import DFlashDrafter, JetSpecDrafter, JetSpecSettings
 from speculant.drafters.heads.drafter import LoadedHead
@@ -47,9 +47,9 @@ def test_drafts_the_best_tree(nodes: int) -> None:
         for depth in range(1, 5)
         for path in itertools.product(range(4), repeat=depth)
     ]
-    text = drafter.open_text(Start(prompt=np.array(PROMPT[:-1], np.int32)))
+    text = drafter.open_text(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
     text.state, text.tokens = state, PROMPT
-    session = drafter.open(Start(prompt=np.array(PROMPT[:-1], np.int32)))
+    session = drafter.open(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
     session.text = text  # type: ignore[attr-defined]
     draft = session.propose(Budget(nodes=nodes, depth=8))
     assert len(draft) == nodes

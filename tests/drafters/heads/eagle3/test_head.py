@@ -22,7 +22,7 @@ from eagles import (
 )
 from models import VOCABULARY, tiny_model
 from speculant import Speculator
-from speculant.core.drafter import Start
+from speculant.core.drafter import SessionRequest
 from speculant.drafters.heads.drafter import HeadDrafter, LoadedHead
 from speculant.drafters.heads.eagle3 import checkpoint as eagle3
 from speculant.engines.hf.views.target_parts import HFTargetParts
@@ -137,7 +137,7 @@ def test_tokens_outside_the_draft_vocabulary_have_no_probability(target: HFTarge
     head = eagle3_head()
     drafter = HeadDrafter(LoadedHead(head, target, "eagle3", "eagle3"))
     hidden, following = states(5)
-    text = drafter.open_text(Start(prompt=following.numpy().astype("int32")))
+    text = drafter.open_text(SessionRequest(prompt=following.numpy().astype("int32")))
     text.state = replayed(head, target, hidden, following)
     q = text.begin()[0]
     outside = torch.ones(VOCABULARY, dtype=torch.bool)

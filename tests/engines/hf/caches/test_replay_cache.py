@@ -15,7 +15,7 @@ from architecture_matrix.catalogue import build, names
 from models import TRANSFORMERS
 from passes import IDS
 from speculant import Speculator
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.caches.replay_cache import MOST_PENDING, ReplayTargetCache, copied
 from speculant.engines.hf.engine import HFEngine
@@ -95,7 +95,7 @@ def test_hidden_states_are_those_of_the_new_rows() -> None:
     sequence = opened("rwkv")
     sequence.forward(*chain(7, 8))
     sequence.keep([0])
-    result = sequence.forward(*chain(9, 10), needs=Needs(hidden_layers=(0,)))
+    result = sequence.forward(*chain(9, 10), needs=RequestedOutputs(hidden_layers=(0,)))
     assert result.hidden.shape[0] == len(result.logits) == 2
 
 
@@ -130,8 +130,8 @@ def test_weights_are_rescaled_once() -> None:
     models = [RwkvForCausalLM(copy.deepcopy(config)).eval() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     sequence = HFEngine(models[0]).open(IDS)
-    ours = sequence.prefill(needs=Needs(hidden_layers=(0,), prompt=True))
-    sequence.forward(*chain(7, 8), needs=Needs(hidden_layers=(0,)))
+    ours = sequence.prefill(needs=RequestedOutputs(hidden_layers=(0,), prompt=True))
+    sequence.forward(*chain(7, 8), needs=RequestedOutputs(hidden_layers=(0,)))
     with torch.no_grad():
         expected = models[1](IDS).logits[0, -1:]
     assert_alike(ours.logits, expected)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eagles import eagle3_head, eagle_head, mtp_head, states, target_model
-from speculant.core.drafter import EMPTY_PATH, Budget, Start, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads import session as session_module
@@ -146,7 +146,7 @@ def test_levels_extend_one_node_where_rows_take_as_long_as_levels(model: Any, mo
     extended = {}
     for share in (0.0, 1e6):
         monkeypatch.setattr(text_module, "measure_row_share", lambda _, share=share: share)
-        session = HeadDrafter(loaded).open(Start(prompt=np.arange(8, dtype=np.int32)))
+        session = HeadDrafter(loaded).open(SessionRequest(prompt=np.arange(8, dtype=np.int32)))
         nothing, tokens = DraftTree.empty(), np.array([3], np.int32)
         session.observe(Verified(tree=nothing, path=EMPTY_PATH, tokens=tokens, hidden=states(8, 1)[0]))
         draft = session.propose(Budget(nodes=30, depth=4, level_price=1e-6))
@@ -173,7 +173,7 @@ def test_whole_drafts_are_those_that_grow_level_by_level(
     drafts = {}
     for fast in (False, True):
         loaded = LoadedHead(head, HFTargetParts(model, fast=fast), kind=name, method=name)
-        start = Start(prompt=np.arange(8, dtype=np.int32), sampling=Sampling(temperature=temperature))
+        start = SessionRequest(prompt=np.arange(8, dtype=np.int32), sampling=Sampling(temperature=temperature))
         session, hidden = HeadDrafter(loaded, settings=settings).open(start), states(24, taps)[0]
         nothing, tokens = DraftTree.empty(), np.array([3], np.int32)
         session.observe(Verified(tree=nothing, path=EMPTY_PATH, tokens=tokens, hidden=hidden[:8]))
@@ -209,14 +209,16 @@ def test_whole_drafts_need_plain_sampling(model: Any, monkeypatch: pytest.Monkey
     ):
         calls.clear()
         drafter = HeadDrafter(loaded, settings=HeadSettings(tree="chain"), sampled=sampled)
-        session = drafter.open(Start(prompt=np.arange(4, dtype=np.int32), sampling=sampling))
+        session = drafter.open(SessionRequest(prompt=np.arange(4, dtype=np.int32), sampling=sampling))
         tokens = np.array([3], np.int32)
         session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(4, 1)[0]))
         assert len(session.propose(Budget(nodes=3, depth=3))) == 3
         assert bool(calls) == whole
     with torch.no_grad():
         head.fc.weight.fill_(torch.nan)
-    session = HeadDrafter(loaded, settings=HeadSettings(tree="chain")).open(Start(prompt=np.arange(4, dtype=np.int32)))
+    session = HeadDrafter(loaded, settings=HeadSettings(tree="chain")).open(
+        SessionRequest(prompt=np.arange(4, dtype=np.int32))
+    )
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(4, 1)[0]))
     session.propose(Budget(nodes=3, depth=3))
     assert calls[-1] == [None]
@@ -306,7 +308,7 @@ def test_whole_drafts_grow_together_as_alone(model: Any, monkeypatch: pytest.Mon
     sessions = []
     for place in range(7):  # of up to 42 rows a level
         sampling = Sampling(temperature=0.3 * (place % 3))
-        session = drafter.open(Start(prompt=np.arange(4 + place, dtype=np.int32), sampling=sampling))
+        session = drafter.open(SessionRequest(prompt=np.arange(4 + place, dtype=np.int32), sampling=sampling))
         tokens, hidden = np.array([3 + place], np.int32), states(4 + place, taps)[0]
         session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=hidden))
         sessions.append(session)

@@ -11,7 +11,7 @@ from architecture_matrix.catalogue import build
 from architecture_matrix.compare import Guesses
 from passes import IDS, plain_text
 from speculant import Speculator
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.engines.hf.states.layers import LinearAttentionLayer
 
 if not hasattr(LinearAttentionLayer, "update_conv_state"):
@@ -25,8 +25,8 @@ class Reading(Guesses):
     """Good guesses, of a drafter that asks for hidden states of layers and the prompt's as a head does."""
 
     @property
-    def needs(self) -> Needs:
-        return Needs(hidden_layers=(0, -1), prompt=True, top_k=3)
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(hidden_layers=(0, -1), prompt=True, top_k=3)
 
 
 @pytest.mark.parametrize("method", ["layer-skip", "swift", "lookahead"])

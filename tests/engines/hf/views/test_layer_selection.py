@@ -11,7 +11,7 @@ from torch import nn
 
 from models import tiny_model, truncated
 from passes import IDS, opened, plain_text, rows_of
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.engine import HFEngine
@@ -29,11 +29,11 @@ def test_the_first_layers_are_a_shallower_model(name: str, attention: str, layer
     cache, tree = opened(engine), random_draft(np.random.default_rng(2), 7, 61)
     tokens, parents = rows_of(7, tree)
     pieces = [
-        cache.forward(tokens[i : i + 3], parents[i : i + 3], layers=layers, needs=Needs(hidden_layers=(-1,)))
+        cache.forward(tokens[i : i + 3], parents[i : i + 3], layers=layers, needs=RequestedOutputs(hidden_layers=(-1,)))
         for i in range(0, len(tokens), 3)
     ]
     other = HFEngine(shallow)
-    [expected] = other.forward([(opened(other), 7, tree)], Needs(hidden_layers=(-1,)))
+    [expected] = other.forward([(opened(other), 7, tree)], RequestedOutputs(hidden_layers=(-1,)))
     torch.testing.assert_close(torch.cat([each.logits for each in pieces]), expected.logits, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.cat([each.hidden for each in pieces]), expected.hidden, atol=1e-3, rtol=1e-3)
     cache.rollback()
@@ -99,7 +99,9 @@ def test_other_orders_are_refused(layers: list[int]) -> None:
     with pytest.raises(UsageError, match="rise from 0 to 2"):
         cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=layers)
     with pytest.raises(UsageError, match="left out"):
-        cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=[0], needs=Needs(hidden_layers=(1,)))
+        cache.forward(
+            np.array([4], np.int32), np.array([-1], np.int32), layers=[0], needs=RequestedOutputs(hidden_layers=(1,))
+        )
     assert cache.uncommitted == 0
 
 

@@ -20,7 +20,7 @@ from transformers import (
 
 from models import SHAPE, tiny_model
 from passes import IDS
-from speculant.core.engine import Needs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.views.target_parts import HFTargetParts
@@ -32,7 +32,7 @@ def last_tap(model: Any) -> torch.Tensor:
     """Return the output [T, D] of the last decoder layer at every token of a prompt."""
     cache, result = HFEngine(model).open(IDS), None
     while result is None:
-        result = cache.prefill(needs=Needs(hidden_layers=(-1,), prompt=True))
+        result = cache.prefill(needs=RequestedOutputs(hidden_layers=(-1,), prompt=True))
     return torch.as_tensor(result.hidden[:, -1])
 
 

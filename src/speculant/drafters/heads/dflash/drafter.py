@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speculant.core.drafter import Session, Start
+from speculant.core.drafter import Session, SessionRequest
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash.head import DFlashState
 from speculant.drafters.heads.drafter import HeadChain, HeadDrafter, HeadSettings, LoadedHead
@@ -38,7 +38,7 @@ class DFlashDrafter(HeadDrafter):
             raise UsageError(f"confidence is from 0 to below 1, not {self._chosen.confidence}.")
         super().__init__(head, settings=self._chosen, sampled=sampled)
 
-    def open(self, start: Start) -> Session:
+    def open(self, start: SessionRequest) -> Session:
         chosen, text = self._chosen, self.open_text(start)
         shape: Shape = self._shape()
         if chosen.confidence and chosen.tree == "chain":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import ModelError, UnsupportedError
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import DraftTree, Int32
@@ -72,7 +72,7 @@ class PlainTargetCache:
     def unread(self) -> int:
         return 0 if self._length else int(self._prompt.shape[1])
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
         """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
         if self._first is None:
             self._kwargs = {**self._given}
@@ -97,7 +97,7 @@ class PlainTargetCache:
         tokens: Int32,
         parents: Int32,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         embeddings: Tensor | None = None,
     ) -> Pass:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_NEEDS, Needs, Pass
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
@@ -99,7 +99,7 @@ class ReplayTargetCache:
     def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
         self._watcher = take
 
-    def prefill(self, most: int | None = None, *, needs: Needs = NO_NEEDS) -> Pass:
+    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
         """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
         check_queries(needs, self._runner.capabilities)
         if not self.unread:
@@ -119,7 +119,7 @@ class ReplayTargetCache:
         tokens: Int32,
         parents: Int32,
         *,
-        needs: Needs = NO_NEEDS,
+        needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | None = None,
         embeddings: Tensor | None = None,
     ) -> Pass:
@@ -142,7 +142,7 @@ class ReplayTargetCache:
         """How many tokens the held cache has read."""
         return self._length - len(self._pending)
 
-    def _read(self, held: Any, tokens: list[int], *, start: int, needs: Needs = NO_NEEDS) -> PassOutput:
+    def _read(self, held: Any, tokens: list[int], *, start: int, needs: RequestedOutputs = NO_OUTPUTS) -> PassOutput:
         """Return what a pass over tokens returns behind a cache that has read `start`, which stays as it is."""
         device, end = self._prompt.ids.device, start + len(tokens)
         positions = torch.arange(start, end, device=device)[None] - self._prompt.shift

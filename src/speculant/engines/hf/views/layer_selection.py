@@ -86,7 +86,7 @@ class LayerSelection:
         self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by the index of a layer; see `attention_paths`
 
     def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
-        """Return taps for hidden layers as `Needs` names them.
+        """Return taps for hidden layers as `RequestedOutputs` names them.
 
         Raises:
             UnsupportedError: the model's layers were not found.
