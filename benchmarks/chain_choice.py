@@ -19,12 +19,12 @@ from typing import Any
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.recorded import DRAFTS, replay_recorded
 from speculant.bench.replay.traces import Recording, read_recordings
-from speculant.bench.replay.united import UnitedDrafter, UnitedSession, recorded_by
+from speculant.bench.replay.united import ReplayUnitedSession, UnitedDrafter, recorded_by
 from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.level_session import heaviest
-from speculant.integrations.chain_union import ChainUnion, History
+from speculant.integrations.chain_union import AgreementHistory, ChainUnion
 from speculant.registry import BuildContext, build_drafter
 from targets import data_folder
 
@@ -75,16 +75,16 @@ class Chooser(UnitedDrafter):
 
     def open(self, start: SessionRequest) -> Session:
         session = super().open(start)
-        assert isinstance(session, UnitedSession)
+        assert isinstance(session, ReplayUnitedSession)
         return session if self._way == "by band" else ChosenSession(session, self._way, self._union)
 
 
-class ChosenSession(UnitedSession):
+class ChosenSession(ReplayUnitedSession):
     """One request, with another choice than that of replay."""
 
-    def __init__(self, session: UnitedSession, way: str, union: ChainUnion) -> None:
+    def __init__(self, session: ReplayUnitedSession, way: str, union: ChainUnion) -> None:
         super().__init__(session._memory, session._output, session._yields, session._rates, session._choice)
-        self._way, self._union, self._history = way, union, History()
+        self._way, self._union, self._history = way, union, AgreementHistory()
 
     def _chain(self, budget: Budget, weights: Float64) -> DraftTree:
         own, head = self._own, self._head

@@ -45,7 +45,7 @@ from speculant.engines.llamacpp.library import load_library
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.quantize import quantize
 from speculant.engines.llamacpp.request_model import LlamaCppModel, load_gguf
-from speculant.engines.llamacpp.texts import Text
+from speculant.engines.llamacpp.texts import LlamaText
 
 FORMATS = ("bf16", "q8_0", "q4_k")
 ROWS, REPEATS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32), 7
@@ -69,7 +69,7 @@ class Run:
             setattr(self, name, getattr(self, name) + value)
 
 
-System = Callable[[np.ndarray[Any, np.dtype[np.int32]], list[int], Text], Run]
+System = Callable[[np.ndarray[Any, np.dtype[np.int32]], list[int], LlamaText], Run]
 
 
 def main() -> None:
@@ -188,7 +188,7 @@ def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> Syste
         replay(speculator.drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)
         speculator.drafter = Speculator.from_transformers(model, method=method).drafter
 
-    def run(prompt: np.ndarray[Any, np.dtype[np.int32]], output: list[int], text: Text) -> Run:
+    def run(prompt: np.ndarray[Any, np.dtype[np.int32]], output: list[int], text: LlamaText) -> Run:
         ids = torch.from_numpy(prompt.astype(np.int64))[None]
         cache, sampler = speculator.engine.open(ids, cache=text), ForcedSampler(ids, output)
         stats = Stats(method=method, prompt_tokens=1)
@@ -211,7 +211,7 @@ def lookup(model: LlamaCppModel, count: int, clock: Callable[[], float]) -> Syst
 
     engine, drafter = LlamaEngine(model, model.context), LlamaPromptLookupDecoding(num_pred_tokens=count)
 
-    def run(prompt: np.ndarray[Any, np.dtype[np.int32]], output: list[int], text: Text) -> Run:
+    def run(prompt: np.ndarray[Any, np.dtype[np.int32]], output: list[int], text: LlamaText) -> Run:
         cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None], cache=text)
         cache.prefill()
         result, done = Run(tokens=len(output) - 1), 1

@@ -30,7 +30,7 @@ from speculant.api.speculator import Speculator
 from speculant.bench.report.summary import summary
 from speculant.bench.suite.rows import PLAIN, RowFile
 from speculant.bench.suite.runner import Runner
-from speculant.bench.suite.tasks import Request, Sampling, Task
+from speculant.bench.suite.tasks import Task, TaskRequest, TaskSampling
 from speculant.bench.systems.selection import build_systems
 from speculant.cli.env import environment
 from speculant.cli.settings import build_settings_by_method, settings_json
@@ -106,9 +106,9 @@ class Story:
     category = "stories"
     turns = 1
 
-    def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+    def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
         """Return the one request."""
-        return None if answers else Request(self.prompt, self.tokens)
+        return None if answers else TaskRequest(self.prompt, self.tokens)
 
 
 class Results:
@@ -212,7 +212,7 @@ class MethodsBench:
             settings={} if settings is None else {name: settings},
         )
         task = Task("stories", [Story(prompt, self._tokens) for prompt in self._prompts])
-        runner = Runner(tasks=[task], systems=systems, plain=self._judge, samplings=[Sampling()], trials=1)
+        runner = Runner(tasks=[task], systems=systems, plain=self._judge, samplings=[TaskSampling()], trials=1)
         with tempfile.TemporaryDirectory() as folder:
             file = RowFile(Path(folder), {})
             runner.warm_up()

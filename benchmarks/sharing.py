@@ -38,7 +38,7 @@ from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedEngine
 from speculant.registry import BuildContext, build_drafter, find_method
 from speculant.sharing.address import parse_address
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.opening import open_sharing
 from speculant.sharing.redis_streams import RedisChannel
 from speculant.sizing.fixed import FixedSizing
@@ -168,7 +168,7 @@ def lags(url: str, count: int) -> list[float]:
     for number in range(count):
         tokens = np.full(8, number, np.int32)
         began = time.perf_counter()
-        sender.publish(Piece(request=number, start=0, tokens=tokens))
+        sender.publish(SharedTokens(request=number, start=0, tokens=tokens))
         while reader.learned < 8 * (number + 1):
             time.sleep(0.0005)
         found.append(1000 * (time.perf_counter() - began))
@@ -183,7 +183,7 @@ def publishing_time(url: str, rounds: int) -> float:
     tokens, found = np.arange(4, dtype=np.int32), []
     for number in range(rounds):
         began = time.perf_counter()
-        channel.publish(Piece(request=1, start=4 * number, tokens=tokens))
+        channel.publish(SharedTokens(request=1, start=4 * number, tokens=tokens))
         found.append(1e6 * (time.perf_counter() - began))
         time.sleep(0.002)
     channel.close()

@@ -30,7 +30,7 @@ from speculant.cli.env import environment
 from speculant.core.errors import UnsupportedError
 from speculant.core.exports import ancestor_mask
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.llamacpp.opening import open_sequence
 
@@ -44,7 +44,7 @@ def binary_tree(nodes: int) -> DraftTree:
     return DraftTree(np.arange(nodes, dtype=np.int32), np.maximum(parents, -1), np.full(nodes, 0.5, np.float32))
 
 
-def our_pass(model: Any, prompt: torch.Tensor, fast: Acceleration | None) -> Callable[[int], None]:
+def our_pass(model: Any, prompt: torch.Tensor, fast: CpuAcceleration | None) -> Callable[[int], None]:
     """Return our pass over so many tokens, accelerated or not."""
     engine = HFEngine(model, acceleration=fast)
     cache = engine.open(prompt)

@@ -12,7 +12,7 @@ from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.integrations.drafting import RowDrafter
 from speculant.integrations.load import chain_budget
-from speculant.integrations.rows import Row
+from speculant.integrations.rows import EngineRow
 
 
 class Recorder(Drafter):
@@ -63,9 +63,9 @@ class RecorderSession(Session):
         self.closed += 1
 
 
-def row(text: Sequence[int], fresh: int = 1, most: int = 8, key: Any = None) -> Row:
+def row(text: Sequence[int], fresh: int = 1, most: int = 8, key: Any = None) -> EngineRow:
     """Return a row that shows a text whose last tokens are fresh."""
-    return Row(np.array(text, np.int32), fresh, most, key)
+    return EngineRow(np.array(text, np.int32), fresh, most, key)
 
 
 def row_drafter(drafter: Drafter, **options: Any) -> RowDrafter:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculant.bench.suite.rows import Row
+from speculant.bench.suite.rows import ResultRow
 
 
-def row(method: str, **changes: Any) -> Row:
+def row(method: str, **changes: Any) -> ResultRow:
     """Return a row of ten tokens in five seconds, one of them for the prompt."""
     values: dict[str, Any] = {
         "task": "t",
@@ -32,4 +32,4 @@ def row(method: str, **changes: Any) -> Row:
         "identical": True,
         "divergence": None,
     }
-    return Row(**values | {"method": method} | changes)
+    return ResultRow(**values | {"method": method} | changes)

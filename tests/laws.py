@@ -17,13 +17,13 @@ import torch
 
 from speculant.core.tree import DraftTree, Proposal
 from speculant.verifiers.forest import Forest
-from speculant.verifiers.rule import Outcome
+from speculant.verifiers.rule import Decision
 
 VOCABULARY = 3
 Float64 = npt.NDArray[np.float64]
 Text = tuple[int, ...]
 Model = Callable[[Text], Float64]
-Rule = Callable[[Forest, torch.Tensor, torch.Tensor], Outcome]
+Rule = Callable[[Forest, torch.Tensor, torch.Tensor], Decision]
 KINDS = ("iid", "distinct", "chosen", "mixed")
 SHAPES = {
     "chain of 1": [-1],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from speculant.drafters.mix.arrays import INPUTS, LONGEST_ROW, Features, new_features
+from speculant.drafters.mix.arrays import INPUTS, LONGEST_ROW, Scratch, new_features
 from speculant.drafters.mix.base import in_use
 from speculant.drafters.mix.cells import UNIT, Cells, new_cells, observe
 from speculant.drafters.mix.contexts import CONTEXTS, LEARNED, WIDE, WINDOW, hash_contexts
@@ -27,7 +27,7 @@ class World:
         self.mixer = new_mixer(VOCABULARY)
         self.text: list[int] = []
         self.last_use, self.links = np.full(VOCABULARY, NEVER, np.int32), np.zeros(1 << 13, np.int32)
-        self.features: Features = new_features(INPUTS)
+        self.features: Scratch = new_features(INPUTS)
 
     def table(self, context: int) -> Cells:
         """Return the table that holds a context's rows."""

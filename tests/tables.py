@@ -8,13 +8,13 @@ import numpy as np
 
 from speculant.drafters.aded.frozen import Frozen, empty_frozen
 from speculant.drafters.aded.rows import LONGEST_ROW, NONE, UNIT, export, new_level
-from speculant.drafters.aded.table import Rule, TrigramTable, lookup
+from speculant.drafters.aded.table import LearningRule, TrigramTable, lookup
 
 Row = list[tuple[int, int]]
-COUNTS = Rule(gain=UNIT, ceiling=8191, memory=8 * UNIT, prior=16 * UNIT, longest=16, bigrams=True)
+COUNTS = LearningRule(gain=UNIT, ceiling=8191, memory=8 * UNIT, prior=16 * UNIT, longest=16, bigrams=True)
 
 
-def table(rule: Rule = COUNTS, *, limit: int = 1 << 30, base: Frozen | None = None) -> TrigramTable:
+def table(rule: LearningRule = COUNTS, *, limit: int = 1 << 30, base: Frozen | None = None) -> TrigramTable:
     """Return an empty table."""
     return TrigramTable(rule=rule, limit=limit, base=base or empty_frozen())
 
@@ -40,7 +40,7 @@ def contexts_of(held: TrigramTable) -> set[tuple[int, int]]:
 class NaiveTable:
     """The learning rule on plain lists, without any bound."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: LearningRule) -> None:
         self.rule = rule
         self.rows: dict[tuple[int, int], Row] = {}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from speculant import Speculator
-from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, GraphRunner
 
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
@@ -74,7 +74,7 @@ class Tapes:
 def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LENGTH, **options: Any) -> Speculator:
     """Return a speculator whose passes are replayed."""
     tapes = tapes or Tapes()
-    fast = Acceleration(graphs=GraphRunner(model, lambda: tapes, capacity=capacity))
+    fast = CpuAcceleration(graphs=GraphRunner(model, lambda: tapes, capacity=capacity))
     return Speculator.from_transformers(model, fast=fast, **options)
 
 

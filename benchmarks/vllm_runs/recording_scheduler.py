@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculant.core.tree import DraftTree, Int32
-from speculant.integrations.chain_union import ChainUnion, History
+from speculant.integrations.chain_union import AgreementHistory, ChainUnion
 from speculant.integrations.vllm_scheduler import UnitingScheduler
 
 FOLDER = "DRAFTS_FOLDER"  # the environment variable that names where to
@@ -35,7 +35,7 @@ class RecordingUnion(ChainUnion):
 
     def unite(
         self,
-        history: History,
+        history: AgreementHistory,
         *,
         at: int,
         head: Sequence[int],
@@ -48,7 +48,7 @@ class RecordingUnion(ChainUnion):
         self._steps.setdefault(id(history), []).append([at, list(head), alone, found.tokens.tolist()])
         return found
 
-    def observe(self, history: History, text: Sequence[int] | Int32, *, ended: bool = False) -> None:
+    def observe(self, history: AgreementHistory, text: Sequence[int] | Int32, *, ended: bool = False) -> None:
         super().observe(history, text, ended=ended)
         if ended:
             steps = self._steps.pop(id(history), [])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from speculant.api.loading import load_model
-from speculant.bench.demo import Answer, Measured, Request, Scene, measure, plays, scenes
+from speculant.bench.demo import DemoAnswer, DemoRequest, Measured, Scene, measure, plays, scenes
 
 
-def answer(plain: float, drafted: float, *, tokens: int = 10, identical: bool = True) -> Answer:
+def answer(plain: float, drafted: float, *, tokens: int = 10, identical: bool = True) -> DemoAnswer:
     """Return an answer that took so long."""
-    return Answer(
-        request=Request("r", "r"),
+    return DemoAnswer(
+        request=DemoRequest("r", "r"),
         tokens=tokens,
         plain=plain,
         drafted=drafted,
@@ -20,7 +20,7 @@ def answer(plain: float, drafted: float, *, tokens: int = 10, identical: bool = 
     )
 
 
-def measured(*answers: Answer) -> Measured:
+def measured(*answers: DemoAnswer) -> Measured:
     """Return a measured scene."""
     return Measured(Scene(name="s", method="mix", requests=(), most=1), answers)
 
@@ -57,6 +57,6 @@ def test_a_scene_is_measured(number: int) -> None:
 
 def test_the_memory_is_put_back_before_each_repetition() -> None:
     """Guards that a second repetition does not draft from the first one's answers."""
-    scene = Scene(name="s", method="mix", requests=[Request("r", "Once upon a time")], most=40)
+    scene = Scene(name="s", method="mix", requests=[DemoRequest("r", "Once upon a time")], most=40)
     answer = measure(scene, *load_model(None), repetitions=3).answers[0]
     assert sum(accepted for _, accepted in answer.parts) < 30, "with the memory of an equal answer nearly all are"

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from speculant.bench import demo as bench
-from speculant.bench.demo import Answer, Measured, Request, Scene
+from speculant.bench.demo import DemoAnswer, DemoRequest, Measured, Scene
 from speculant.cli import demo
 from speculant.cli.main import main
 
@@ -17,8 +17,8 @@ from speculant.cli.main import main
 def measured(name: str, *, identical: bool = True) -> Measured:
     """Return a scene of two requests, the second twice as fast with drafts."""
     answers = [
-        Answer(
-            request=Request(label, label),
+        DemoAnswer(
+            request=DemoRequest(label, label),
             tokens=20,
             plain=2.0,
             drafted=seconds,

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 from speculant.api.result import Result
 from speculant.cli.comparison import Comparison, Timed
-from speculant.cli.report import Outcome, totals
+from speculant.cli.report import PromptOutcome, totals
 from speculant.core.stats import Stats
 
 
-def outcome(ids: list[int], seconds: float, comparison: Comparison | None = None, *, reason: str = "stop") -> Outcome:
+def outcome(
+    ids: list[int], seconds: float, comparison: Comparison | None = None, *, reason: str = "stop"
+) -> PromptOutcome:
     stats = Stats("aded", tokens=len(ids), rounds=len(ids) - 1, seconds=seconds, sizes="a long sentence")
     if comparison is not None and reason == "stop":
         comparison.drafted.append(Timed(ids, seconds))
-    return Outcome("p", Result(ids=ids, finish_reason=reason, stats=stats), comparison)
+    return PromptOutcome("p", Result(ids=ids, finish_reason=reason, stats=stats), comparison)
 
 
 def test_a_run_alone_claims_nothing() -> None:

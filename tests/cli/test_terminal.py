@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from speculant.bench.suite.rows import Row
+from speculant.bench.suite.rows import ResultRow
 from speculant.cli import heartbeat as heartbeat_module
 from speculant.cli.bench_progress import LongRun
 from speculant.cli.heartbeat import FIRST, beats
@@ -146,9 +146,14 @@ def test_imports_are_announced_at_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == ""
 
 
-def row(seconds: float, **changes: Any) -> Row:
-    found = dict.fromkeys(Row.__dataclass_fields__, None) | {"task": "t", "method": "m", "temperature": 0.0, "batch": 1}
-    return Row(**{**found, "seconds": seconds, **changes})
+def row(seconds: float, **changes: Any) -> ResultRow:
+    found = dict.fromkeys(ResultRow.__dataclass_fields__, None) | {
+        "task": "t",
+        "method": "m",
+        "temperature": 0.0,
+        "batch": 1,
+    }
+    return ResultRow(**{**found, "seconds": seconds, **changes})
 
 
 def test_bars_are_for_terminals(capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

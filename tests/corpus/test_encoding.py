@@ -12,7 +12,7 @@ from speculant.api.loading import load_tokenizer
 from speculant.core.errors import TokenizerError, UnsupportedError
 from speculant.corpus.encoding import RowEncoder
 from speculant.corpus.exclusions import Exclusions, read_exclusions, texts_of
-from speculant.corpus.rows import Row, read_row
+from speculant.corpus.rows import CorpusRow, read_row
 
 STORY = "Once upon a time there was a little dog who lived in a big red house near the river with his friends."
 OTHER = "The cat and the bird went to the park, and they played with a ball until the sun went down behind the trees."
@@ -32,7 +32,7 @@ def bare() -> Any:
     return found
 
 
-def row(value: Any) -> Row:
+def row(value: Any) -> CorpusRow:
     return read_row(value, vocabulary=4096, place=1)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from speculant.core.errors import FileError, UsageError
-from speculant.corpus.sources import Source, find_source, list_folder, read_source, split_weight
+from speculant.corpus.sources import TextSource, find_source, list_folder, read_source, split_weight
 
 
-def texts(source: Source, **position: int) -> list[str]:
+def texts(source: TextSource, **position: int) -> list[str]:
     rows = read_source(source, vocabulary=10, advance=lambda _: None, reject=pytest.fail, **position)
     return [str(document) for _, row in rows for document in row.documents]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from batches import Recorder, drafted, row, row_drafter, texts_of
-from speculant.integrations.rows import MISSED, KnownRequests, Row
+from speculant.integrations.rows import MISSED, EngineRow, KnownRequests
 
 
 def test_a_request_is_followed() -> None:
@@ -196,6 +196,6 @@ def test_the_engines_memory_is_not_kept() -> None:
     """Rows are views of memory that the engine overwrites; the text must not change with it."""
     known = KnownRequests[None]()
     memory = np.array([1, 2, 3, 4], np.int32)
-    kept = known.add(Row(memory[:3], 1, 8), 0, None)
+    kept = known.add(EngineRow(memory[:3], 1, 8), 0, None)
     memory[:] = 9
     assert kept.text.tolist() == [1, 2, 3]

@@ -39,7 +39,7 @@ def test_sizes(given: Any, expected: int) -> None:
         (kinds.text("name one"), "", "is empty: name one"),
     ],
 )
-def test_messages(kind: kinds.Kind, given: Any, message: str) -> None:
+def test_messages(kind: kinds.ValueKind, given: Any, message: str) -> None:
     """Guards messages that go behind an option's name: what is wrong, and what is accepted."""
     with pytest.raises(ValueError, match=message):
         kind.read(given)

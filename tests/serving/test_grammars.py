@@ -13,7 +13,7 @@ from speculant import Constraint, Speculator
 from speculant.api.constraints import CompiledConstraint, ConstraintCompiler
 from speculant.core.errors import UsageError
 from speculant.serving.errors import ApiError
-from speculant.serving.formats import Format
+from speculant.serving.formats import AnswerFormat
 from speculant.serving.grammars import GrammarCompiler
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +92,7 @@ async def test_waiting_for_a_grammar_ends(ending: Speculator, monkeypatch: pytes
     compiler = GrammarCompiler(ending, seconds=0.05)
     try:
         with pytest.raises(ApiError, match="too long") as found:
-            await compiler.compile(Format(Constraint.regex("a"), "structured_outputs"), None)
+            await compiler.compile(AnswerFormat(Constraint.regex("a"), "structured_outputs"), None)
         assert found.value.param == "structured_outputs"
     finally:
         gate.open.set()
@@ -100,7 +100,7 @@ async def test_waiting_for_a_grammar_ends(ending: Speculator, monkeypatch: pytes
     patient = GrammarCompiler(ending)
     try:
         with pytest.raises(ApiError, match="refused") as refused:
-            await patient.compile(Format(Constraint.regex("("), "response_format"), None)
+            await patient.compile(AnswerFormat(Constraint.regex("("), "response_format"), None)
         assert (refused.value.status, refused.value.param) == (400, "response_format")
         with pytest.raises(UsageError):
             ending.compile_constraint(Constraint.regex("("))

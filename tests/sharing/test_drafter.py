@@ -17,7 +17,7 @@ from speculant.core.drafter import Background, Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.none import NoDrafter
 from speculant.registry import BuildContext, build_drafter, find_method
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.drafter import MOST_PROMPT, SharingDrafter
 from speculant.sharing.opening import open_sharing
 
@@ -101,7 +101,7 @@ def test_poisoned_text_changes_drafts_only() -> None:
     for request in range(200):
         tokens = random.integers(0, VOCABULARY, 64).astype(np.int32)
         channel.deliver(
-            Piece(replica=9, request=request % 9, start=int(random.integers(0, 99)), tokens=tokens, prompt=7)
+            SharedTokens(replica=9, request=request % 9, start=int(random.integers(0, 99)), tokens=tokens, prompt=7)
         )
     result = replay(drafter, [recording(6)], nodes=8)  # which raises if other tokens were committed
     assert result.tokens == 150

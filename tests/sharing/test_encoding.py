@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import MOST_BYTES, BadMessageError, decode, encode
 
 
-def piece(tokens: list[int], **facts: int) -> Piece:
+def piece(tokens: list[int], **facts: int) -> SharedTokens:
     """Return a piece of request 7."""
-    return Piece(
+    return SharedTokens(
         request=7, start=facts.get("start", 0), tokens=np.array(tokens, np.int32), prompt=facts.get("prompt", 0)
     )
 

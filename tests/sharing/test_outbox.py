@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import MOST_PIECES, MOST_TOKENS
 from speculant.sharing.outbox import HELD, Outbox
 
 
-def piece(request: int, start: int, length: int, *, prompt: int = 0, ended: bool = False) -> Piece:
+def piece(request: int, start: int, length: int, *, prompt: int = 0, ended: bool = False) -> SharedTokens:
     """Return a piece whose tokens are their positions."""
     tokens = np.arange(start, start + length, dtype=np.int32)
-    return Piece(request=request, start=start, tokens=tokens, prompt=prompt, ended=ended)
+    return SharedTokens(request=request, start=start, tokens=tokens, prompt=prompt, ended=ended)
 
 
-def facts(pieces: list[Piece]) -> list[tuple[int, int, int, int, bool]]:
+def facts(pieces: list[SharedTokens]) -> list[tuple[int, int, int, int, bool]]:
     """Return what there is to compare."""
     return [(each.request, each.start, len(each.tokens), each.prompt, each.ended) for each in pieces]
 
@@ -45,7 +45,7 @@ def test_messages_are_bounded() -> None:
     """Guards the store: no message holds more than its share, however long a prompt is or many the pieces are."""
     outbox = Outbox()
     outbox.add(piece(1, 0, 3 * MOST_TOKENS, prompt=2 * MOST_TOKENS + 10, ended=True))
-    found = list[Piece]()
+    found = list[SharedTokens]()
     while taken := outbox.take():
         assert sum(len(each.tokens) for each in taken) <= MOST_TOKENS
         found += taken
@@ -62,7 +62,7 @@ def test_the_queue_is_bounded() -> None:
     outbox = Outbox()
     for start in range(0, 3 * HELD, 100):
         outbox.add(piece(1, start, 100))
-    found = list[Piece]()
+    found = list[SharedTokens]()
     while taken := outbox.take():
         found += taken
     held = sum(len(each.tokens) for each in found)

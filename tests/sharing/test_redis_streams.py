@@ -16,7 +16,7 @@ from redis_server import Server, needs_server, wait_for
 from speculant.core.errors import UsageError
 from speculant.sharing import redis_streams
 from speculant.sharing.address import parse_address
-from speculant.sharing.channel import Channel, Piece
+from speculant.sharing.channel import Channel, SharedTokens
 from speculant.sharing.encoding import MOST_BYTES, encode
 from speculant.sharing.redis_streams import RedisChannel
 
@@ -49,9 +49,9 @@ def channel(opened: list[RedisChannel], url: str, tokenizer: str = "t") -> Redis
     return found
 
 
-def piece(*tokens: int, request: int = 1, start: int = 0) -> Piece:
+def piece(*tokens: int, request: int = 1, start: int = 0) -> SharedTokens:
     """Return a piece."""
-    return Piece(request=request, start=start, tokens=np.array(tokens, np.int32))
+    return SharedTokens(request=request, start=start, tokens=np.array(tokens, np.int32))
 
 
 def tokens_of(channel: RedisChannel, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from rounds import start
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree
 from speculant.registry import METHODS, BuildContext, build_drafter, learns_from_text
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.texts import MOST_OPEN, ForeignTexts
 
 VOCABULARY = 80
@@ -23,10 +23,10 @@ def text(seed: int, length: int = 300) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCABULARY, length).astype(np.int32)
 
 
-def pieces(tokens: np.ndarray, prompt: int, size: int, request: int = 0) -> list[Piece]:
+def pieces(tokens: np.ndarray, prompt: int, size: int, request: int = 0) -> list[SharedTokens]:
     """Cut a text into pieces of `size` tokens; the last one ends it."""
     return [
-        Piece(
+        SharedTokens(
             replica=1,
             request=request,
             start=at,

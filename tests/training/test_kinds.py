@@ -16,14 +16,14 @@ from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.eagle3.new import default_taps
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.files import Files
-from speculant.training.kind import Kind
+from speculant.training.kind import TrainingKind
 from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 from speculant.training.run import train_head
 from trainings import sharp_model, tiny_data, tiny_identity, tiny_settings, tiny_texts
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_each_kind_trains_and_loads_again(kind: Kind, tmp_path: Path) -> None:
+def test_each_kind_trains_and_loads_again(kind: TrainingKind, tmp_path: Path) -> None:
     """Guards a row of the table: builder, recipe and layout fit together, and the loss falls."""
     model = sharp_model(num_hidden_layers=4)
     settings = tiny_settings(
@@ -45,7 +45,7 @@ def test_each_kind_trains_and_loads_again(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_new_heads_depend_on_the_seed_alone(kind: Kind) -> None:
+def test_new_heads_depend_on_the_seed_alone(kind: TrainingKind) -> None:
     """Guards repeatable trainings."""
     target = HFTargetParts(tiny_model("llama", num_hidden_layers=4))
     heads = []
@@ -70,7 +70,7 @@ def test_a_reduced_vocabulary_holds_the_most_frequent_tokens(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [*KINDS, DRAFT_MODEL], ids=lambda kind: kind.name)
-def test_the_table_states_each_option_of_the_builder(kind: Kind) -> None:
+def test_the_table_states_each_option_of_the_builder(kind: TrainingKind) -> None:
     """Guards `--set`, which reads the table so that a wrong name is refused before PyTorch is imported."""
     taken = inspect.signature(load_object(kind.build)).parameters.values()
     plain = {each.name: each.default for each in taken if isinstance(each.default, bool | int)}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from speculant.core.verifier import Verifier
     from speculant.decoding.step import DecodingComponents
     from speculant.drafters.mix.base import MixBase
-    from speculant.engines.hf.cpu.accelerate import Acceleration
+    from speculant.engines.hf.cpu.accelerate import CpuAcceleration
 
 
 class Decoder:
@@ -97,7 +97,7 @@ class Decoder:
         return self.engine.model
 
     @property
-    def fast(self) -> Acceleration:
+    def fast(self) -> CpuAcceleration:
         """The prepared model, which speculators of one model may share."""
         return self._fast
 

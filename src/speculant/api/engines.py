@@ -7,14 +7,14 @@ from typing import Any
 
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
-from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe.capabilities import adapter_reason, base_model, check_model
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import find_method
 
 
-def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> tuple[ModelEngine, Acceleration]:
+def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> tuple[ModelEngine, CpuAcceleration]:
     """Return the engine of a model, and what was prepared for faster passes.
 
     Args:
@@ -33,7 +33,7 @@ def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) ->
             )
         from speculant.engines.llamacpp.engine import LlamaEngine
 
-        return LlamaEngine(model, model.context, notes=notes, strict=strict), Acceleration()
+        return LlamaEngine(model, model.context, notes=notes, strict=strict), CpuAcceleration()
     target = base_model(model)
     prepared = prepare_model(target, fast)
     return HFEngine(target, entry=model, acceleration=prepared, notes=notes, strict=strict), prepared

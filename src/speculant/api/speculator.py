@@ -45,7 +45,7 @@ class Speculator(Decoder):
         from speculant.api.draft_caches import check_merged, drafts_of  # here, since these load the engine
         from speculant.api.engines import can_verify, check_engine_can
         from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
-        from speculant.engines.hf.cpu.accelerate import Acceleration
+        from speculant.engines.hf.cpu.accelerate import CpuAcceleration
         from speculant.engines.hf.probe.capabilities import optional_layers
 
         asked = DraftingOptions(**options)
@@ -86,7 +86,7 @@ class Speculator(Decoder):
 
             opened = own_head(found, model, fast=compiled)
         check_nodes(nodes)
-        if not (fast is None or isinstance(fast, bool | Acceleration)):
+        if not (fast is None or isinstance(fast, bool | CpuAcceleration)):
             raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
         keeps = found.keeps_memory if drafter is None else isinstance(drafter, Persistent)
         if memory is not None and not keeps and not online:

@@ -27,7 +27,7 @@ from speculant.sizing.latency import SIZES
 from speculant.sizing.step_cost import StepCost, read_step_cost
 
 if TYPE_CHECKING:
-    from speculant.engines.hf.cpu.accelerate import Acceleration
+    from speculant.engines.hf.cpu.accelerate import CpuAcceleration
 
 PREFIXES = (64, 512, 2048)
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
@@ -35,7 +35,7 @@ _LEAST_ROUNDS = 3
 _DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
 
 
-def step_cost_file(engine: ModelEngine, fast: Acceleration) -> Path:
+def step_cost_file(engine: ModelEngine, fast: CpuAcceleration) -> Path:
     """Return where the latency of a model's passes on its device is kept."""
     model = engine.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
@@ -56,7 +56,7 @@ def step_cost_file(engine: ModelEngine, fast: Acceleration) -> Path:
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(engine: ModelEngine, fast: Acceleration, *, most: int) -> StepCost | None:
+def stored_step_cost(engine: ModelEngine, fast: CpuAcceleration, *, most: int) -> StepCost | None:
     """Return what `speculant tune` measured for this model and device for up to `most` nodes, or None."""
     try:
         found = read_step_cost(step_cost_file(engine, fast))

@@ -71,7 +71,7 @@ STORIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DemoRequest:
     """What is asked: a line that names it, and the prompt."""
 
     label: str
@@ -92,13 +92,13 @@ class Scene:
 
     name: str
     method: str
-    requests: Sequence[Request]
+    requests: Sequence[DemoRequest]
     most: int
     base: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DemoAnswer:
     """A request and how fast it was answered.
 
     Attributes:
@@ -109,7 +109,7 @@ class Answer:
         parts: the answer's text, token by token, and whether the token was an accepted draft.
     """
 
-    request: Request
+    request: DemoRequest
     tokens: int
     plain: float
     drafted: float
@@ -132,7 +132,7 @@ class Measured:
     """A scene and its answers."""
 
     scene: Scene
-    answers: Sequence[Answer]
+    answers: Sequence[DemoAnswer]
 
     @property
     def plain_speed(self) -> float:
@@ -180,14 +180,14 @@ class Measured:
 
 def scenes() -> tuple[Scene, ...]:
     """Return the three scenes of the demonstration."""
-    rewrites = (Request(f"Rewrite the story, {change}", rewrite_messages(change, story)) for change, story in EDITS)
+    rewrites = (DemoRequest(f"Rewrite the story, {change}", rewrite_messages(change, story)) for change, story in EDITS)
     return (
-        Scene(name="session", method="mix", requests=[Request(text, text) for text in SESSION], most=64),
+        Scene(name="session", method="mix", requests=[DemoRequest(text, text) for text in SESSION], most=64),
         Scene(name="edit", method="mix", requests=list(rewrites), most=200),
         Scene(
             name="base",
             method="mix",
-            requests=[Request(text, text) for text in STORIES],
+            requests=[DemoRequest(text, text) for text in STORIES],
             most=80,
             base=find_bundled_base(),
         ),
@@ -253,8 +253,8 @@ def _play(prompt: Prompt, plain: Speculator, drafted: Speculator, most: int) -> 
     return _Trial(len(found.ids), expected.stats.seconds, found.stats.seconds, found.ids == expected.ids, parts)
 
 
-def _answer(request: Request, trials: list[_Trial]) -> Answer:
-    return Answer(
+def _answer(request: DemoRequest, trials: list[_Trial]) -> DemoAnswer:
+    return DemoAnswer(
         request=request,
         tokens=trials[-1].tokens,
         plain=median(trial.plain for trial in trials),

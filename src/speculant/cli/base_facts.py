@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.cli.terminal import count_noun
 
 if TYPE_CHECKING:
-    from speculant.corpus.base import BuiltBase
+    from speculant.corpus.base import BuildSummary
 
 NAMES = ("sources", "license", "source", "made")
 
@@ -35,7 +35,7 @@ def source_line(source: Mapping[str, Any]) -> str:
     return f"{line}; {count_noun(source['excluded'], 'document')} excluded" if source["excluded"] else line
 
 
-def built_lines(built: BuiltBase) -> list[str]:
+def built_lines(built: BuildSummary) -> list[str]:
     """Return what to print of a base that was built."""
     left_out = f"{built.lacking:,} in full lines, {built.surplus:,} beyond 16 a context"
     lines = [

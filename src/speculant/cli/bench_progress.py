@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from speculant.cli.terminal import Pace, duration, progress, say
 
 if TYPE_CHECKING:
-    from speculant.bench.suite.estimate import Progress
+    from speculant.bench.suite.estimate import RunProgress
 
 LONG = 600.0
 
@@ -18,7 +18,7 @@ LONG = 600.0
 @contextmanager
 def show_progress(
     total: int, *, found: int = 0, expected: float | None = None, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[Progress], None]]:
+) -> Iterator[Callable[[RunProgress], None]]:
     """Show progress over the items of a benchmark, on a terminal and in logs; warn where it will take long.
 
     Args:
@@ -36,7 +36,7 @@ def show_progress(
     with progress("decoding", total, "items", done=found) as bar:
         done = found
 
-        def advance(now: Progress) -> None:
+        def advance(now: RunProgress) -> None:
             nonlocal done
             if now.done > done:
                 bar(now.done - done)

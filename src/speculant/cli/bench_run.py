@@ -65,7 +65,7 @@ def run(asked: BenchOptions) -> int:
         from speculant.bench.scaling.measure import lengths_of
         from speculant.bench.suite.rows import PLAIN, RowFile
         from speculant.bench.suite.runner import Runner
-        from speculant.bench.suite.tasks import Sampling
+        from speculant.bench.suite.tasks import TaskSampling
         from speculant.bench.systems.bases import check_bases, open_target_bases
         from speculant.bench.systems.llamacpp import LLAMACPP
         from speculant.bench.systems.selection import build_systems, parse_methods, takes_draft_model, takes_head
@@ -117,7 +117,7 @@ def run(asked: BenchOptions) -> int:
         tasks=tasks,
         systems=systems,
         plain=Speculator.from_transformers(model, method=PLAIN, fast=False),
-        samplings=[Sampling(temperature, asked.seed or 0) for temperature in asked.temperature],
+        samplings=[TaskSampling(temperature, asked.seed or 0) for temperature in asked.temperature],
         trials=asked.trials or (FORCED_TRIALS if asked.forced else TRIALS),
         batches=asked.batch,
     )

@@ -21,7 +21,7 @@ import typer
 from speculant.core.environment import PREFIX
 from speculant.core.errors import UsageError
 from speculant.options import kinds
-from speculant.options.kinds import FLAG, Kind
+from speculant.options.kinds import FLAG, ValueKind
 from speculant.options.option import Option, options_of
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -157,7 +157,7 @@ def _parameter(name: str, kind: Any, own: Any, default: Any) -> inspect.Paramete
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, own])
 
 
-def parse(kind: Kind) -> Callable[[Any], Any]:
+def parse(kind: ValueKind) -> Callable[[Any], Any]:
     """Return typer's parser of a kind of values."""
 
     def read(value: Any) -> Any:

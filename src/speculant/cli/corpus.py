@@ -23,7 +23,7 @@ from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:
     from speculant.corpus.builders import Builder
-    from speculant.corpus.sources import Source
+    from speculant.corpus.sources import TextSource
 
 HELP = """\
 Build a memory file from texts, for --memory and --corpus, or a frozen base, for --base.
@@ -59,7 +59,7 @@ class BuildCommand(Command):
     lists = ("--exclude",)
 
 
-class Kind(str, Enum):
+class CorpusKind(str, Enum):
     """What is built."""
 
     MIX = "mix"
@@ -86,14 +86,14 @@ def build(
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="the memory file to write")],
     kind: Annotated[
-        Kind,
+        CorpusKind,
         typer.Option(
             "--kind",
             metavar="mix|trigram|suffix|mix-base|vocabulary",
             help="for the methods mix (default), aded and rest; mix-base: a frozen base under mix; vocabulary: "
             "ranked token ids, for heads that draft frequent tokens alone",
         ),
-    ] = Kind.MIX,
+    ] = CorpusKind.MIX,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="the tokenizer, where there is no model")
     ] = None,
@@ -142,7 +142,7 @@ def build(
 
     start, model = time.perf_counter(), named.model
     excluded = [Path(path) for path in exclude or ()]
-    if kind is not Kind.MIX_BASE:
+    if kind is not CorpusKind.MIX_BASE:
         options = {"--budget": budget, "--exclude": exclude, "--license": license_, "--source": source}
         check_unused({**options, "--restart": restart or None}, kind)
     if (model is None) == (tokenizer is None):
@@ -158,7 +158,7 @@ def build(
     check_memory_output(output, [*(split_weight(text)[0] for text in inputs), *excluded], force=force)
     check_sources(sources, kind)
     loaded, vocabulary = load_vocabulary(model, tokenizer)
-    if kind is Kind.MIX_BASE:
+    if kind is CorpusKind.MIX_BASE:
         from speculant.corpus.base import build_base
         from speculant.corpus.base_plan import BaseSettings
         from speculant.memory.fingerprint import tokenizer_fingerprint
@@ -189,7 +189,7 @@ def build(
     return 0
 
 
-def find(text: str, rejected: Rejected) -> Source:
+def find(text: str, rejected: Rejected) -> TextSource:
     """Return a source; see `corpus.sources.find_source`."""
     from speculant.corpus.hub import PREFIX
     from speculant.corpus.sources import find_source
@@ -199,7 +199,7 @@ def find(text: str, rejected: Rejected) -> Source:
 
 
 def build_memory(
-    path: Path, sources: Sequence[Source], kind: Kind, tokenizer: Any, vocabulary: int, rejected: Rejected
+    path: Path, sources: Sequence[TextSource], kind: CorpusKind, tokenizer: Any, vocabulary: int, rejected: Rejected
 ) -> list[str]:
     """Read the sources once, write a memory, and return what to print of it.
 
@@ -219,12 +219,12 @@ def build_memory(
                 rows = read_source(source, vocabulary=vocabulary, advance=advance, reject=rejected)
                 feed(builder, (document for _, row in rows for document in row.documents), tokenizer)
 
-        builders = {Kind.TRIGRAM: build_table, Kind.MIX: build_contexts, Kind.SUFFIX: build_suffixes}
-        builders[Kind.VOCABULARY] = build_ranking
+        builders = {CorpusKind.TRIGRAM: build_table, CorpusKind.MIX: build_contexts, CorpusKind.SUFFIX: build_suffixes}
+        builders[CorpusKind.VOCABULARY] = build_ranking
         return builders[kind](read, path, tokenizer, vocabulary)
 
 
-def check_unused(options: Mapping[str, object], kind: Kind) -> None:
+def check_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
     """Refuse options that only bases have.
 
     Raises:
@@ -237,7 +237,7 @@ def check_unused(options: Mapping[str, object], kind: Kind) -> None:
             )
 
 
-def check_sources(sources: Sequence[Source], kind: Kind) -> None:
+def check_sources(sources: Sequence[TextSource], kind: CorpusKind) -> None:
     """Check that there is something to read, and that weights are given for bases only.
 
     Raises:
@@ -246,7 +246,7 @@ def check_sources(sources: Sequence[Source], kind: Kind) -> None:
     if not any(source.files or source.dataset for source in sources):
         raise UsageError("none of the files holds text. Name text files or .jsonl files.")
     for source in sources:
-        if source.weight != 1 and kind is not Kind.MIX_BASE:
+        if source.weight != 1 and kind is not CorpusKind.MIX_BASE:
             raise UsageError(
                 f"{source.given} has a weight, which only bases know: a memory of kind {kind.value} counts what it "
                 "reads. Leave the weight out, or add --kind mix-base."

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from speculant.bench.demo import Answer, Measured
+    from speculant.bench.demo import DemoAnswer, Measured
 
 HELP = """\
 Show in about a minute what drafting does, on the bundled model; the first time kernels are compiled for another.
@@ -95,7 +95,7 @@ def scene_block(measured: Measured) -> RenderableType:
     return Group(*parts)
 
 
-def speed_ups(answers: Sequence[Answer]) -> Table:
+def speed_ups(answers: Sequence[DemoAnswer]) -> Table:
     """Return a bar per request."""
     from rich.table import Table
     from rich.text import Text
@@ -108,7 +108,7 @@ def speed_ups(answers: Sequence[Answer]) -> Table:
     return table
 
 
-def answer_text(answer: Answer) -> Text:
+def answer_text(answer: DemoAnswer) -> Text:
     """Return the answer; tokens that were guessed right are green."""
     from rich.text import Text
 

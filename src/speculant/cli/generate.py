@@ -83,7 +83,7 @@ def generate(
     """Decode every prompt; report, record and save what was done however it ends."""
     from speculant.cli.constraining import constraint_options
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
-    from speculant.cli.generation import Generation, Output
+    from speculant.cli.generation import Output, PromptRun
     from speculant.cli.loading import check_drafting, check_named, load_speculator
     from speculant.cli.painting import can_paint
     from speculant.cli.prompts import read_prompt_argument, read_prompts, single_turns
@@ -110,7 +110,7 @@ def generate(
     check_named(model, drafting)
     options = sampling.keywords() | constraint_options(constraint.json_schema, constraint.regex)
     loaded = load_speculator(model, drafting)
-    generation = Generation(loaded, options, output)
+    generation = PromptRun(loaded, options, output)
     with ExitStack() as ending:  # called from the last to the first, each of them even if another fails
         ending.callback(loaded.speculator.close)
         if loaded.memory is not None:

@@ -15,7 +15,7 @@ from speculant.cli.comparison import time_result
 from speculant.cli.env import environment
 from speculant.cli.files import write_json
 from speculant.cli.painting import legend, write_stream
-from speculant.cli.report import Outcome, totals
+from speculant.cli.report import PromptOutcome, totals
 from speculant.cli.terminal import say, waiting
 from speculant.core.errors import PromptError, SpeculantError
 
@@ -45,7 +45,7 @@ class Output:
     chat: bool = False
 
 
-class Generation:
+class PromptRun:
     """Decodes prompts and keeps the outcome of each."""
 
     def __init__(self, loaded: Loaded, options: dict[str, Any], output: Output) -> None:
@@ -58,7 +58,7 @@ class Generation:
         """
         self._loaded, self._options, self._output = loaded, options, output
         self._speculator = loaded.speculator
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[PromptOutcome] = []
         self._batch: Batch | None = None
         self._notes: list[str] = []
 
@@ -98,7 +98,7 @@ class Generation:
             except PromptError as error:
                 raise PromptError(f"prompt {place + 1}: {error}") from None
             requests.append(request)
-            self._outcomes.append(Outcome(prompt, request.result))
+            self._outcomes.append(PromptOutcome(prompt, request.result))
         left = deque(range(len(requests)))
         try:
             for _ in batch:
@@ -179,7 +179,7 @@ class Generation:
             with waiting("decoding without drafts"):
                 comparison = baselines.before(prompt)
         stream = self._speculator.stream(prompt, **self._options)
-        outcome = Outcome(asked, stream.result, comparison)
+        outcome = PromptOutcome(asked, stream.result, comparison)
         self._outcomes.append(outcome)
         try:
             if self._output.json == "-" or self._as_lines:
@@ -210,7 +210,7 @@ class Generation:
         """Whether texts are lines of JSON, since line ends in them would hide where one ends."""
         return self._output.many and not sys.stdout.isatty()
 
-    def _print_line(self, outcome: Outcome) -> None:
+    def _print_line(self, outcome: PromptOutcome) -> None:
         result = outcome.result
         row = {"prompt": outcome.prompt, "text": result.text, "finish_reason": result.finish_reason}
         print(json.dumps(row, ensure_ascii=False), flush=True)

@@ -20,7 +20,7 @@ from speculant.memory.bases import find_base
 from speculant.registry import METHODS, find_method
 
 if TYPE_CHECKING:
-    from speculant.bench.replay.corpora import Corpus
+    from speculant.bench.replay.corpora import CorpusFile
     from speculant.bench.replay.player import ReplayResult
     from speculant.bench.replay.runs import Run
     from speculant.sizing.step_cost import StepCost
@@ -183,7 +183,7 @@ def read_traces(asked: ReplayOptions, tokenizer: Any, rejected: Rejected) -> lis
 def plan(
     asked: ReplayOptions,
     traces: Sequence[Trace],
-    corpora: Mapping[str, Corpus],
+    corpora: Mapping[str, CorpusFile],
     bases: Mapping[str, tuple[Path, ...]],
     chosen: Mapping[str, Any],
     tokenizer: Any,

@@ -18,7 +18,7 @@ INTERRUPTED = "note        interrupted: this is what was generated until then"
 
 
 @dataclass(slots=True)
-class Outcome:
+class PromptOutcome:
     """One prompt, its result, and the runs it was compared with, if any."""
 
     prompt: str | list[Message]
@@ -147,7 +147,7 @@ def identity(compared: Comparison) -> str:
     return "yes, to plain decoding" + (" and to model.generate" if compared.reference is not None else "")
 
 
-def totals(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
+def totals(outcomes: Sequence[PromptOutcome], seconds: float | None = None) -> str:
     """Return the report over many prompts; speeds are of all tokens over all seconds, which a batch's overlap."""
     stats = [outcome.result.stats for outcome in outcomes]
     tokens, rounds = sum(each.tokens for each in stats), sum(each.rounds for each in stats)

@@ -19,7 +19,7 @@ from speculant.options import kinds
 from speculant.options.kinds import shorten
 from speculant.options.model import ModelOptions
 from speculant.training.files import Files
-from speculant.training.kind import Kind
+from speculant.training.kind import TrainingKind
 from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 from speculant.training.settings import TrainSettings
 
@@ -188,7 +188,7 @@ def check_data(paths: Sequence[str]) -> None:
             raise FileError(f"there is no file or folder {path}. `speculant train data` writes a folder of texts.")
 
 
-def head_options(kind: Kind, given: Sequence[str]) -> dict[str, Any]:
+def head_options(kind: TrainingKind, given: Sequence[str]) -> dict[str, Any]:
     """Return the options of new heads that "name=value" texts set.
 
     Raises:

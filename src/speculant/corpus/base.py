@@ -23,8 +23,8 @@ from speculant.corpus.console import Console
 from speculant.corpus.encoding import RowEncoder
 from speculant.corpus.exclusions import Exclusions, read_exclusions
 from speculant.corpus.rejected import Rejected
-from speculant.corpus.rows import Row, batches
-from speculant.corpus.sources import Source, read_source
+from speculant.corpus.rows import CorpusRow, batches
+from speculant.corpus.sources import TextSource, read_source
 from speculant.corpus.work_folder import WorkFolder
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltBase:
+class BuildSummary:
     """What a base that was built holds.
 
     Attributes:
@@ -82,14 +82,14 @@ class BuiltBase:
 
 def build_base(
     path: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TextSource],
     tokenizer: Any,
     settings: BaseSettings,
     *,
     rejected: Rejected,
     console: Console,
     restart: bool = False,
-) -> BuiltBase:
+) -> BuildSummary:
     """Build a base, or continue to, and write it.
 
     Args:
@@ -152,7 +152,7 @@ def build_base(
         ) from error
     finally:
         work.close()
-    return BuiltBase(
+    return BuildSummary(
         tokens=builder.tokens,
         sources=facts["sources"],
         entries=built.entries,
@@ -169,7 +169,7 @@ class Reading:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[TextSource],
         encoder: RowEncoder,
         builder: BaseBuilder,
         work: WorkFolder,
@@ -208,7 +208,7 @@ class Reading:
             position.source = len(self._sources)
             self._save(position)
 
-    def _learn(self, source: Source, rows: Sequence[Row], position: Position) -> None:
+    def _learn(self, source: TextSource, rows: Sequence[CorpusRow], position: Position) -> None:
         tally = position.tallies[position.source]
         for encoded in self._encoder.encode(rows):
             if encoded.excluded:
@@ -247,19 +247,19 @@ def excluded_texts(
     return found
 
 
-def bytes_before(sources: Sequence[Source], position: Position) -> int:
+def bytes_before(sources: Sequence[TextSource], position: Position) -> int:
     """Return the bytes of the files that are read already."""
     before = [file.size for source in sources[: position.source] for file in source.files]
     here = [file.size for source in sources[position.source : position.source + 1] for file in source.files]
     return sum(before) + sum(here[: position.file])
 
 
-def size_of(numbered: tuple[int, Row]) -> int:
+def size_of(numbered: tuple[int, CorpusRow]) -> int:
     """Return how much a row of a source holds, in characters or ids."""
     return 1 + sum(map(len, numbered[1].documents))
 
 
-def without_blanks(row: Row) -> Row:
+def without_blanks(row: CorpusRow) -> CorpusRow:
     """Return a row without the documents that hold no text."""
     kept = [each for each in row.documents if each and not (isinstance(each, str) and each.isspace())]
     return row if len(kept) == len(row.documents) else replace(row, documents=kept, chat=row.chat if kept else None)
@@ -273,7 +273,7 @@ def without_tokens(position: Position) -> str:
     return "the sources hold no text. Name files with text in them."
 
 
-def described(settings: BaseSettings, sources: Sequence[Source], position: Position) -> dict[str, Any]:
+def described(settings: BaseSettings, sources: Sequence[TextSource], position: Position) -> dict[str, Any]:
     """Return what the header of a base says of its texts."""
     origins: list[dict[str, Any]] = []
     for source, tally in zip(sources, position.tallies, strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 from speculant import __version__
 from speculant.core.errors import UsageError
-from speculant.corpus.sources import Source, SourceFile, stamped
+from speculant.corpus.sources import SourceFile, TextSource, stamped
 from speculant.corpus.work_folder import WorkFolder, difference
 
 SOURCES, FILES, EXCLUDED = "the sources", "the files", "the excluded files"
@@ -39,7 +39,7 @@ class BaseSettings:
     source: str | None = None
 
 
-def make_plan(settings: BaseSettings, sources: Sequence[Source]) -> dict[str, Any]:
+def make_plan(settings: BaseSettings, sources: Sequence[TextSource]) -> dict[str, Any]:
     """Return everything that the result depends on, as JSON; what can be long is kept as a list of [name, ...].
 
     Raises:
@@ -61,8 +61,8 @@ def make_plan(settings: BaseSettings, sources: Sequence[Source]) -> dict[str, An
 
 
 def open_work(
-    output: Path, settings: BaseSettings, sources: Sequence[Source], *, restart: bool
-) -> tuple[WorkFolder, list[Source], dict[str, Any] | None]:
+    output: Path, settings: BaseSettings, sources: Sequence[TextSource], *, restart: bool
+) -> tuple[WorkFolder, list[TextSource], dict[str, Any] | None]:
     """Return the work folder, the sources to read, and the state to continue from; None at the beginning.
 
     Args:
@@ -101,7 +101,7 @@ def _entry(file: SourceFile) -> list[Any]:
     return [str(file.path.absolute()), file.size, file.modified]
 
 
-def _at_revision(source: Source, revision: str | None) -> Source:
+def _at_revision(source: TextSource, revision: str | None) -> TextSource:
     if source.dataset is None or revision is None:
         return source
     return replace(source, dataset=replace(source.dataset, revision=revision))

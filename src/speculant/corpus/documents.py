@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from speculant.core.errors import FileError
 from speculant.corpus.json_lists import read_entries
-from speculant.corpus.rows import Row, parse_row, read_row
+from speculant.corpus.rows import CorpusRow, parse_row, read_row
 
 SEPARATOR = b"<|endoftext|>"
 LONGEST = 4 << 20
@@ -45,7 +45,7 @@ def why_no_text(path: Path) -> str:
     return "is binary" if b"\0" in start or text.count("\ufffd") > MOST_FOREIGN * len(text) + 1 else ""
 
 
-def read_rows(path: Path, *, vocabulary: int, advance: Advance, reject: Reject, skip: int = 0) -> Iterator[Row]:
+def read_rows(path: Path, *, vocabulary: int, advance: Advance, reject: Reject, skip: int = 0) -> Iterator[CorpusRow]:
     """Yield the rows of a file.
 
     Args:

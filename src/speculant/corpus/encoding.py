@@ -8,7 +8,7 @@ from typing import Any
 
 from speculant.core.errors import TokenizerError, UnsupportedError
 from speculant.corpus.exclusions import Exclusions
-from speculant.corpus.rows import Message, Row
+from speculant.corpus.rows import CorpusRow, Message
 
 Ids = list[int]
 
@@ -45,7 +45,7 @@ class RowEncoder:
         if self._templated:
             check_templates(tokenizer)
 
-    def encode(self, rows: Sequence[Row]) -> list[EncodedRow]:
+    def encode(self, rows: Sequence[CorpusRow]) -> list[EncodedRow]:
         """Return the ids of rows.
 
         With exclusions, the contents of messages are compared, without the words that a template puts around them.

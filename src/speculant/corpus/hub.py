@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant.core.errors import FileError, UnsupportedError, UsageError
-from speculant.corpus.rows import Row, read_row
+from speculant.corpus.rows import CorpusRow, read_row
 
 PREFIX = "hf:"
 SPLIT = "train"
@@ -84,7 +84,7 @@ def read_dataset(
     advance: Callable[[int], object],
     reject: Callable[[str], object],
     skip: int = 0,
-) -> Iterator[Row]:
+) -> Iterator[CorpusRow]:
     """Yield the rows of a dataset.
 
     Args:

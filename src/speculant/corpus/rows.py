@@ -21,7 +21,7 @@ BATCH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CorpusRow:
     """What is learned of one row.
 
     Attributes:
@@ -35,13 +35,13 @@ class Row:
     place: int
 
 
-def read_row(row: Any, *, vocabulary: int, place: int) -> Row:
+def read_row(row: Any, *, vocabulary: int, place: int) -> CorpusRow:
     """Return what is learned of a row.
 
     Raises:
         ValueError: nothing can be learned of it.
     """
-    return Row(documents=parse_row(row, vocabulary), chat=parse_chat(row), place=place)
+    return CorpusRow(documents=parse_row(row, vocabulary), chat=parse_chat(row), place=place)
 
 
 def parse_row(row: Any, vocabulary: int) -> list[Document]:

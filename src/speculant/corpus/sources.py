@@ -12,7 +12,7 @@ from pathlib import Path
 from speculant.core.errors import FileError, UsageError
 from speculant.corpus.documents import read_rows, why_no_text
 from speculant.corpus.hub import PREFIX, HubDataset, find_dataset, read_dataset
-from speculant.corpus.rows import Row
+from speculant.corpus.rows import CorpusRow
 
 MOST_WEIGHT = 1000.0
 
@@ -27,7 +27,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TextSource:
     """One source.
 
     Attributes:
@@ -52,7 +52,7 @@ class Source:
         return sum(file.size for file in self.files) if self.dataset is None else self.dataset.size
 
 
-def find_source(text: str, reject: Callable[[str], object]) -> Source:
+def find_source(text: str, reject: Callable[[str], object]) -> TextSource:
     """Return the source that `PATH`, `hf:ORG/NAME[:SPLIT]` or either with `@WEIGHT` names.
 
     Args:
@@ -67,7 +67,7 @@ def find_source(text: str, reject: Callable[[str], object]) -> Source:
     given, weight = split_weight(text)
     if given.startswith(PREFIX) and not Path(given).exists():
         dataset = find_dataset(given)
-        return Source(given=given, name=given, weight=weight, files=(), dataset=dataset, left_out={})
+        return TextSource(given=given, name=given, weight=weight, files=(), dataset=dataset, left_out={})
     path = Path(given)
     if path.is_dir():
         files, left_out = list_folder(path)
@@ -78,7 +78,7 @@ def find_source(text: str, reject: Callable[[str], object]) -> Source:
         files = () if reason else (stamped(path),)
     name = path.name or path.resolve().name or "/"
     name = path.resolve().name if name == ".." else name
-    return Source(given=given, name=name, weight=weight, files=files, dataset=None, left_out=left_out)
+    return TextSource(given=given, name=name, weight=weight, files=files, dataset=None, left_out=left_out)
 
 
 def split_weight(text: str) -> tuple[str, float]:
@@ -143,14 +143,14 @@ def stamped(path: Path) -> SourceFile:
 
 
 def read_source(
-    source: Source,
+    source: TextSource,
     *,
     vocabulary: int,
     advance: Callable[[int], object],
     reject: Callable[[str], object],
     file: int = 0,
     skip: int = 0,
-) -> Iterator[tuple[int, Row]]:
+) -> Iterator[tuple[int, CorpusRow]]:
     """Yield the rows of a source, each with the number of its file.
 
     Args:

@@ -41,7 +41,7 @@ _PRIOR = 0.6
 
 
 @dataclass(slots=True)
-class Candidates:
+class ChainCandidates:
     """The head's chain and the memory's tree in one tree of N nodes, parents first.
 
     Attributes:
@@ -61,12 +61,12 @@ class Candidates:
 
 
 @dataclass(slots=True)
-class History:
+class AgreementHistory:
     """What is known of a request: how often both were right lately, and candidates that its text has not reached."""
 
     head: float = _PRIOR
     memory: float = _PRIOR
-    waiting: list[Candidates] = field(default_factory=list)
+    waiting: list[ChainCandidates] = field(default_factory=list)
 
 
 class ChainUnion:
@@ -77,7 +77,14 @@ class ChainUnion:
         self._squares = np.full(_FIRST.shape, 1.0)
 
     def unite(
-        self, history: History, *, at: int, head: Sequence[int], memory: DraftTree, most: int, agreeing: bool = True
+        self,
+        history: AgreementHistory,
+        *,
+        at: int,
+        head: Sequence[int],
+        memory: DraftTree,
+        most: int,
+        agreeing: bool = True,
     ) -> DraftTree:
         """Return the chain of at most `most` tokens of which most should be accepted; weights are probabilities.
 
@@ -101,7 +108,7 @@ class ChainUnion:
         weights = np.array([joint[node] for node in path], np.float32)
         return DraftTree.trusted(tokens, np.arange(ROOT, len(path) - 1, dtype=np.int32), weights)
 
-    def observe(self, history: History, text: Sequence[int] | Int32, *, ended: bool = False) -> None:
+    def observe(self, history: AgreementHistory, text: Sequence[int] | Int32, *, ended: bool = False) -> None:
         """Learn from the candidates that the text has passed.
 
         Args:
@@ -121,7 +128,7 @@ class ChainUnion:
         scores = (self._weights[list(groups)] * features).sum(axis=1)
         return np.asarray(1 / (1 + np.exp(-scores)), np.float64)
 
-    def _learn(self, history: History, candidates: Candidates, text: list[int]) -> None:
+    def _learn(self, history: AgreementHistory, candidates: ChainCandidates, text: list[int]) -> None:
         right = _right(candidates, text)
         if (asked := [node for node in right if right[node] is not None]) and text:
             features, groups = candidates.features[asked], [candidates.groups[node] for node in asked]
@@ -135,7 +142,9 @@ class ChainUnion:
         history.memory = _lately(history.memory, candidates.memory, right)
 
 
-def _candidates(history: History, at: int, head: list[int], memory: DraftTree, agreeing: bool) -> Candidates:
+def _candidates(
+    history: AgreementHistory, at: int, head: list[int], memory: DraftTree, agreeing: bool
+) -> ChainCandidates:
     tokens, parents = memory.tokens.tolist(), memory.parents.tolist()
     weights, count = memory.weights.tolist(), len(tokens)
     below: dict[int, dict[int, int]] = {ROOT: {}}
@@ -166,7 +175,7 @@ def _candidates(history: History, at: int, head: list[int], memory: DraftTree, a
     known[:, 0], known[:, 2], known[:, 3] = 1.0, logit(history.head), logit(history.memory)
     p = np.clip(opinions, LEAST, 1 - LEAST)
     known[:, 1] = np.log(p / (1 - p))
-    return Candidates(at, tokens, parents, groups, known, chain, memory.best_chain().tolist() if count else [])
+    return ChainCandidates(at, tokens, parents, groups, known, chain, memory.best_chain().tolist() if count else [])
 
 
 def _expect(parents: Sequence[int], conditional: Float64) -> tuple[list[float], dict[int, int]]:
@@ -192,7 +201,7 @@ def _lately(before: float, chain: Sequence[int], right: dict[int, bool | None]) 
     return before
 
 
-def _right(candidates: Candidates, text: list[int]) -> dict[int, bool | None]:
+def _right(candidates: ChainCandidates, text: list[int]) -> dict[int, bool | None]:
     """Return whether each node is right whose parent was; None where the text ends."""
     right: dict[int, bool | None] = {}
     depths: list[int] = []

@@ -20,7 +20,7 @@ import numpy as np
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.integrations.load import bound_drafts
-from speculant.integrations.rows import Known, KnownRequests, Row
+from speculant.integrations.rows import EngineRow, Known, KnownRequests
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class RowDrafter:
         """How many requests it keeps sessions for."""
         return len(self._requests)
 
-    def step(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def step(self, rows: Sequence[EngineRow]) -> list[DraftTree]:
         """Learn what the last pass committed and return a draft for each row, empty where none is wanted or found."""
         try:
             return self._step(rows)
@@ -90,7 +90,7 @@ class RowDrafter:
         for request in self._requests.drop_all():
             self._close(request)
 
-    def _step(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def _step(self, rows: Sequence[EngineRow]) -> list[DraftTree]:
         found, empty = self._requests.match(rows), DraftTree.empty()
         self._drop_finished()
         waiting: list[int] = []
@@ -119,7 +119,7 @@ class RowDrafter:
         for request in self._requests.drop_absent():
             self._close(request)
 
-    def _open(self, row: Row, slot: int) -> Known[_Request]:
+    def _open(self, row: EngineRow, slot: int) -> Known[_Request]:
         request = _Request(None, DraftTree.empty())
         known = self._requests.add(row, slot, request)
         prompt, first = np.split(known.text.copy(), [len(row.tokens) - row.fresh])
@@ -130,7 +130,7 @@ class RowDrafter:
             self._fail(request, error)
         return known
 
-    def _observe(self, known: Known[_Request], row: Row) -> None:
+    def _observe(self, known: Known[_Request], row: EngineRow) -> None:
         request, shown = known.held, known.length + row.fresh == len(row.tokens)
         tokens = known.extend(row.tokens)
         if request.session is not None and len(tokens):

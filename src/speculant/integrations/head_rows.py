@@ -15,11 +15,11 @@ import numpy as np
 
 from speculant.core.drafter import Drafter
 from speculant.core.tree import ROOT, UNLIMITED, DraftTree
-from speculant.integrations.chain_union import ChainUnion, History
+from speculant.integrations.chain_union import AgreementHistory, ChainUnion
 from speculant.integrations.drafting import RowDrafter
 from speculant.integrations.growing_text import GrowingText
 from speculant.integrations.load import bound_drafts, opinion_budget
-from speculant.integrations.rows import Row
+from speculant.integrations.rows import EngineRow
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +44,13 @@ class HeadRow:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _HeadRequest:
     """A request's text, which of the texts under its name this is, and what its chains were."""
 
     text: GrowingText
     number: int = 0
     drafted: bool = False
-    history: History = field(default_factory=History)
+    history: AgreementHistory = field(default_factory=AgreementHistory)
 
 
 class HeadRows:
@@ -82,7 +82,7 @@ class HeadRows:
         """
         self.faults = 0
         self._most_per_step, self._least_probability = most_per_step, least_probability
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _HeadRequest] = {}
         self.union = ChainUnion()
         self.rows = RowDrafter(
             drafter, vocabulary=vocabulary, budget=opinion_budget, most_per_step=UNLIMITED, ends=ends
@@ -112,17 +112,17 @@ class HeadRows:
         chains = bound_drafts(chains, self._most_per_step, least=self._least_probability)
         return [chain.tokens.tolist() for chain in chains]
 
-    def _row(self, row: HeadRow) -> Row:
+    def _row(self, row: HeadRow) -> EngineRow:
         """Return the row that the memory is shown; a text that does not continue the known one is another request."""
         known = self._requests.get(row.name)
         if known is None or not _continues(known.text, row.tokens):
             number = 0 if known is None else known.number + 1
-            known = self._requests[row.name] = _Request(GrowingText(row.tokens[:]), number)
+            known = self._requests[row.name] = _HeadRequest(GrowingText(row.tokens[:]), number)
             fresh = 1
         else:
             fresh = len(row.tokens) - known.text.length
             known.text.extend(row.tokens[known.text.length :])
-        return Row(known.text.tokens, fresh, row.most, (row.name, known.number))
+        return EngineRow(known.text.tokens, fresh, row.most, (row.name, known.number))
 
     def _chain(self, row: HeadRow, tree: DraftTree) -> DraftTree:
         request = self._requests[row.name]

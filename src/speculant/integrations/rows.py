@@ -25,7 +25,7 @@ _COMPARED = 128  # tokens compared at the end of a text, and as many spread over
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class EngineRow:
     """A request in one step of an engine.
 
     Attributes:
@@ -54,7 +54,7 @@ class Known(Generic[T]):
 
     __slots__ = ("_text", "absent", "held", "key", "length", "slot")
 
-    def __init__(self, row: Row, slot: int, held: T) -> None:
+    def __init__(self, row: EngineRow, slot: int, held: T) -> None:
         self._text = np.empty(len(row.tokens) + 1024, np.int32)
         self.held, self.slot, self.key = held, slot, row.key
         self.length = self.absent = 0
@@ -100,7 +100,7 @@ class KnownRequests(Generic[T]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def match(self, rows: Sequence[Row]) -> list[Known[T] | None]:
+    def match(self, rows: Sequence[EngineRow]) -> list[Known[T] | None]:
         """Return the request that each row shows, None for those not seen before; one request for one row."""
         slots = {known.slot: known for known in self._all if not known.absent}
         keys = {known.key: known for known in self._all if known.key is not None}
@@ -122,7 +122,7 @@ class KnownRequests(Generic[T]):
                 found[i] = self._elsewhere(row, i, lengths)
         return found
 
-    def add(self, row: Row, slot: int, held: T) -> Known[T]:
+    def add(self, row: EngineRow, slot: int, held: T) -> Known[T]:
         """Return a new request that a row shows."""
         known = Known(row, slot, held)
         self._all.append(known)
@@ -154,7 +154,7 @@ class KnownRequests(Generic[T]):
         self._all = [known for known in self._all if id(known) not in which]
         return gone
 
-    def _elsewhere(self, row: Row, slot: int, lengths: dict[int, list[Known[T]]]) -> Known[T] | None:
+    def _elsewhere(self, row: EngineRow, slot: int, lengths: dict[int, list[Known[T]]]) -> Known[T] | None:
         """Return the request of a row that moved, came back or was not shown for some steps."""
         for known in lengths.get(len(row.tokens) - row.fresh, ()):
             if known.absent and known.key is None and known.continues_in(row.tokens):

@@ -21,7 +21,7 @@ from speculant.integrations.drafting import RowDrafter
 from speculant.integrations.fixed_width import Int64, pad_to_width
 from speculant.integrations.growing_text import GrowingText
 from speculant.integrations.load import tree_budget
-from speculant.integrations.rows import Row
+from speculant.integrations.rows import EngineRow
 
 _PATIENCE = 8  # steps; pipeline stages take turns with several batches
 _UNBOUNDED = 1 << 40  # tokens of a step: the width is fixed, and padding costs as much as a draft
@@ -140,7 +140,7 @@ class Corpus:
         """Return the tokens of each corpus that was learned."""
         return dict(self._corpora)
 
-    def _row(self, request: str, tail: Sequence[int], length: int) -> Row:
+    def _row(self, request: str, tail: Sequence[int], length: int) -> EngineRow:
         if self.is_behind(request, length):
             self.begin(request, np.asarray(tail, np.int32))  # a caller that gives no whole texts
             length = len(tail)
@@ -149,4 +149,4 @@ class Corpus:
         shown.text.extend(tail[len(tail) - fresh :])
         fresh = fresh if shown.drafted else max(1, fresh)
         shown.drafted = True
-        return Row(shown.text.tokens, fresh, self._width - 1, request)
+        return EngineRow(shown.text.tokens, fresh, self._width - 1, request)

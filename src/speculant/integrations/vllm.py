@@ -24,7 +24,7 @@ import numpy.typing as npt
 from speculant.core.tree import Int32
 from speculant.integrations.drafting import RowDrafter
 from speculant.integrations.load import chain_budget
-from speculant.integrations.rows import Row
+from speculant.integrations.rows import EngineRow
 from speculant.integrations.settings import read_settings
 from speculant.integrations.vllm_checks import check_config, check_version
 from speculant.integrations.vllm_cpu import repair_expansion
@@ -96,7 +96,7 @@ class Proposer:
         if self._saver is not None:
             self._saver.close()
 
-    def _row(self, tokens: npt.NDArray[Any], length: int, fresh: int) -> Row:
+    def _row(self, tokens: npt.NDArray[Any], length: int, fresh: int) -> EngineRow:
         text: Int32 = np.asarray(tokens[:length], np.int32)
         # The pass commits one token more than it accepts, and all of them need a position.
-        return Row(text, fresh, min(self._most, self._longest - length - 1))
+        return EngineRow(text, fresh, min(self._most, self._longest - length - 1))

@@ -23,7 +23,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """One kind of value.
 
     Attributes:
@@ -37,7 +37,7 @@ class Kind:
     complete: Callable[[str], list[str]] | None = None
 
 
-def whole(min: int, max: int = MAX_WHOLE, *, metavar: str = "N", why: str = "") -> Kind:
+def whole(min: int, max: int = MAX_WHOLE, *, metavar: str = "N", why: str = "") -> ValueKind:
     """Return the kind of whole numbers from `min` to `max`; `why` explains the upper bound in its message."""
 
     def read(value: Any) -> int:
@@ -51,12 +51,12 @@ def whole(min: int, max: int = MAX_WHOLE, *, metavar: str = "N", why: str = "") 
             raise ValueError(f"must be at most {max}, not {shorten(value)}{why}.")
         return number
 
-    return Kind(metavar, read)
+    return ValueKind(metavar, read)
 
 
 def number(
     min: float = 0, max: float = math.inf, *, above: bool = False, metavar: str = "X", instead: str = ""
-) -> Kind:
+) -> ValueKind:
     """Return the kind of finite numbers from `min`, or above it, to `max`.
 
     Args:
@@ -74,15 +74,15 @@ def number(
             raise ValueError(f"must be {bounds}, not {shorten(value)}.")
         return found
 
-    return Kind(metavar, read)
+    return ValueKind(metavar, read)
 
 
-def seconds(metavar: str = "S") -> Kind:
+def seconds(metavar: str = "S") -> ValueKind:
     """Return the kind of times in seconds, above 0 and at most four months."""
     return number(0, MAX_SECONDS, above=True, metavar=metavar)
 
 
-def size(*, min: int = MIN_MEMORY, none: bool = False, example: str = "256MiB") -> Kind:
+def size(*, min: int = MIN_MEMORY, none: bool = False, example: str = "256MiB") -> ValueKind:
     """Return the kind of sizes in bytes: "256MiB" is binary, "256MB" decimal, a number without a unit bytes.
 
     Args:
@@ -102,10 +102,10 @@ def size(*, min: int = MIN_MEMORY, none: bool = False, example: str = "256MiB") 
             )
         return found
 
-    return Kind("SIZE", read)
+    return ValueKind("SIZE", read)
 
 
-def text(empty: str, *, metavar: str = "TEXT", complete: Callable[[str], list[str]] | None = None) -> Kind:
+def text(empty: str, *, metavar: str = "TEXT", complete: Callable[[str], list[str]] | None = None) -> ValueKind:
     """Return the kind of texts that are not empty; `empty` says what to do instead of giving an empty one."""
 
     def read(value: Any) -> str:
@@ -115,21 +115,21 @@ def text(empty: str, *, metavar: str = "TEXT", complete: Callable[[str], list[st
             raise ValueError(f"is empty: {empty}.")
         return value
 
-    return Kind(metavar, read, complete)
+    return ValueKind(metavar, read, complete)
 
 
-def name(known: Callable[[], Sequence[str]] | None = None, *, metavar: str = "NAME") -> Kind:
+def name(known: Callable[[], Sequence[str]] | None = None, *, metavar: str = "NAME") -> ValueKind:
     """Return the kind of names; `known` returns those that shells complete, not all that are allowed."""
     complete = None if known is None else (lambda incomplete: [each for each in known() if each.startswith(incomplete)])
-    return Kind(metavar, str, complete)
+    return ValueKind(metavar, str, complete)
 
 
-def folder() -> Kind:
+def folder() -> ValueKind:
     """Return the kind of folders."""
-    return Kind("DIR", _read_path)
+    return ValueKind("DIR", _read_path)
 
 
-def choice(*allowed: str, metavar: str = "NAME") -> Kind:
+def choice(*allowed: str, metavar: str = "NAME") -> ValueKind:
     """Return the kind of values that are one of some names."""
 
     def read(value: Any) -> str:
@@ -137,10 +137,10 @@ def choice(*allowed: str, metavar: str = "NAME") -> Kind:
             raise ValueError(f"must be {' or '.join(allowed)}, not {value!r}.")
         return str(value)
 
-    return Kind(metavar, read, lambda incomplete: [each for each in allowed if each.startswith(incomplete)])
+    return ValueKind(metavar, read, lambda incomplete: [each for each in allowed if each.startswith(incomplete)])
 
 
-def comma_separated(kind: Kind) -> Kind:
+def comma_separated(kind: ValueKind) -> ValueKind:
     """Return the kind of one or more values with commas between them, as a tuple without repetitions."""
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def comma_separated(kind: Kind) -> Kind:
             raise ValueError("must be one or more values with commas between them.")
         return tuple(dict.fromkeys(kind.read(each.strip() if isinstance(each, str) else each) for each in parts))
 
-    return Kind(f"{kind.metavar},...", read)
+    return ValueKind(f"{kind.metavar},...", read)
 
 
 def _read_flag(value: Any) -> bool:
@@ -187,14 +187,14 @@ def _read_path(value: Any) -> Path:
     return Path(value).expanduser()
 
 
-FLAG = Kind("", _read_flag)
+FLAG = ValueKind("", _read_flag)
 NODE_LIMIT = whole(
     0, MAX_NODES, why=": a pass over that many tokens costs far more than a draft can gain, and takes minutes to draft"
 )
-NODES = Kind("N|auto", _read_nodes)
-TEMPERATURE = Kind("T", read_temperature)
+NODES = ValueKind("N|auto", _read_nodes)
+TEMPERATURE = ValueKind("T", read_temperature)
 FRACTION = number(0, 1, above=True, metavar="P")
-PATH = Kind("FILE", _read_path)
+PATH = ValueKind("FILE", _read_path)
 MODEL = text("name a folder or a hub id, or leave the option out", metavar="PATH|ID")
 
 

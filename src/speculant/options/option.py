@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from speculant.core.errors import UsageError
-from speculant.options.kinds import Kind, read_list
+from speculant.options.kinds import ValueKind, read_list
 
 REQUIRED = MISSING  # the default of an option that must be given
 _KEY = "option"
@@ -46,7 +46,7 @@ class Option:
     name: str
     default: Any
     help: str
-    kind: Kind
+    kind: ValueKind
     panel: str
     flag: str
     aliases: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Option:
 def option(
     default: Any,
     help: str,
-    kind: Kind,
+    kind: ValueKind,
     *,
     panel: str = "Options",
     flag: str | None = None,

@@ -73,7 +73,7 @@ class ServingOptions:
     api_keys: tuple[str, ...] = _server(
         (),
         "a key that requests must carry; may be repeated. SPECULANT_API_KEYS keeps it out of the process list",
-        kinds.Kind("KEY", _read_key),
+        kinds.ValueKind("KEY", _read_key),
         flag="--api-key",
         several=True,
         secret=True,

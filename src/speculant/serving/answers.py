@@ -13,7 +13,7 @@ from speculant.core.stats import Stats, compute_mat
 from speculant.options.kinds import read_temperature
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
-from speculant.serving.formats import Format
+from speculant.serving.formats import AnswerFormat
 from speculant.serving.logprobs import Entries, PromptEntries, entries_of, prompt_logprobs
 from speculant.serving.responses import PromptDetails, RequestMetrics, SpeculativeMetrics, Usage
 from speculant.serving.schemas import SamplingRequest
@@ -127,7 +127,7 @@ class Service:
             "seed": None if request.seed is None else request.seed + choice,
         }
 
-    async def compiled(self, request: SamplingRequest, wanted: Format | None) -> CompiledConstraint | None:
+    async def compiled(self, request: SamplingRequest, wanted: AnswerFormat | None) -> CompiledConstraint | None:
         """Return what a request's texts must match, compiled; None for nothing.
 
         Raises:

@@ -16,14 +16,14 @@ from speculant.serving.schemas import ResponseFormat, StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class AnswerFormat:
     """What an answer must match, and the parameter that asks for it."""
 
     constraint: Constraint
     param: str
 
 
-def format_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> Format | None:
+def format_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> AnswerFormat | None:
     """Return what a request's answer must match, None for nothing.
 
     Raises:
@@ -42,7 +42,7 @@ def format_of(response_format: ResponseFormat | None, outputs: StructuredOutputs
         message = "an answer can match one constraint: 'response_format', or one member of 'structured_outputs'."
         raise ApiError(400, message, param=param, code="invalid_value")
     try:
-        return Format(_constraint(kind, value), param)
+        return AnswerFormat(_constraint(kind, value), param)
     except SpeculantError as error:
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from speculant.api.constraints import CompiledConstraint, Constraint
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
-from speculant.serving.formats import Format
+from speculant.serving.formats import AnswerFormat
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -40,7 +40,7 @@ class GrammarCompiler:
         """End the thread."""
         self._worker.shutdown(cancel_futures=True)
 
-    async def compile(self, wanted: Format, ends: Sequence[int] | None) -> CompiledConstraint:
+    async def compile(self, wanted: AnswerFormat, ends: Sequence[int] | None) -> CompiledConstraint:
         """Return the constraint for texts that these tokens end, None for the model's own.
 
         Raises:

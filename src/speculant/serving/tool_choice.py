@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from speculant.api.constraints import Constraint
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
-from speculant.serving.formats import Format
+from speculant.serving.formats import AnswerFormat
 from speculant.serving.schemas import AllowedToolChoice, ChatRequest, FunctionDefinition, NamedTool, Tool
 from speculant.serving.tools import BEGIN, END
 
@@ -33,11 +33,11 @@ class ToolPlan:
     """
 
     offered: Sequence[Tool] = ()
-    format: Format | None = None
+    format: AnswerFormat | None = None
     forced: bool = False
 
 
-def plan_tools(body: ChatRequest, answer: Format | None, text_tokens: Sequence[str] = ()) -> ToolPlan:
+def plan_tools(body: ChatRequest, answer: AnswerFormat | None, text_tokens: Sequence[str] = ()) -> ToolPlan:
     """Return what a request's tools mean.
 
     Args:
@@ -80,7 +80,7 @@ def plan_tools(body: ChatRequest, answer: Format | None, text_tokens: Sequence[s
         constraint = _check_constraint(
             lambda: Constraint.grammar(rules(True), tokens=(BEGIN, END), spelled=rules(False))
         )
-        return ToolPlan(offered=tools, format=Format(constraint, "tools"), forced=forced)
+        return ToolPlan(offered=tools, format=AnswerFormat(constraint, "tools"), forced=forced)
     return ToolPlan(offered=tools)
 
 
@@ -126,7 +126,7 @@ def _text_start(several: bool, named: bool, tokens: Sequence[str]) -> list[str]:
     return [f"start: {start}", before, *rules, "text: TEXT", r"TEXT: /(.|\n)*/"]
 
 
-def _json_start(answer: Format, several: bool, named: bool) -> list[str]:
+def _json_start(answer: AnswerFormat, several: bool, named: bool) -> list[str]:
     """Return the rules of an answer that is JSON, or one call, or `several`."""
     schema = json.loads(answer.constraint.text)
     compact = (schema if isinstance(schema, dict) else {"allOf": [schema]}) | {"x-guidance": COMPACT}

@@ -13,7 +13,7 @@ from speculant.core.tree import Int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Piece:
+class SharedTokens:
     """Consecutive tokens of one request.
 
     Attributes:
@@ -37,10 +37,10 @@ class Piece:
 class Channel(Protocol):
     """Carries pieces between the replicas of one tenant and one tokenizer; safe to share between threads."""
 
-    def publish(self, piece: Piece) -> None:
+    def publish(self, piece: SharedTokens) -> None:
         """Take a piece to be published; return at once, and never raise: what cannot be published is dropped."""
 
-    def poll(self, timeout: float) -> list[Piece]:
+    def poll(self, timeout: float) -> list[SharedTokens]:
         """Return pieces that other replicas published, after at most `timeout` seconds; never raise.
 
         Their tokens are in the vocabulary; nothing else about them can be trusted.

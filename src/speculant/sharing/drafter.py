@@ -20,7 +20,7 @@ from speculant.core.drafter import Budget, Drafter, Persistent, Session, Session
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float64, Int32
-from speculant.sharing.channel import Channel, Piece
+from speculant.sharing.channel import Channel, SharedTokens
 from speculant.sharing.texts import ForeignTexts
 
 MOST_PROMPT = 8192  # last tokens of a prompt that are published
@@ -52,7 +52,7 @@ class SharingDrafter(Drafter, Persistent):
             raise UnsupportedError(f"{type(inner).__name__} keeps no memory that could be shared; use 'mix'.")
         self.inner, self.channel = inner, channel
         self._requests = itertools.count()
-        self._learner = Learner(channel, ForeignTexts(inner))
+        self._learner = SharedLearner(channel, ForeignTexts(inner))
         self._finish = weakref.finalize(self, self._learner.close)  # also before the interpreter ends
 
     @property
@@ -133,11 +133,13 @@ class SharingSession(Session):
         self.inner.close()
 
     def _publish(self, tokens: Int32, *, prompt: int = 0, ended: bool = False) -> None:
-        self._channel.publish(Piece(request=self._request, start=self._end, tokens=tokens, prompt=prompt, ended=ended))
+        self._channel.publish(
+            SharedTokens(request=self._request, start=self._end, tokens=tokens, prompt=prompt, ended=ended)
+        )
         self._end += len(tokens)
 
 
-class Learner:
+class SharedLearner:
     """The thread that learns from other replicas.
 
     Attributes:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from speculant.core.tree import Int32
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 
 VERSION = 1
 MOST_TOKENS = 8192  # of a message
@@ -27,7 +27,7 @@ class BadMessageError(ValueError):
     """The bytes are no message of this version and vocabulary."""
 
 
-def encode(pieces: Sequence[Piece], replica: int) -> bytes:
+def encode(pieces: Sequence[SharedTokens], replica: int) -> bytes:
     """Return the message that holds these pieces, at most 1024 with 8192 tokens in all."""
     tokens = np.concatenate([piece.tokens for piece in pieces])
     width = 2 if not len(tokens) or int(tokens.max()) < 1 << 16 else _WIDEST
@@ -38,7 +38,7 @@ def encode(pieces: Sequence[Piece], replica: int) -> bytes:
     return b"".join(parts)
 
 
-def decode(message: bytes, vocabulary: int) -> list[Piece]:
+def decode(message: bytes, vocabulary: int) -> list[SharedTokens]:
     """Return the pieces of a message whose tokens must be below `vocabulary`.
 
     Raises:
@@ -64,7 +64,7 @@ def decode(message: bytes, vocabulary: int) -> list[Piece]:
     pieces, at = [], 0
     for request, start, length, prompt, ended in entries:
         pieces.append(
-            Piece(
+            SharedTokens(
                 replica=replica,
                 request=request,
                 start=start,

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import MOST_PIECES, MOST_TOKENS
 
 HELD = 8 * MOST_TOKENS  # tokens that wait at most
@@ -23,11 +23,11 @@ class Outbox:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[SharedTokens] = deque()
         self._tokens, self._closed = 0, False
         self._condition = threading.Condition()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: SharedTokens) -> None:
         """Append a piece; return at once."""
         with self._condition:
             if self._closed:
@@ -51,9 +51,9 @@ class Outbox:
             self._condition.wait_for(lambda: self._closed or self._tokens >= MOST_TOKENS, delay)
             return bool(self._pieces) or not self._closed
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[SharedTokens]:
         """Remove and return the pieces of one message."""
-        taken, tokens = list[Piece](), 0
+        taken, tokens = list[SharedTokens](), 0
         with self._condition:
             while self._pieces and len(taken) < MOST_PIECES:
                 if tokens + len(self._pieces[0].tokens) > MOST_TOKENS:
@@ -75,13 +75,13 @@ class Outbox:
         return length
 
 
-def _split(piece: Piece) -> list[Piece]:
+def _split(piece: SharedTokens) -> list[SharedTokens]:
     """Return pieces of at most half a message each."""
     parts = []
     for at in range(0, len(piece.tokens), _PIECE):
         tokens = piece.tokens[at : at + _PIECE]
         parts.append(
-            Piece(
+            SharedTokens(
                 request=piece.request,
                 start=piece.start + at,
                 tokens=tokens,
@@ -92,9 +92,9 @@ def _split(piece: Piece) -> list[Piece]:
     return parts
 
 
-def _join_pieces(pieces: list[Piece]) -> list[Piece]:
+def _join_pieces(pieces: list[SharedTokens]) -> list[SharedTokens]:
     """Return one piece per run of pieces of a request that follow each other; order within a request stays."""
-    runs: dict[int, list[list[Piece]]] = {}
+    runs: dict[int, list[list[SharedTokens]]] = {}
     for piece in pieces:
         known = runs.setdefault(piece.request, [])
         last = known[-1][-1] if known else None
@@ -104,7 +104,7 @@ def _join_pieces(pieces: list[Piece]) -> list[Piece]:
         else:
             known.append([piece])
     return [
-        Piece(
+        SharedTokens(
             request=run[0].request,
             start=run[0].start,
             tokens=np.concatenate([piece.tokens for piece in run]),

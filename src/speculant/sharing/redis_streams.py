@@ -17,7 +17,7 @@ from typing import Any
 
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.sharing.address import Address
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import BadMessageError, decode, encode
 from speculant.sharing.outbox import Outbox
 
@@ -84,11 +84,11 @@ class RedisChannel:
         self._thread = threading.Thread(target=self._send_all, name="speculant-publishing", daemon=True)
         self._thread.start()
 
-    def publish(self, piece: Piece) -> None:
+    def publish(self, piece: SharedTokens) -> None:
         """Queue a piece."""
         self._outbox.add(piece)
 
-    def poll(self, timeout: float) -> list[Piece]:
+    def poll(self, timeout: float) -> list[SharedTokens]:
         """Return what others published; none while the server is away."""
         try:
             if not self._fresh:
@@ -116,7 +116,7 @@ class RedisChannel:
         self._client.close()
         self._thread.join(_CLOSING)
 
-    def _pieces(self, entry: bytes, fields: Any) -> list[Piece]:
+    def _pieces(self, entry: bytes, fields: Any) -> list[SharedTokens]:
         """Return the pieces of an entry; none of one's own, or of one that cannot be understood."""
         self._last = max(self._last or (0, 0), _number(entry))
         try:
@@ -169,7 +169,7 @@ class RedisChannel:
             self._outage.over("writes")
             self.counts.seconds = time.thread_time()
 
-    def _send(self, pieces: list[Piece]) -> None:
+    def _send(self, pieces: list[SharedTokens]) -> None:
         message = encode(pieces, self.replica)
         pipe = self._client.pipeline(transaction=False)
         pipe.xadd(self._key, {_FIELD: message}, maxlen=self._address.entries, approximate=False)

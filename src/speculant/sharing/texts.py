@@ -15,7 +15,7 @@ import numpy as np
 
 from speculant.core.drafter import Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Int32
-from speculant.sharing.channel import Piece
+from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import MOST_TOKENS
 
 _LOG = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class ForeignTexts:
         self._drafter = drafter
         self._open: OrderedDict[tuple[int, int], _Text] = OrderedDict()
 
-    def learn(self, piece: Piece) -> None:
+    def learn(self, piece: SharedTokens) -> None:
         """Learn a piece. Where pieces before it were lost, a new text begins with it; one that was known is ignored."""
         key = piece.replica, piece.request
         text = self._open.pop(key, None)
@@ -74,7 +74,7 @@ class ForeignTexts:
         while self._open:
             self._end(self._open.popitem()[1])
 
-    def _extend(self, text: _Text, piece: Piece) -> None:
+    def _extend(self, text: _Text, piece: SharedTokens) -> None:
         text.end += len(piece.tokens)
         rest = piece.tokens
         if text.session is None:

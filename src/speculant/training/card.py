@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculant.training.kind import Kind
+from speculant.training.kind import TrainingKind
 
 FIGURES = "training.json"
 
 
-def model_card(kind: Kind, record: dict[str, Any]) -> str:
+def model_card(kind: TrainingKind, record: dict[str, Any]) -> str:
     """Return the README.md of a head or a draft model."""
     return (_draft_model_intro(record) if kind.draft_model else _head_intro(kind, record)) + _figures(kind, record)
 
 
-def _head_intro(kind: Kind, record: dict[str, Any]) -> str:
+def _head_intro(kind: TrainingKind, record: dict[str, Any]) -> str:
     """Return what a head is, and how it is used."""
     target = record["target"]
     return f"""---
@@ -74,7 +74,7 @@ def _draft_model_rows(record: dict[str, Any]) -> str:
     return "".join(f"| {name} | {value} |\n" for name, value in rows)
 
 
-def _figures(kind: Kind, record: dict[str, Any]) -> str:
+def _figures(kind: TrainingKind, record: dict[str, Any]) -> str:
     """Return how it was trained, and what it gains."""
     target, settings, best = record["target"], record["settings"], record["best"]
     weight = f" + {settings['feature_weight']:g} of the distance of hidden states" if settings["feature_weight"] else ""

@@ -18,14 +18,14 @@ COMPACT_EVERY = 8  # passes between removals of texts that have ended
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TokenPrompt:
     """Token ids to continue, and the temperature, 0 for greedily."""
 
     ids: list[int]
     temperature: float
 
 
-def continued(model: Any, prompts: Sequence[Prompt], *, new_tokens: int, seed: Sequence[int]) -> Texts:
+def continued(model: Any, prompts: Sequence[TokenPrompt], *, new_tokens: int, seed: Sequence[int]) -> Texts:
     """Return the texts, prompts included.
 
     Args:
@@ -46,7 +46,7 @@ def continued(model: Any, prompts: Sequence[Prompt], *, new_tokens: int, seed: S
 
 
 def _run(
-    model: Any, prompts: Sequence[Prompt], longest: int, end: int, generator: torch.Generator
+    model: Any, prompts: Sequence[TokenPrompt], longest: int, end: int, generator: torch.Generator
 ) -> tuple[Any, list[int]]:
     """Return the ids [rows, end], padded in front, and where each text ends."""
     device = model.device

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch would make `speculant train --help` wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind(HeadTraining):
+class TrainingKind(HeadTraining):
     """A kind of heads with its training, or draft models; see `HeadTraining`.
 
     Attributes:

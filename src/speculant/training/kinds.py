@@ -7,15 +7,15 @@ from dataclasses import fields
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.kind import HeadTraining
 from speculant.drafters.heads.kinds import HEAD_KINDS
-from speculant.training.kind import Kind
+from speculant.training.kind import TrainingKind
 
 KINDS = tuple(
-    Kind(name=kind.name, **{each.name: getattr(kind.training, each.name) for each in fields(HeadTraining)})
+    TrainingKind(name=kind.name, **{each.name: getattr(kind.training, each.name) for each in fields(HeadTraining)})
     for kind in HEAD_KINDS
     if kind.training is not None
 )
 
-DRAFT_MODEL = Kind(
+DRAFT_MODEL = TrainingKind(
     name="draft-model",
     build="speculant.training.draft_model.model:new_draft_model",
     options={"layers": 0, "hidden": 0, "heads": 0, "kv_heads": 0, "head_dim": 0, "inner": 0},
@@ -30,7 +30,7 @@ DRAFT_MODEL = Kind(
 )
 
 
-def find_kind(name: str) -> Kind:
+def find_kind(name: str) -> TrainingKind:
     """Return the kind of that name.
 
     Raises:

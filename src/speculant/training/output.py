@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.core.errors import FileError, UsageError
 from speculant.training.card import FIGURES, model_card
 from speculant.training.checkpoints import FOLDER, state_file
-from speculant.training.kind import Kind
+from speculant.training.kind import TrainingKind
 
 if TYPE_CHECKING:  # torch would make a folder that cannot be used known seconds later
     from torch import nn
@@ -49,7 +49,7 @@ def check_output(out: Path, *, resume: bool, noun: str = "head") -> bool:
 
 
 def write_head(
-    out: Path, head: nn.Module, kind: Kind, target: TargetParts, record: dict[str, Any], tokenizer: Any = None
+    out: Path, head: nn.Module, kind: TrainingKind, target: TargetParts, record: dict[str, Any], tokenizer: Any = None
 ) -> None:
     """Write head or draft model, card and figures; each file is written aside and renamed.
 

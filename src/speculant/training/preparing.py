@@ -18,7 +18,7 @@ from speculant.training.feature_cache import FeatureCache
 from speculant.training.features import Features
 from speculant.training.files import Files
 from speculant.training.fingerprint import TargetIdentity
-from speculant.training.kind import Kind
+from speculant.training.kind import TrainingKind
 from speculant.training.settings import TrainSettings
 from speculant.training.texts import Texts
 from speculant.training.workers import Workers
@@ -26,7 +26,7 @@ from speculant.training.workers import Workers
 HELD_OUT_SHARE = 0.1  # of the texts, at most
 
 
-def check_kind(kind: Kind, settings: TrainSettings, files: Files) -> None:
+def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files) -> None:
     """Check that nothing is asked of a head that only draft models can do.
 
     Raises:
@@ -65,7 +65,7 @@ def fitting_texts(
 
 
 def build_head(
-    kind: Kind,
+    kind: TrainingKind,
     target: HFTargetParts,
     model: Any,
     settings: TrainSettings,
@@ -94,7 +94,7 @@ def fixed(head: nn.Module, device: torch.device) -> Any:
     return head.to(device).requires_grad_(False).eval()
 
 
-def fitting_depths(kind: Kind, head: Any, settings: TrainSettings) -> TrainSettings:
+def fitting_depths(kind: TrainingKind, head: Any, settings: TrainSettings) -> TrainSettings:
     """Return settings with the depths that are measured.
 
     Raises:

@@ -16,7 +16,7 @@ from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.checkpoints import state_file
 from speculant.training.files import Files, title
 from speculant.training.fingerprint import TargetIdentity, weights_digest
-from speculant.training.kind import Kind
+from speculant.training.kind import TrainingKind
 from speculant.training.output import check_output, remove_state, write_head
 from speculant.training.preparing import attach_caches, build_head, check_kind, fitting_depths, fitting_texts, fixed
 from speculant.training.progress import Progress, TrainState
@@ -31,7 +31,7 @@ EPOCHS = 5  # where neither steps nor minutes are given
 
 
 def train_head(
-    kind: Kind,
+    kind: TrainingKind,
     model: Any,
     data: TrainData,
     identity: TargetIdentity,
@@ -137,7 +137,7 @@ def frozen(model: Any) -> Iterator[None]:
 
 
 def _record(
-    kind: Kind,
+    kind: TrainingKind,
     head: nn.Module,
     data: TrainData,
     identity: TargetIdentity,

@@ -21,7 +21,7 @@ from speculant.core.errors import UsageError
 from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import WRITTEN, usable
-from speculant.training.continuing import Prompt, continued
+from speculant.training.continuing import TokenPrompt, continued
 from speculant.training.features import Features, text_groups
 from speculant.training.settings import TrainSettings
 from speculant.training.student import Student
@@ -96,7 +96,9 @@ class StudentFeatures(Features):
         """Return the prompts of a batch with what the draft model writes after them; those with room for an anchor."""
         texts, settings = self.groups.texts, self._settings
         chosen = self.groups[self.groups.at(number)]
-        prompts = [Prompt(prompt_of(texts, int(index), settings.opening), settings.temperature) for index in chosen]
+        prompts = [
+            TokenPrompt(prompt_of(texts, int(index), settings.opening), settings.temperature) for index in chosen
+        ]
         seed = (settings.seed, WRITTEN, number)
         written = continued(self._student.model, prompts, new_tokens=settings.new_tokens, seed=seed)
         most = self._target.positions or int(written.lengths.max())

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from speculant.core.errors import FileError, OutOfMemoryError, UsageError
-from speculant.training.continuing import Prompt, continued
+from speculant.training.continuing import TokenPrompt, continued
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.shards import read_manifest, shard_file, write_manifest, write_shard
 from speculant.training.texts import Texts
@@ -124,7 +124,7 @@ class Drawing:
         self._prompts, self._settings = prompts, settings
         self._again, self._order = -1, np.zeros(0, np.int64)
 
-    def shard(self, number: int) -> list[Prompt]:
+    def shard(self, number: int) -> list[TokenPrompt]:
         """Return the prompts of a shard, which are of like length."""
         settings = self._settings
         pool, place = divmod(number, POOL)
@@ -135,7 +135,7 @@ class Drawing:
         start = int(order[place]) * settings.rows
         return drawn[start : start + settings.rows]
 
-    def _prompt(self, text: int) -> Prompt:
+    def _prompt(self, text: int) -> TokenPrompt:
         """Return the prompt of a text: each comes once in a pass over all of them."""
         settings, count = self._settings, len(self._prompts)
         again, place = divmod(text, count)
@@ -151,10 +151,10 @@ class Drawing:
             ids = ids[: int(generator.integers(least, most + 1))]
         elif again and temperatures.any():  # written greedily once more, it would be the same text
             shares = shares * (temperatures > 0)
-        return Prompt(ids, float(generator.choice(temperatures, p=shares / shares.sum())))
+        return TokenPrompt(ids, float(generator.choice(temperatures, p=shares / shares.sum())))
 
 
-def _continued(model: Any, prompts: Sequence[Prompt], settings: WritingSettings, number: int) -> Texts:
+def _continued(model: Any, prompts: Sequence[TokenPrompt], settings: WritingSettings, number: int) -> Texts:
     """Return the texts of a shard.
 
     Raises:

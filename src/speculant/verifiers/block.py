@@ -15,7 +15,7 @@ from torch import Tensor
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.verifiers.forest import Forest, residual
-from speculant.verifiers.rule import Outcome, RuleVerifier
+from speculant.verifiers.rule import Decision, RuleVerifier
 
 
 class BlockVerification(RuleVerifier):
@@ -27,7 +27,7 @@ class BlockVerification(RuleVerifier):
         if len(draft) and (draft.parents != range(-1, len(draft) - 1)).any():
             raise UnsupportedError("block verification takes chains; this draft branches. Use 'traversal' for trees.")
 
-    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         size, tiny = forest.tokens.shape[1], torch.finfo(p.dtype).tiny
         weight, rows, rest, rates = p.new_ones(len(p)), torch.zeros(len(p), dtype=torch.int64), p[:, 0], list[Tensor]()
         rows = rows.to(p.device)
@@ -51,4 +51,4 @@ class BlockVerification(RuleVerifier):
             after = torch.where(more[:, None], residual(scaled, following), p[:, row])
             rest = torch.where(accepted[:, None], after, rest)
             rates.append(rate)
-        return Outcome(rows, rest, torch.stack(rates[1:], 1) if size else p.new_zeros(len(p), 0))
+        return Decision(rows, rest, torch.stack(rates[1:], 1) if size else p.new_zeros(len(p), 0))

@@ -22,7 +22,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
 from speculant.verifiers.forest import Forest
-from speculant.verifiers.rule import Outcome, RuleVerifier, Work, descend
+from speculant.verifiers.rule import Decision, RuleVerifier, Work, descend
 from speculant.verifiers.speculative_sampling import recursive_rejection
 
 
@@ -51,7 +51,7 @@ class ContrastiveDecoding(RuleVerifier):
             raise UnsupportedError("contrastive decoding needs q after every node; use the method 'contrastive'.")
         return q.to(p)
 
-    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         return descend(recursive_rejection, forest, p, uniforms)
 
 

@@ -31,7 +31,7 @@ from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class Decision:
     """What a rule decides for B drafts.
 
     Attributes:
@@ -84,7 +84,7 @@ class RuleVerifier(Verifier):
     sampled = True
 
     @abstractmethod
-    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         """Return the outcome for drafts with p [B, N + 1, V] after every row and uniform numbers [B, N]."""
 
     def check(self, draft: DraftTree) -> None:
@@ -149,7 +149,7 @@ class DescentVerifier(RuleVerifier):
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
         """Return the choice among siblings, see `NodeRule`."""
 
-    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         return descend(self.choose, forest, p, uniforms)
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
@@ -182,7 +182,7 @@ class DescentVerifier(RuleVerifier):
             path.append(node)
 
 
-def descend(choose: NodeRule, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+def descend(choose: NodeRule, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
     """Apply a rule among siblings from the root down, until it accepts none."""
     everyone = torch.arange(len(p), device=p.device)
     rows, going = torch.zeros_like(everyone), torch.ones_like(everyone, dtype=torch.bool)
@@ -199,7 +199,7 @@ def descend(choose: NodeRule, forest: Forest, p: Tensor, uniforms: Tensor) -> Ou
         rows = torch.where(going, taken + 1, rows)
         if p.device.type == "cpu" and not bool(going.any()):
             break
-    return Outcome(rows, rest, rates)
+    return Decision(rows, rest, rates)
 
 
 def ahead_of(tree: DraftTree) -> Ahead | None:
@@ -214,7 +214,7 @@ def _test_ahead(ahead: Ahead, p: Tensor, sampler: Sampler) -> Tensor:
     return settle(p, torch.tensor([ahead.token], device=p.device), q, test)
 
 
-def _settle_all(works: Sequence[Work], outcome: Outcome) -> Tensor:
+def _settle_all(works: Sequence[Work], outcome: Decision) -> Tensor:
     """Return the laws [B, V] of the own tokens: where a whole draft was accepted, given the token drawn ahead."""
     rest, ahead = outcome.rest, [work.ahead for work in works]
     if not any(ahead):

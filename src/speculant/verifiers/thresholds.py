@@ -17,7 +17,7 @@ from torch import Tensor
 
 from speculant.core.errors import UsageError
 from speculant.verifiers.forest import Forest
-from speculant.verifiers.rule import Choice, DescentVerifier, Outcome, RuleVerifier
+from speculant.verifiers.rule import Choice, Decision, DescentVerifier, RuleVerifier
 from speculant.verifiers.speculative_sampling import recursive_rejection
 
 
@@ -30,7 +30,7 @@ class ThresholdVerifier(RuleVerifier):
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
         """Return Bool[B, N], whether each node's token passes, p [B, N, V] being the distribution after its parent."""
 
-    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         everyone, size = torch.arange(len(p), device=p.device), forest.tokens.shape[1]
         above = p.gather(1, forest.parents[..., None].expand(-1, -1, p.shape[-1]))
         depths = p.new_zeros(len(p), size + 1, dtype=torch.int64)
@@ -41,7 +41,7 @@ class ThresholdVerifier(RuleVerifier):
         for node in range(size):
             accepted[:, node + 1] = passing[:, node] & accepted[everyone, forest.parents[:, node]]
         rows = torch.where(accepted, depths, -1).argmax(1)
-        return Outcome(rows, p[everyone, rows], passing.to(p))
+        return Decision(rows, p[everyone, rows], passing.to(p))
 
 
 class TypicalAcceptance(ThresholdVerifier):

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from speculant.verifiers.forest import Forest, residual, without
-from speculant.verifiers.rule import Outcome, RuleVerifier
+from speculant.verifiers.rule import Decision, RuleVerifier
 
 
 class TraversalVerification(RuleVerifier):
     """Exact in distribution."""
 
-    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Outcome:
+    def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         batch, size = forest.tokens.shape
         everyone, tiny = torch.arange(batch, device=p.device), torch.finfo(p.dtype).tiny
         order, depths = _schedule(forest)
@@ -63,7 +63,7 @@ class TraversalVerification(RuleVerifier):
             drawn = failed & forest.sampled[everyone, node] & forest.distinct
             q[everyone, above] = torch.where(drawn[:, None], without(q[everyone, above], token), q[everyone, above])
         rest = torch.where(open_[:, None], own[:, 0], rest)
-        return Outcome(rows, rest, rates)
+        return Decision(rows, rest, rates)
 
 
 def _schedule(forest: Forest) -> tuple[Tensor, Tensor]:

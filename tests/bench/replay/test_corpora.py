@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from speculant.api.loading import load_tokenizer
-from speculant.bench.replay.corpora import Corpus, assign, read_corpus
+from speculant.bench.replay.corpora import CorpusFile, assign, read_corpus
 from speculant.core.errors import CorruptMemoryError, FileError, UsageError
 from speculant.memory.file import write_memory
 from speculant.memory.fingerprint import tokenizer_fingerprint
@@ -23,7 +23,7 @@ def test_ids_need_no_tokenizer(tmp_path: Path) -> None:
     """A corpus of bare ids fits bare ids."""
     for fingerprint in ("", "ids-50"):
         path = write(tmp_path / "c", fingerprint)
-        assert read_corpus(path) == Corpus(path, "trigram", fingerprint)
+        assert read_corpus(path) == CorpusFile(path, "trigram", fingerprint)
 
 
 def test_a_corpus_of_a_tokenizer_needs_that_tokenizer(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ def test_what_is_no_corpus(tmp_path: Path) -> None:
 
 def test_each_method_gets_its_kind() -> None:
     """Methods that take no corpus start empty."""
-    table = Corpus(Path("t"), "trigram", "")
+    table = CorpusFile(Path("t"), "trigram", "")
     assert assign(["none", "aded", "peer:arctic"], [table]) == {"aded": table}
     assert assign(["none"], []) == {}
 
 
 def test_what_cannot_be_used() -> None:
     """A corpus that no method takes, or a second of a kind, is refused."""
-    table, other = Corpus(Path("t"), "trigram", ""), Corpus(Path("o"), "other", "")
+    table, other = CorpusFile(Path("t"), "trigram", ""), CorpusFile(Path("o"), "other", "")
     with pytest.raises(UsageError, match="o holds a memory of kind 'other', which none of aded, none can"):
         assign(["aded", "none"], [table, other])
     with pytest.raises(UsageError, match="same kind"):

@@ -13,7 +13,7 @@ from scripted import Scripted, recording
 from speculant import __version__
 from speculant.bench.replay.metrics import run_metrics
 from speculant.bench.replay.player import replay
-from speculant.bench.report.excerpts import Piece, last_excerpt
+from speculant.bench.report.excerpts import ExcerptToken, last_excerpt
 from speculant.bench.report.replay_page import headline, replay_page, short_names
 from speculant.core.tree import DraftTree
 from speculant.drafters.none import NoDrafter
@@ -22,7 +22,7 @@ CREATED = datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc)
 
 
 @pytest.fixture(scope="module")
-def replayed() -> tuple[list[dict[str, Any]], dict[tuple[str, str], list[Piece]]]:
+def replayed() -> tuple[list[dict[str, Any]], dict[tuple[str, str], list[ExcerptToken]]]:
     """Return rows and excerpts of two files and two methods."""
     recordings = [recording([4, 5, 6], "x"), recording([4, 4], "y", e=[2, 1])]
     rows, excerpts = [], {}

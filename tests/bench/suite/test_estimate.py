@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from speculant.bench.suite.estimate import Rate, TimeEstimate
-from speculant.bench.suite.tasks import Request
-from speculant.bench.systems.system import Outcome
+from speculant.bench.suite.tasks import TaskRequest
+from speculant.bench.systems.system import RequestOutcome
 
 
 class Turns:
@@ -18,9 +18,9 @@ class Turns:
     category = "c"
     turns = 2
 
-    def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+    def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
         """Return the next request."""
-        return Request(np.arange(10, dtype=np.int32), 5) if len(answers) < self.turns else None
+        return TaskRequest(np.arange(10, dtype=np.int32), 5) if len(answers) < self.turns else None
 
 
 ITEMS = [Turns(), Turns(), Turns()]
@@ -28,7 +28,9 @@ ITEMS = [Turns(), Turns(), Turns()]
 
 def test_a_rate_is_measured_per_token() -> None:
     """Seconds until the first token belong to the prompt, the rest to the tokens after it."""
-    outcome = Outcome(ids=[1] * 5, seconds=3.0, prefill_seconds=1.0, prefill_tokens=1, rounds=4, accepted_by_depth=[])
+    outcome = RequestOutcome(
+        ids=[1] * 5, seconds=3.0, prefill_seconds=1.0, prefill_tokens=1, rounds=4, accepted_by_depth=[]
+    )
     assert Rate.measured(outcome, 10, batched=True) == Rate(0.1, 0.5, True)
 
 

@@ -13,12 +13,12 @@ import pytest
 from models import tiny_model
 from scripted import recording
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.estimate import Progress
-from speculant.bench.suite.rows import Row, RowFile
+from speculant.bench.suite.estimate import RunProgress
+from speculant.bench.suite.rows import ResultRow, RowFile
 from speculant.bench.suite.runner import Runner
-from speculant.bench.suite.tasks import Request, Sampling, Task, recorded_task
+from speculant.bench.suite.tasks import Task, TaskRequest, TaskSampling, recorded_task
 from speculant.bench.systems.selection import build_systems, parse_methods
-from speculant.bench.systems.system import Outcome, SpeculantSystem, System
+from speculant.bench.systems.system import RequestOutcome, SpeculantSystem, System
 from speculant.core.errors import SpeculantError
 
 TEXT = [7, 8, 9, 10] * 3
@@ -41,13 +41,13 @@ def runner(model: Any, methods: str = "mix,hf:generate", tasks: Sequence[Task] =
         tasks=tasks or [recorded_task(name, [recording(TEXT, prompt=[3, i]) for i in range(2)], 256) for name in "ab"],
         systems=changes.pop("systems", None) or build_systems(names, model, nodes=8, memory_limit=LIMIT, fast=None),
         plain=plain(model),
-        samplings=[Sampling()],
+        samplings=[TaskSampling()],
         trials=2,
         **changes,
     )
 
 
-def untimed(rows: Sequence[Row]) -> list[Row]:
+def untimed(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """Return the rows without what a clock measured."""
     times = {"seconds": 0.0, "prefill_seconds": 0.0, "draft_seconds": None, "target_seconds": None}
     return [replace(row, **times) for row in rows]
@@ -55,7 +55,7 @@ def untimed(rows: Sequence[Row]) -> list[Row]:
 
 def test_everything_is_run_in_order(model: Any, tmp_path: Path) -> None:
     """Plain decoding first on every request, trial by trial; memory is empty at each start and grows within it."""
-    run, reports = runner(model), list[Progress]()
+    run, reports = runner(model), list[RunProgress]()
     file = RowFile(tmp_path, {})
     assert run.estimate_seconds(file) is None
     run.warm_up()
@@ -84,7 +84,7 @@ def test_everything_is_run_in_order(model: Any, tmp_path: Path) -> None:
 def test_an_interrupted_run_is_resumed(after: int, model: Any, tmp_path: Path) -> None:
     """Wherever it was interrupted, the rest runs as it would have, with the memory of that moment."""
 
-    def interrupt(now: Progress) -> None:
+    def interrupt(now: RunProgress) -> None:
         if now.done == after:
             raise KeyboardInterrupt
 
@@ -103,7 +103,7 @@ class Wrong(SpeculantSystem):
 
     name = "wrong"
 
-    def run(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         """Decode."""
         outcome = super().run(request, sampling)
         return replace(outcome, ids=[*outcome.ids[:5], *((token + 1) % 50 for token in outcome.ids[5:])])
@@ -130,9 +130,9 @@ class Free:
     category = "c"
     turns = 1
 
-    def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+    def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
         """Return its one request."""
-        return None if answers else Request(recording([1], prompt=[3, 4]).prompt, 12)
+        return None if answers else TaskRequest(recording([1], prompt=[3, 4]).prompt, 12)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_the_turns_of_a_batch_follow_plain_answers(model: Any, tmp_path: Path) -
         category = "c"
         turns = 3
 
-        def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+        def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
             before = [token for answer in answers for token in answer]
-            return Request(np.array([3, 4, *before], np.int32), 5) if len(answers) < 3 else None
+            return TaskRequest(np.array([3, 4, *before], np.int32), 5) if len(answers) < 3 else None
 
     file = RowFile(tmp_path, {})
     runner(model, methods="mix", tasks=[Task("t", [Turns()] * 3)], batches=[2]).run(file)

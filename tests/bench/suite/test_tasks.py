@@ -9,7 +9,7 @@ import pytest
 
 from scripted import recording
 from speculant.api.loading import load_tokenizer
-from speculant.bench.suite.suites import Conversation
+from speculant.bench.suite.suites import TaskConversation
 from speculant.bench.suite.tasks import prompt_task, recorded_task
 from speculant.core.errors import TokenizerError, UsageError
 
@@ -31,7 +31,7 @@ def test_a_conversation_without_a_chat_template() -> None:
     """Turns follow the answers as text, and a turn that does not fit ends the conversation."""
     tokenizer: Any = load_tokenizer()
     tokenizer.chat_template = None
-    conversation = Conversation(("Tell me a story.", "Another."), "x")
+    conversation = TaskConversation(("Tell me a story.", "Another."), "x")
     item = prompt_task("t", [conversation], tokenizer, positions=64, max_new_tokens=20).items[0]
     first = item.request([])
     assert first is not None
@@ -54,7 +54,9 @@ def test_a_conversation_in_a_chat_template() -> None:
     """Turns and answers go through the template, ready for the next answer."""
     tokenizer: Any = load_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-    item = prompt_task("t", [Conversation(("A b.", "C d."), "x")], tokenizer, positions=None, max_new_tokens=9).items[0]
+    item = prompt_task(
+        "t", [TaskConversation(("A b.", "C d."), "x")], tokenizer, positions=None, max_new_tokens=9
+    ).items[0]
     request = item.request([tokenizer("Once.", add_special_tokens=False)["input_ids"]])
     assert request is not None
     text = tokenizer.decode(request.prompt.astype(np.int64), skip_special_tokens=True)
@@ -63,7 +65,7 @@ def test_a_conversation_in_a_chat_template() -> None:
 
 def test_what_cannot_be_asked() -> None:
     """No tokenizer, or no prompt that fits; some that do not are counted."""
-    short, long = Conversation(("A.",), "x"), Conversation(("A. " * 90,), "x")
+    short, long = TaskConversation(("A.",), "x"), TaskConversation(("A. " * 90,), "x")
     with pytest.raises(TokenizerError, match="no tokenizer"):
         prompt_task("t", [short], None, positions=9, max_new_tokens=9)
     tokenizer = load_tokenizer()

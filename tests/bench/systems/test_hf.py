@@ -11,7 +11,7 @@ import torch
 from architecture_matrix.catalogue import build
 from models import tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.tasks import Request, Sampling
+from speculant.bench.suite.tasks import TaskRequest, TaskSampling
 from speculant.bench.systems.hf import HuggingFace, check_hf
 from speculant.bench.systems.system import SpeculantSystem
 from speculant.core.errors import UnsupportedError, UsageError
@@ -19,7 +19,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 NAMES = ["hf:generate", "hf:prompt-lookup"]
 PROMPT = np.array([3, 4, 5, 6, 3, 4], np.int32)
 REPEATING = np.array([7, 8, 9, 2] * 8, np.int32)  # 2 is the model's end of text
-GREEDY = Sampling()
+GREEDY = TaskSampling()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def model() -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_forced(name: str, model: Any) -> None:
     """The recording is followed to its end, past the model's end-of-text token, and every token counts once."""
-    outcome = HuggingFace(name, model).run(Request(PROMPT, len(REPEATING), REPEATING), GREEDY)
+    outcome = HuggingFace(name, model).run(TaskRequest(PROMPT, len(REPEATING), REPEATING), GREEDY)
     assert outcome.ids == REPEATING.tolist()
     assert outcome.prefill_tokens + outcome.rounds + sum(outcome.accepted_by_depth) == len(REPEATING)
     assert (outcome.rounds < len(REPEATING) // 2) == (name == "hf:prompt-lookup")
@@ -41,7 +41,7 @@ def test_forced(name: str, model: Any) -> None:
 def test_prompt_lookup_does_not_learn_the_recorded_text(model: Any) -> None:
     """Where the text repeats nothing, nothing is accepted."""
     output = np.arange(10, 40, dtype=np.int32)
-    outcome = HuggingFace("hf:prompt-lookup", model).run(Request(PROMPT, len(output), output), GREEDY)
+    outcome = HuggingFace("hf:prompt-lookup", model).run(TaskRequest(PROMPT, len(output), output), GREEDY)
     assert outcome.ids == output.tolist()
     assert outcome.rounds == len(output) - 1
 
@@ -49,7 +49,7 @@ def test_prompt_lookup_does_not_learn_the_recorded_text(model: Any) -> None:
 @pytest.mark.parametrize("name", [*NAMES, "hf:assisted"])
 def test_free_texts_are_those_of_plain_decoding(name: str, model: Any) -> None:
     """Greedy texts are the same, at the requested length."""
-    request = Request(PROMPT, 24)
+    request = TaskRequest(PROMPT, 24)
     plain = SpeculantSystem("none", lambda: Speculator.from_transformers(model, method="none")).run(request, GREEDY)
     outcome = HuggingFace(name, model, model if name == "hf:assisted" else None).run(request, GREEDY)
     assert outcome.ids == plain.ids
@@ -57,7 +57,7 @@ def test_free_texts_are_those_of_plain_decoding(name: str, model: Any) -> None:
 
 def test_nothing_counts_after_the_end_of_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An end of text inside an accepted draft ends the count, whatever the release of transformers does there."""
-    request = Request(PROMPT, 24)
+    request = TaskRequest(PROMPT, 24)
     ids = HuggingFace("hf:generate", model).run(request, GREEDY).ids
     monkeypatch.setattr(model.generation_config, "eos_token_id", [ids[9]])
     for name in NAMES:
@@ -66,10 +66,10 @@ def test_nothing_counts_after_the_end_of_text(model: Any, monkeypatch: pytest.Mo
 
 def test_sampling_leaves_the_process_s_random_stream_alone(model: Any) -> None:
     """A seed gives the text that Speculant gives, and the global generator is unchanged."""
-    before, sampling = torch.get_rng_state(), Sampling(1.0, 5)
-    outcome = HuggingFace("hf:generate", model).run(Request(PROMPT, 16), sampling)
+    before, sampling = torch.get_rng_state(), TaskSampling(1.0, 5)
+    outcome = HuggingFace("hf:generate", model).run(TaskRequest(PROMPT, 16), sampling)
     own = SpeculantSystem("lookup", lambda: Speculator.from_transformers(model, method="lookup"))
-    assert outcome.ids == own.run(Request(PROMPT, 16), sampling).ids
+    assert outcome.ids == own.run(TaskRequest(PROMPT, 16), sampling).ids
     assert torch.equal(before, torch.get_rng_state())
     assert HuggingFace("hf:generate", model).token_identical(sampling)
     assert not HuggingFace("hf:prompt-lookup", model).token_identical(sampling)
@@ -88,4 +88,4 @@ def test_models_with_states_are_refused_before_they_run() -> None:
     model = build("mamba", "eager")
     with pytest.raises(UnsupportedError, match="verifies no drafts on models with recurrent states"):
         HuggingFace("hf:prompt-lookup", model)
-    assert HuggingFace("hf:generate", model).run(Request(PROMPT, 4), GREEDY).ids
+    assert HuggingFace("hf:generate", model).run(TaskRequest(PROMPT, 4), GREEDY).ids

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from models import SHAPE, VOCABULARY, tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.tasks import Request, Sampling
+from speculant.bench.suite.tasks import TaskRequest, TaskSampling
 from speculant.bench.systems.llamacpp import LlamaCpp, check_llamacpp, convert
 from speculant.bench.systems.selection import parse_methods
 from speculant.bench.systems.system import SpeculantSystem
@@ -24,7 +24,7 @@ from speculant.engines.llamacpp.library import load_library
 from speculant.engines.llamacpp.opening import open_sequence
 
 PROMPT = np.array([3, 4, 5, 6, 3, 4], np.int32)
-GREEDY = Sampling()
+GREEDY = TaskSampling()
 SCALED = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -85,7 +85,7 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
 @pytest.mark.peers
 def test_free_texts_are_those_of_plain_decoding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy texts are the same; they end with the end of text, which counts."""
-    request = Request(PROMPT, 24)
+    request = TaskRequest(PROMPT, 24)
     plain = SpeculantSystem("none", lambda: Speculator.from_transformers(model, method="none")).run(request, GREEDY)
     outcome = LlamaCpp(model).run(request, GREEDY)
     assert outcome.ids == plain.ids
@@ -103,7 +103,7 @@ def test_forced(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     context = player._model.context
     decode = context.decode
     monkeypatch.setattr(context, "decode", lambda rows, keep: (fed.append(rows.tokens.tolist()), decode(rows, keep))[1])
-    outcome = player.run(Request(PROMPT, len(output), output), GREEDY)
+    outcome = player.run(TaskRequest(PROMPT, len(output), output), GREEDY)
     assert outcome.ids == output.tolist()
     assert fed == [PROMPT.tolist(), *([token] for token in output[:-1].tolist())]
 

@@ -8,7 +8,7 @@ import pytest
 
 from models import perturbed, tiny_model
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.tasks import Sampling
+from speculant.bench.suite.tasks import TaskSampling
 from speculant.bench.systems.system import SpeculantSystem
 
 
@@ -43,4 +43,4 @@ def test_what_tokens_are_promised(
             draft_model=None if method == "lookup" else draft_model,
         ),
     )
-    assert (system.token_identical(Sampling()), system.token_identical(Sampling(1.0))) == (greedy, sampled)
+    assert (system.token_identical(TaskSampling()), system.token_identical(TaskSampling(1.0))) == (greedy, sampled)

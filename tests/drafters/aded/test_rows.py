@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speculant.drafters.aded.rows import LONGEST_ROW, TAIL, UNIT, has_room, new_level
-from speculant.drafters.aded.table import Rule
+from speculant.drafters.aded.table import LearningRule
 from tables import COUNTS, ids, row_of, table
 
 
@@ -22,7 +22,7 @@ def test_the_longest_row() -> None:
 
 def test_freed_blocks_are_used_again() -> None:
     """A row that outgrows its block leaves it to the next row of that size."""
-    held = table(Rule(gain=UNIT, ceiling=8191, memory=0, prior=0, longest=4, bigrams=False))
+    held = table(LearningRule(gain=UNIT, ceiling=8191, memory=0, prior=0, longest=4, bigrams=False))
     for first, successors in ((10, 4), (20, 3), (30, 2), (40, 2)):
         for token in range(successors):
             held.learn(ids([first, first + 1, token]), 2)

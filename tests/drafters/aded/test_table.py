@@ -21,7 +21,7 @@ from speculant.drafters.aded.rows import (
     export,
     level_bytes,
 )
-from speculant.drafters.aded.table import Rule, TrigramTable
+from speculant.drafters.aded.table import LearningRule, TrigramTable
 from tables import COUNTS, NaiveTable, contexts_of, ids, row_of, table
 
 RULES = {
@@ -29,7 +29,7 @@ RULES = {
     "paper": PAPER_RULE,
     "short rows": COUNTS._replace(longest=3, memory=200),
     "one successor": COUNTS._replace(longest=1),
-    "low ceiling": Rule(gain=50, ceiling=120, memory=0, prior=UNIT, longest=5, bigrams=True),
+    "low ceiling": LearningRule(gain=50, ceiling=120, memory=0, prior=UNIT, longest=5, bigrams=True),
     "no decay": COUNTS._replace(memory=0, bigrams=False),
 }
 
@@ -44,7 +44,7 @@ def rows_agree(held: TrigramTable, naive: NaiveTable) -> None:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @given(text=st.lists(st.integers(0, 4), max_size=120), cut=st.integers(0, 120))
-def test_learns_as_the_naive_table(rule: Rule, text: list[int], cut: int) -> None:
+def test_learns_as_the_naive_table(rule: LearningRule, text: list[int], cut: int) -> None:
     """Each token is learned once under its two contexts, however the text is cut into pieces."""
     held, naive = table(rule), NaiveTable(rule)
     held.learn(ids(text[:cut]))
@@ -54,7 +54,7 @@ def test_learns_as_the_naive_table(rule: Rule, text: list[int], cut: int) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_growth_loses_nothing(rule: Rule) -> None:
+def test_growth_loses_nothing(rule: LearningRule) -> None:
     """Thousands of rows of all lengths survive every growth of slots and pool."""
     random = np.random.default_rng(0)
     text = (random.zipf(1.3, 12_000) % 400).astype(np.int32)
@@ -86,7 +86,7 @@ def test_a_row_keeps_its_order_and_its_total(followers: list[int], longest: int,
 
 @pytest.mark.parametrize("rule", [COUNTS, COUNTS._replace(longest=3), PAPER_RULE], ids=["counts", "short", "paper"])
 @pytest.mark.parametrize("k", [1, 8, 100])
-def test_learns_the_targets_rows_as_the_naive_table(rule: Rule, k: int) -> None:
+def test_learns_the_targets_rows_as_the_naive_table(rule: LearningRule, k: int) -> None:
     """The target's best tokens are learned by their shares, the best one last; shares too small are nothing."""
     random = np.random.default_rng(k)
     held, naive = table(rule), NaiveTable(rule)
@@ -139,7 +139,7 @@ def test_too_short_to_learn(text: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("rule", "limit"), [(COUNTS, 130_000), (COUNTS, 1 << 20), (PAPER_RULE, 1 << 20)])
-def test_never_above_the_limit(rule: Rule, limit: int) -> None:
+def test_never_above_the_limit(rule: LearningRule, limit: int) -> None:
     """Over 200,000 random tokens the bytes never pass the limit, and what was learned last is known."""
     random = np.random.default_rng(4)
     held = table(rule, limit=limit)

@@ -8,7 +8,7 @@ import pytest
 from oracles import argmaxes, hashed
 from speculant.core.exports import ancestor_mask
 from speculant.core.tree import ROOT, DraftTree
-from speculant.drafters.parallel.window import Window, most_queries
+from speculant.drafters.parallel.window import LookaheadWindow, most_queries
 
 SHAPES = [(2, 2), (5, 2), (2, 3), (5, 4), (7, 5), (3, 8)]
 FIGURE = """
@@ -31,15 +31,15 @@ FIGURE = """
 POSITIONS = [0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6]
 
 
-def filled(width: int, ngram: int) -> tuple[Window, list[int]]:
+def filled(width: int, ngram: int) -> tuple[LookaheadWindow, list[int]]:
     """Return a window after as many passes as fill it, and the text so far."""
-    window, text, after = Window(range(width + ngram - 3), width=width, ngram=ngram), [8], hashed(50, 2)
+    window, text, after = LookaheadWindow(range(width + ngram - 3), width=width, ngram=ngram), [8], hashed(50, 2)
     for _ in range(ngram - 2):
         advance(window, text, after)
     return window, text
 
 
-def advance(window: Window, text: list[int], after: object) -> list[tuple[int, ...]]:
+def advance(window: LookaheadWindow, text: list[int], after: object) -> list[tuple[int, ...]]:
     best = argmaxes(DraftTree.empty(queries=window.queries()), text, after)  # type: ignore[arg-type]
     ngrams = window.advance(text[-1], best[0], best[1:])
     text.append(best[0])
@@ -57,7 +57,7 @@ def test_the_mask_of_the_papers_figure() -> None:
 @pytest.mark.parametrize(("width", "ngram"), SHAPES)
 def test_mask_and_positions_of_any_window(width: int, ngram: int) -> None:
     """The row of level l in column c is at position c + l; it sees level 0 up to c, and its own column down to l."""
-    window = Window(range(width + ngram - 3), width=width, ngram=ngram)
+    window = LookaheadWindow(range(width + ngram - 3), width=width, ngram=ngram)
     text, after = [8], hashed(50, 2)
     for levels in [*range(1, ngram), ngram - 1]:
         columns = width + ngram - 1 - levels
@@ -77,7 +77,7 @@ def test_mask_and_positions_of_any_window(width: int, ngram: int) -> None:
 @pytest.mark.parametrize(("width", "ngram"), SHAPES)
 def test_the_largest_window_is_announced(width: int, ngram: int) -> None:
     """The number of rows that sizing reckons with is reached, and not exceeded."""
-    window, text = Window(range(width + ngram - 3), width=width, ngram=ngram), [8]
+    window, text = LookaheadWindow(range(width + ngram - 3), width=width, ngram=ngram), [8]
     sizes = []
     for _ in range(ngram + 1):
         sizes.append(len(window.queries()))
@@ -91,7 +91,7 @@ def test_ngrams_are_trajectories_of_jacobi_iterations(width: int, ngram: int) ->
     """Against a grid of tokens by iteration and position: iteration i + 1 at p + 1 is the argmax after i at p."""
     after, text, rounds = hashed(53, 3), [8], ngram + 4
     first = [(11 * place + 2) % 53 for place in range(width + ngram - 3)]
-    window = Window(first, width=width, ngram=ngram)
+    window = LookaheadWindow(first, width=width, ngram=ngram)
     grid = {(0, place + 1): token for place, token in enumerate(first)}  # by iteration and position; the root is at 0
     for turn in range(rounds):
         grid |= {(iteration, turn): text[-1] for iteration in range(-ngram, rounds + ngram)}

@@ -13,7 +13,7 @@ from speculant.core.drafter import EMPTY_PATH, Session, Verified
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.drafters.suffix.automaton import SuffixAutomaton
 from speculant.drafters.suffix.drafter import SuffixDrafter
-from speculant.drafters.suffix.history import END, History, HistoryDrafter, Learning, check_vocabulary, documents_of
+from speculant.drafters.suffix.history import END, HistoryDrafter, Learning, PastTexts, check_vocabulary, documents_of
 from speculant.drafters.suffix.sam import SamDrafter
 from speculant.drafters.suffix.tree import SuffixTree
 from speculant.memory.file import write_memory
@@ -23,9 +23,9 @@ LIMIT = 200_000
 Either = SuffixTree | SuffixAutomaton
 
 
-def history(kind: str, limit: int = LIMIT) -> History[Either]:
+def history(kind: str, limit: int = LIMIT) -> PastTexts[Either]:
     """Return an empty history over either index."""
-    return History(
+    return PastTexts(
         lambda share: SuffixTree(depth=8, limit=share) if kind == "tree" else SuffixAutomaton(limit=share), limit=limit
     )
 
@@ -37,11 +37,11 @@ class Remembering(HistoryDrafter[Either]):
         self._index, self.kind = kind, file
         super().__init__(vocabulary=100_000, tokenizer=tokenizer, memory_limit=limit)
 
-    def _empty(self, limit: int) -> History[Either]:
+    def _empty(self, limit: int) -> PastTexts[Either]:
         return history(self._index, limit)
 
 
-def documents(held: History[Either]) -> list[list[int]]:
+def documents(held: PastTexts[Either]) -> list[list[int]]:
     return [document.tolist() for document in documents_of(held.text)]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from speculant.training.online.buffer import HELD_OUT, WindowBuffer
-from speculant.training.online.window import Window
+from speculant.training.online.window import TextWindow
 
 
-def window(number: int, tokens: int = 10) -> Window:
+def window(number: int, tokens: int = 10) -> TextWindow:
     """Return a window whose tokens are its number."""
-    return Window(
+    return TextWindow(
         tokens=np.full(tokens, number, np.int32),
         known=np.ones(tokens, np.bool_),
         wrong=np.zeros(tokens, np.int32),

@@ -13,7 +13,7 @@ from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.kinds import find_kind
 from speculant.training.online.drafter import OnlineDrafter
 from speculant.training.online.head import HeadLearner, anchors_of, with_last, wrong_anchors
-from speculant.training.online.window import Window
+from speculant.training.online.window import TextWindow
 
 
 def head_folder(tmp_path: Path, name: str = "eagle") -> Path:
@@ -30,7 +30,7 @@ def test_anchors_of_wrong_drafts_by_hand() -> None:
     wrong = np.zeros(12, np.int32)
     wrong[[1, 3, 5, 7, 11]] = [1, 1, 2, 6, 1]
     known = np.arange(12) >= 2
-    window = Window(tokens=np.zeros(12, np.int32), known=known, wrong=wrong, greedy=True)
+    window = TextWindow(tokens=np.zeros(12, np.int32), known=known, wrong=wrong, greedy=True)
     assert anchors_of(window, 3) == [1, 2, 3, 4, 5, 6]
     assert wrong_anchors(window, 3) == ([2, 3, 4], [1, 2, 3])
 

@@ -10,8 +10,8 @@ import torch
 from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
-from speculant.training.online.recorder import Recorder, from_16_bits, rejected, to_16_bits
-from speculant.training.online.window import Window
+from speculant.training.online.recorder import RejectionRecorder, from_16_bits, rejected, to_16_bits
+from speculant.training.online.window import TextWindow
 from trees import make_tree
 
 
@@ -28,10 +28,12 @@ def verified(tree: DraftTree, path: list[int], tokens: list[int], marks: list[in
     )
 
 
-def record(*rounds: Verified, prompt: list[int], most: int = 64, states: bool = False, **options: Any) -> list[Window]:
+def record(
+    *rounds: Verified, prompt: list[int], most: int = 64, states: bool = False, **options: Any
+) -> list[TextWindow]:
     """Return the windows of a request."""
-    windows: list[Window] = []
-    recorder = Recorder(
+    windows: list[TextWindow] = []
+    recorder = RejectionRecorder(
         SessionRequest(prompt=np.array(prompt, np.int32), **options), windows.append, most=most, states=states
     )
     for each in rounds:

@@ -15,18 +15,18 @@ from speculant.training.online.buffer import WindowBuffer
 from speculant.training.online.draft_model import DraftModelLearner
 from speculant.training.online.settings import OnlineSettings
 from speculant.training.online.updates import Updater
-from speculant.training.online.window import Window
+from speculant.training.online.window import TextWindow
 
 SETTINGS = OnlineSettings(lr=3e-4, steps=6, when="manual")
 
 
-def written(target: Any, seed: int, *, tokens: int = 40, shuffled: bool = False) -> Window:
+def written(target: Any, seed: int, *, tokens: int = 40, shuffled: bool = False) -> TextWindow:
     """Return a random text with the target's best tokens, every third of them drafted wrongly."""
     ids = torch.randint(3, 61, (1, tokens), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         logits, best = target(input_ids=ids).logits[0].topk(8)
     top_ids = best.numpy().astype(np.int32)
-    return Window(
+    return TextWindow(
         tokens=ids[0].numpy().astype(np.int32),
         known=np.ones(tokens, np.bool_),
         wrong=(np.arange(tokens) % 3 == 0).astype(np.int32),
@@ -109,10 +109,10 @@ def test_a_harmful_update_is_dropped() -> None:
 class OverflowingLearner(DraftModelLearner):
     """Its loss is finite and its gradients are not; nothing is accepted, before and after."""
 
-    def loss(self, window: Window) -> Tensor:
+    def loss(self, window: TextWindow) -> Tensor:
         return sum((weight.sum() * 0).sqrt() for weight in self.copy.parameters()) + torch.zeros(())
 
-    def acceptance(self, window: Window) -> tuple[float, int]:
+    def acceptance(self, window: TextWindow) -> tuple[float, int]:
         return 0.0, 1
 
 

@@ -21,7 +21,7 @@ FILE_KINDS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class CorpusFile:
     """A memory file, its kind, and the tokenizer fingerprint that a drafter needs to load it."""
 
     path: Path
@@ -29,7 +29,7 @@ class Corpus:
     tokenizer: str
 
 
-def read_corpus(path: Path, tokenizer: Any = None) -> Corpus:
+def read_corpus(path: Path, tokenizer: Any = None) -> CorpusFile:
     """Return the kind and the fingerprint of a corpus file.
 
     Args:
@@ -42,10 +42,10 @@ def read_corpus(path: Path, tokenizer: Any = None) -> Corpus:
     """
     header, _ = read_header(path)
     fingerprint = _fingerprint(path, header["tokenizer"], tokenizer)
-    return Corpus(path, FILE_KINDS.get(header["kind"], header["kind"]), fingerprint)
+    return CorpusFile(path, FILE_KINDS.get(header["kind"], header["kind"]), fingerprint)
 
 
-def assign(methods: Sequence[str], corpora: Sequence[Corpus]) -> Mapping[str, Corpus]:
+def assign(methods: Sequence[str], corpora: Sequence[CorpusFile]) -> Mapping[str, CorpusFile]:
     """Return the corpus of each method that can start with one.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant.api.bases import open_bases
-from speculant.bench.replay.corpora import Corpus
+from speculant.bench.replay.corpora import CorpusFile
 from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.traces import RECORDED, Recording
 from speculant.bench.replay.united import UnitedDrafter
@@ -46,7 +46,7 @@ class Run:
     keep_memory: bool
     vocabulary: int
     memory_limit: int
-    corpus: Corpus | None
+    corpus: CorpusFile | None
     settings: Any = None
     chain: bool = False
     bases: tuple[Path, ...] = ()

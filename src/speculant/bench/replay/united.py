@@ -104,7 +104,7 @@ class UnitedDrafter(Drafter):
     def open(self, start: SessionRequest) -> Session:
         recording = next(self._requests)
         session = self._memory.open(start)
-        return UnitedSession(session, recording.output, recording.recorded[self._name], self._rates, self._choice)
+        return ReplayUnitedSession(session, recording.output, recording.recorded[self._name], self._rates, self._choice)
 
 
 def recorded_by(name: str, recordings: Sequence[Recording]) -> list[Recording]:
@@ -113,7 +113,7 @@ def recorded_by(name: str, recordings: Sequence[Recording]) -> list[Recording]:
     return [replace(each, output=each.output[: len(each.recorded[name])]) for each in known]
 
 
-class UnitedSession(Session):
+class ReplayUnitedSession(Session):
     """One request."""
 
     def __init__(self, memory: Session, output: Int32, yields: Int32, rates: ChainRates, choice: ChainChoice) -> None:

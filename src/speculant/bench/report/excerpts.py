@@ -15,7 +15,7 @@ _CONTEXT = 8  # tokens of the prompt that the detokenizer needs to place spaces
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ExcerptToken:
     """A token of an excerpt.
 
     Attributes:
@@ -29,7 +29,7 @@ class Piece:
     begins: bool
 
 
-def last_excerpt(result: ReplayResult, recordings: Sequence[Recording], tokenizer: Any = None) -> list[Piece]:
+def last_excerpt(result: ReplayResult, recordings: Sequence[Recording], tokenizer: Any = None) -> list[ExcerptToken]:
     """Return the beginning of the last request's output, drafted with what was learned from all other requests.
 
     Args:
@@ -40,13 +40,13 @@ def last_excerpt(result: ReplayResult, recordings: Sequence[Recording], tokenize
     recording = recordings[-1]
     detokenizer = Detokenizer(tokenizer, recording.prompt[-_CONTEXT:].tolist())
     output = recording.output.tolist()
-    pieces: list[Piece] = []
+    pieces: list[ExcerptToken] = []
     at = 0
     for accepted in result.accepted[result.request == len(recordings) - 1].tolist():
         for place in range(accepted + 1):
             token = output[at]
             text = f"{token} " if tokenizer is None else detokenizer.push(token)
-            pieces.append(Piece(text, place < accepted, place == 0))
+            pieces.append(ExcerptToken(text, place < accepted, place == 0))
             at += 1
         if at >= MAX_TOKENS:
             break

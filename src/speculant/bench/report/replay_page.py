@@ -9,7 +9,7 @@ from typing import Any
 
 from speculant.bench.replay.traces import RECORDED
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
-from speculant.bench.report.excerpts import Piece
+from speculant.bench.report.excerpts import ExcerptToken
 from speculant.bench.report.render import Chart, render, series_colors, table
 from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table, told_apart
 from speculant.core.stats import compute_mat
@@ -20,7 +20,7 @@ EXPLANATION = """MAT: mean accepted tokens per target pass, the target's own inc
 microseconds. learn: updating the memory. ECE: expected calibration error of the drafter's probabilities."""
 
 Rows = Sequence[dict[str, Any]]
-Excerpts = Mapping[tuple[str, str], Sequence[Piece]]
+Excerpts = Mapping[tuple[str, str], Sequence[ExcerptToken]]
 Colors = Mapping[str, int]
 
 

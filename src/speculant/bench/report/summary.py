@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from speculant.bench.report.noise import beyond_drafts, unsteady
-from speculant.bench.suite.rows import PLAIN, Row
+from speculant.bench.suite.rows import PLAIN, ResultRow
 from speculant.core.stats import compute_mat
 from speculant.registry import METHODS
 
@@ -21,7 +21,7 @@ OVERALL = "overall"
 SHORT_TRIAL_SECONDS = 30
 
 
-def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def summary(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
     """Return a row of figures per batch size, temperature, task and method, and over all tasks if there are several."""
     found: list[dict[str, Any]] = []
     for batch, temperature in dict.fromkeys((row.batch, row.temperature) for row in rows):
@@ -76,14 +76,14 @@ def noise(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     return beyond_drafts(row["speedup"], row["mat"]) if own_passes else ""
 
 
-def _task_rows(task: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    by_method: dict[str, list[Row]] = {}
+def _task_rows(task: str, rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    by_method: dict[str, list[ResultRow]] = {}
     for row in rows:
         by_method.setdefault(row.method, []).append(row)
     return [_figures(task, method, chosen, by_method[PLAIN]) for method, chosen in by_method.items()]
 
 
-def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any]:
+def _figures(task: str, method: str, rows: Sequence[ResultRow], plain: Sequence[ResultRow]) -> dict[str, Any]:
     trials = sorted({row.trial for row in rows})
     own, base = ([[row for row in each if row.trial == trial] for trial in trials] for each in (rows, plain))
     one = own[0]
@@ -133,7 +133,7 @@ def _figures(task: str, method: str, rows: Sequence[Row], plain: Sequence[Row]) 
     }
 
 
-def _categories(own: Sequence[Sequence[Row]], base: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
+def _categories(own: Sequence[Sequence[ResultRow]], base: Sequence[Sequence[ResultRow]]) -> list[dict[str, Any]]:
     """Return the main figures per category, in order of appearance."""
     found = []
     for category in dict.fromkeys(row.category for row in own[0]):
@@ -150,12 +150,12 @@ def _categories(own: Sequence[Sequence[Row]], base: Sequence[Sequence[Row]]) -> 
     return found
 
 
-def _mat(rows: Sequence[Row]) -> float:
+def _mat(rows: Sequence[ResultRow]) -> float:
     rounds = sum(row.rounds for row in rows)
     return compute_mat(sum(row.tokens for row in rows), rounds, texts=sum(row.prefill_tokens for row in rows))
 
 
-def time_share(rows: Sequence[Row]) -> dict[str, float | None]:
+def time_share(rows: Sequence[ResultRow]) -> dict[str, float | None]:
     """Return the shares of the time after prefill; None where a method does not report them."""
     total = sum(row.seconds - row.prefill_seconds for row in rows)
     draft, target = _sum([row.draft_seconds for row in rows]), _sum([row.target_seconds for row in rows])
@@ -164,7 +164,7 @@ def time_share(rows: Sequence[Row]) -> dict[str, float | None]:
     return {"draft": draft / total, "target": target / total, "rest": max(0.0, 1 - (draft + target) / total)}
 
 
-def _by_depth(rows: Sequence[Row]) -> list[dict[str, int | None]]:
+def _by_depth(rows: Sequence[ResultRow]) -> list[dict[str, int | None]]:
     deepest = max(len(row.accepted_by_depth) for row in rows)
     known = all(row.offered_by_depth is not None for row in rows)
     if known:
@@ -179,7 +179,7 @@ def _by_depth(rows: Sequence[Row]) -> list[dict[str, int | None]]:
     ]
 
 
-def _acceptance(rows: Sequence[Row]) -> list[float] | None:
+def _acceptance(rows: Sequence[ResultRow]) -> list[float] | None:
     """Return, per depth, the share of the rounds that reached it with a draft in which the draft was accepted."""
     depths = [(each["accepted"], each["offered"]) for each in _by_depth(rows)]
     return None if any(offered is None for _, offered in depths) else [a / o for a, o in depths if a is not None and o]
@@ -189,18 +189,20 @@ def _at(counts: Sequence[int], depth: int) -> int:
     return counts[depth] if depth < len(counts) else 0
 
 
-def _speed(rows: Sequence[Row]) -> float:
+def _speed(rows: Sequence[ResultRow]) -> float:
     seconds = sum(row.seconds for row in rows)
     return sum(row.tokens for row in rows) / seconds if seconds else 0.0
 
 
-def _decode_speed(rows: Sequence[Row]) -> float:
+def _decode_speed(rows: Sequence[ResultRow]) -> float:
     seconds = sum(row.seconds - row.prefill_seconds for row in rows)
     return sum(row.tokens - row.prefill_tokens for row in rows) / seconds if seconds else 0.0
 
 
 def _ratios(
-    speed: Callable[[Sequence[Row]], float], own: Sequence[Sequence[Row]], base: Sequence[Sequence[Row]]
+    speed: Callable[[Sequence[ResultRow]], float],
+    own: Sequence[Sequence[ResultRow]],
+    base: Sequence[Sequence[ResultRow]],
 ) -> list[float]:
     pairs = [(speed(one), speed(other)) for one, other in zip(own, base, strict=True)]
     return [one / other for one, other in pairs if other]
@@ -211,7 +213,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, Any]:
     return {name: median(values) if values else None, f"{name}_spread": spread}
 
 
-def _quartiles(rows: Sequence[Row], plain: Sequence[Row]) -> list[float]:
+def _quartiles(rows: Sequence[ResultRow], plain: Sequence[ResultRow]) -> list[float]:
     """Return the quartiles of the speed-up over requests and trials, which show how much it depends on the text."""
     base = {(row.task, row.item, row.turn, row.trial): row.seconds / max(1, row.tokens) for row in plain}
     ratios = sorted(

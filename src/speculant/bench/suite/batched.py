@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from speculant.api.batch import Batch
 from speculant.api.result import Generation
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.tasks import Item, Request, Sampling
+from speculant.bench.suite.tasks import Item, TaskRequest, TaskSampling
 from speculant.bench.systems.forced import forced_parts, forced_request
 from speculant.core.stats import BatchStats, Stats
 
@@ -35,7 +35,7 @@ class BatchOutcome:
 def run_batch(
     speculator: Speculator,
     items: Sequence[Item],
-    sampling: Sampling,
+    sampling: TaskSampling,
     *,
     size: int,
     plain_answers: Answers | None = None,
@@ -79,7 +79,7 @@ def run_batch(
     return BatchOutcome(answers, sum(stats.prompt_tokens for stats in each), batch.stats, each)
 
 
-def _generation(speculator: Speculator, request: Request, sampling: Sampling) -> Generation:
+def _generation(speculator: Speculator, request: TaskRequest, sampling: TaskSampling) -> Generation:
     if request.forced is not None:
         return forced_request(speculator, request.prompt, request.forced.tolist())
     return speculator.prepare(

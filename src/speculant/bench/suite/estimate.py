@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from speculant.bench.suite.tasks import Item
-from speculant.bench.systems.system import Outcome
+from speculant.bench.systems.system import RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """How far a run has come.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rate:
     batched: bool
 
     @staticmethod
-    def measured(outcome: Outcome, prompt_tokens: int, *, batched: bool) -> Rate:
+    def measured(outcome: RequestOutcome, prompt_tokens: int, *, batched: bool) -> Rate:
         """Return the rate of one request."""
         rest = max(1, len(outcome.ids) - outcome.prefill_tokens)
         decoding = max(0.0, outcome.seconds - outcome.prefill_seconds)

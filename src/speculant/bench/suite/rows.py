@@ -34,7 +34,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ResultRow:
     """The figures of one request decoded by one method, without text or token ids; see `Outcome` for those not here.
 
     Attributes:
@@ -108,7 +108,7 @@ class RowFile:
             FileError: the folder cannot be used, or its file is not one of these.
             UsageError: the earlier run had other settings.
         """
-        self.rows: list[Row] = []
+        self.rows: list[ResultRow] = []
         self._finished: dict[tuple[str, float, int, int], int] = {}
         self.folder = folder
         self._path = folder / NAME
@@ -121,7 +121,7 @@ class RowFile:
         except OSError as error:
             raise FileError(f"cannot write to {folder}: {error.strerror}.") from error
 
-    def append(self, rows: list[Row]) -> None:
+    def append(self, rows: list[ResultRow]) -> None:
         """Append the rows of an item or group of items."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([asdict(row) for row in rows]) + "\n")
@@ -131,7 +131,7 @@ class RowFile:
         """Return how many items of a task have rows."""
         return self._finished.get((task, temperature, trial, batch), 0)
 
-    def _add(self, rows: Sequence[Row]) -> None:
+    def _add(self, rows: Sequence[ResultRow]) -> None:
         self.rows += rows
         for row in rows:
             key = row.task, row.temperature, row.trial, row.batch
@@ -146,7 +146,7 @@ class RowFile:
             for line in lines:
                 for each in json.loads(line):
                     divergence = each.pop("divergence")
-                    self._add([Row(**each, divergence=divergence and Divergence(**divergence))])
+                    self._add([ResultRow(**each, divergence=divergence and Divergence(**divergence))])
         except (ValueError, TypeError, KeyError) as error:
             raise FileError(
                 f"{self._path} holds no rows of this version. Name another --out, or add --restart."

@@ -18,10 +18,10 @@ import torch
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.batched import Answers
 from speculant.bench.suite.checkpoint import MemoryCheckpoint
-from speculant.bench.suite.estimate import Progress, Rate, TimeEstimate
+from speculant.bench.suite.estimate import Rate, RunProgress, TimeEstimate
 from speculant.bench.suite.margins import margins
-from speculant.bench.suite.rows import Divergence, Row, RowFile
-from speculant.bench.suite.tasks import Item, Request, Sampling, Task
+from speculant.bench.suite.rows import Divergence, ResultRow, RowFile
+from speculant.bench.suite.tasks import Item, Task, TaskRequest, TaskSampling
 from speculant.bench.systems.system import SpeculantSystem, System
 
 WARM_UP_TOKENS = 8
@@ -30,11 +30,11 @@ GROUP = 8  # items of a group, per request that a pass takes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class RunPart:
     """Items that share a memory: a task under one sampling, trial and batch size."""
 
     task: Task
-    sampling: Sampling
+    sampling: TaskSampling
     trial: int
     batch: int
 
@@ -57,7 +57,7 @@ class Runner:
     tasks: Sequence[Task]
     systems: Sequence[System]
     plain: Speculator
-    samplings: Sequence[Sampling]
+    samplings: Sequence[TaskSampling]
     trials: int
     batches: Sequence[int] = (1,)
     estimate: TimeEstimate = field(default_factory=TimeEstimate)
@@ -93,7 +93,7 @@ class Runner:
             system.reset()
         self.estimate.calibrate(rates)
 
-    def run(self, file: RowFile, progress: Callable[[Progress], object] = lambda _: None) -> None:
+    def run(self, file: RowFile, progress: Callable[[RunProgress], object] = lambda _: None) -> None:
         """Run what is not in the file yet.
 
         Args:
@@ -101,20 +101,20 @@ class Runner:
             progress: called at the start and after each item or group of items.
         """
         total = self.total_items
-        progress(Progress(total - self.remaining_items(file), total, self.estimate_seconds(file)))
+        progress(RunProgress(total - self.remaining_items(file), total, self.estimate_seconds(file)))
         for part in self._parts():
             for items, seconds in self._run_part(part, file):
                 self.estimate.finish(items, part.batch, seconds)
-                progress(Progress(total - self.remaining_items(file), total, self.estimate_seconds(file)))
+                progress(RunProgress(total - self.remaining_items(file), total, self.estimate_seconds(file)))
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[RunPart]:
         for batch in self.batches:
             for sampling in self.samplings:
                 for task in self.tasks:
                     for trial in range(self.trials):
-                        yield Part(task, sampling, trial, batch)
+                        yield RunPart(task, sampling, trial, batch)
 
-    def _run_part(self, part: Part, file: RowFile) -> Iterator[tuple[Sequence[Item], float]]:
+    def _run_part(self, part: RunPart, file: RowFile) -> Iterator[tuple[Sequence[Item], float]]:
         """Run the remaining items; yield each group of items and its seconds once its rows are written."""
         items = part.task.items
         begin = _finished(file, part)
@@ -138,9 +138,9 @@ class Runner:
             begin = end
         checkpoint.close()
 
-    def _run_group(self, part: Part, numbers: range) -> list[Row]:
+    def _run_group(self, part: RunPart, numbers: range) -> list[ResultRow]:
         items = [part.task.items[number] for number in numbers]
-        rows, plain = list[Row](), None
+        rows, plain = list[ResultRow](), None
         categories = {item.category for item in items}
         category = categories.pop() if len(categories) == 1 else "all"
         for system in self.systems:
@@ -152,7 +152,7 @@ class Runner:
             exact = system.token_identical(part.sampling)
             divergence = self._first_divergence(items, plain, found.answers, part.sampling) if exact else None
             rows.append(
-                Row(
+                ResultRow(
                     task=part.task.name,
                     category=category,
                     item=numbers[-1],
@@ -182,7 +182,7 @@ class Runner:
         return rows
 
     def _first_divergence(
-        self, items: Sequence[Item], plain: Answers, answers: Answers, sampling: Sampling
+        self, items: Sequence[Item], plain: Answers, answers: Answers, sampling: TaskSampling
     ) -> Divergence | None:
         for item, expected, found in zip(items, plain, answers, strict=True):
             for turn, (one, other) in enumerate(zip(expected, found, strict=True)):
@@ -191,9 +191,9 @@ class Runner:
                     return self._divergence(request, one, other, sampling)
         return None
 
-    def _run_item(self, part: Part, number: int) -> list[Row]:
+    def _run_item(self, part: RunPart, number: int) -> list[ResultRow]:
         item, sampling = part.task.items[number], part.sampling
-        rows, answers = list[Row](), list[list[int]]()
+        rows, answers = list[ResultRow](), list[list[int]]()
         while (request := item.request(answers)) is not None:
             expected: list[int] = []
             for system in self.systems:
@@ -202,7 +202,7 @@ class Runner:
                 expected = expected or outcome.ids
                 identical = outcome.ids == expected if system.token_identical(sampling) else None
                 rows.append(
-                    Row(
+                    ResultRow(
                         task=part.task.name,
                         category=item.category,
                         item=number,
@@ -232,7 +232,9 @@ class Runner:
             answers.append(expected)
         return rows
 
-    def _divergence(self, request: Request, expected: list[int], ids: list[int], sampling: Sampling) -> Divergence:
+    def _divergence(
+        self, request: TaskRequest, expected: list[int], ids: list[int], sampling: TaskSampling
+    ) -> Divergence:
         shared = zip(expected, ids, strict=False)
         place = next((i for i, (one, other) in enumerate(shared) if one != other), min(len(expected), len(ids)))
         if sampling.temperature or place >= min(len(expected), len(ids)):
@@ -241,7 +243,7 @@ class Runner:
         return Divergence(place + 1, margin.value, margin.near_tie)
 
 
-def _finished(file: RowFile, part: Part) -> int:
+def _finished(file: RowFile, part: RunPart) -> int:
     return file.finished_items(part.task.name, part.sampling.temperature, part.trial, part.batch)
 
 

@@ -36,14 +36,14 @@ TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class TaskConversation:
     """The user's messages of a conversation, and the category that figures are grouped by."""
 
     turns: tuple[str, ...]
     category: str
 
 
-def read_suite(task: str, folder: Path | None, reject: Callable[[str], object] | None = None) -> list[Conversation]:
+def read_suite(task: str, folder: Path | None, reject: Callable[[str], object] | None = None) -> list[TaskConversation]:
     """Return the prompts of a task.
 
     Args:
@@ -127,14 +127,14 @@ def _download(task: str, path: Path) -> Path:
     return path
 
 
-def _parse(place: str, line: bytes, category: str) -> Conversation:
+def _parse(place: str, line: bytes, category: str) -> TaskConversation:
     try:
         return parse_conversation(json.loads(line), category)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{place}: {error}.") from error
 
 
-def parse_conversation(row: Any, category: str) -> Conversation:
+def parse_conversation(row: Any, category: str) -> TaskConversation:
     """Return the conversation of a row.
 
     Args:
@@ -156,4 +156,4 @@ def parse_conversation(row: Any, category: str) -> Conversation:
             texts = ()
     if not texts or not all(texts):
         raise ValueError('a row with "turns", "prompt", "question", "query" or "text" was expected')
-    return Conversation(texts, str(row.get("category") or category))
+    return TaskConversation(texts, str(row.get("category") or category))

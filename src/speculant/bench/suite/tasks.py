@@ -10,13 +10,13 @@ import numpy as np
 
 from speculant.bench.replay.texts import encode_chat
 from speculant.bench.replay.traces import Recording
-from speculant.bench.suite.suites import Conversation
+from speculant.bench.suite.suites import TaskConversation
 from speculant.core.errors import TokenizerError, UsageError
 from speculant.core.tree import Int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class TaskRequest:
     """One text to decode.
 
     Attributes:
@@ -31,7 +31,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class TaskSampling:
     """How tokens are chosen: greedily at temperature 0, otherwise sampled with that seed."""
 
     temperature: float = 0.0
@@ -49,7 +49,7 @@ class Item(Protocol):
     def turns(self) -> int:
         """The most requests there can be."""
 
-    def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+    def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
         """Return the request after those answers (token ids), or None if there is no further one."""
 
 
@@ -74,10 +74,10 @@ class RecordedItem:
         """What figures are grouped by."""
         return self.recording.category
 
-    def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+    def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
         """Return the one request."""
         prompt, output = self.recording.prompt, self.recording.output
-        return None if answers else Request(prompt, len(output), output)
+        return None if answers else TaskRequest(prompt, len(output), output)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class PromptItem:
         max_new_tokens: per answer.
     """
 
-    conversation: Conversation
+    conversation: TaskConversation
     tokenizer: Any
     positions: int | None
     max_new_tokens: int
@@ -106,13 +106,13 @@ class PromptItem:
         """The number of the user's messages."""
         return len(self.conversation.turns)
 
-    def request(self, answers: Sequence[Sequence[int]]) -> Request | None:
+    def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
         """Return the next turn's request, or None where the conversation ends or exceeds the model's positions."""
         if len(answers) == self.turns:
             return None
         ids = self._encode(answers)
         room = self.max_new_tokens if self.positions is None else min(self.max_new_tokens, self.positions - len(ids))
-        return Request(np.array(ids, np.int32), room) if ids and room > 0 else None
+        return TaskRequest(np.array(ids, np.int32), room) if ids and room > 0 else None
 
     def _encode(self, answers: Sequence[Sequence[int]]) -> list[int]:
         turns, tokenizer = self.conversation.turns[: len(answers) + 1], self.tokenizer
@@ -148,7 +148,7 @@ def recorded_task(name: str, recordings: Sequence[Recording], positions: int | N
 
 
 def prompt_task(
-    name: str, conversations: Sequence[Conversation], tokenizer: Any, *, positions: int | None, max_new_tokens: int
+    name: str, conversations: Sequence[TaskConversation], tokenizer: Any, *, positions: int | None, max_new_tokens: int
 ) -> Task:
     """Return a task of prompts.
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.bench.suite.tasks import Request, Sampling
+from speculant.bench.suite.tasks import TaskRequest, TaskSampling
 from speculant.bench.systems.forced import ForcingProcessor
 from speculant.bench.systems.hf_names import ASSISTED, OPTIONS, check_hf
-from speculant.bench.systems.system import Outcome
+from speculant.bench.systems.system import RequestOutcome
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.sampling.generate_capture import sampling_options
 
@@ -47,7 +47,7 @@ class HuggingFace:
         if name == ASSISTED:
             self._options["assistant_model"] = draft_model
 
-    def token_identical(self, sampling: Sampling) -> bool:
+    def token_identical(self, sampling: TaskSampling) -> bool:
         return sampling.temperature == 0 or self.name == "hf:generate"
 
     def warm_up(self) -> None:
@@ -62,7 +62,7 @@ class HuggingFace:
     def load(self, path: Path) -> None:
         """Nothing is learned."""
 
-    def run(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         model = self._model
         ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
         recorder = _PassRecorder()
@@ -112,7 +112,7 @@ class _PassRecorder:
     def end(self) -> None:
         pass
 
-    def outcome(self, seconds: float, max_new_tokens: int, ending: Sequence[int]) -> Outcome:
+    def outcome(self, seconds: float, max_new_tokens: int, ending: Sequence[int]) -> RequestOutcome:
         ids: list[int] = []
         yields = []
         for tokens in self._passes:
@@ -121,7 +121,7 @@ class _PassRecorder:
             yields.append(len(kept))
         first, *rest = yields
         deepest = max(rest, default=1) - 1
-        return Outcome(
+        return RequestOutcome(
             ids=ids,
             seconds=seconds,
             prefill_seconds=self._first,

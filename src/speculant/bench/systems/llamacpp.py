@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant.bench.suite.tasks import Request, Sampling
+from speculant.bench.suite.tasks import TaskRequest, TaskSampling
 from speculant.bench.systems.hf import eos_ids
-from speculant.bench.systems.system import Outcome
+from speculant.bench.systems.system import RequestOutcome
 from speculant.core.errors import UnsupportedError
 from speculant.engines.llamacpp.gguf_file import check_architecture, write_gguf
 from speculant.engines.llamacpp.library import load_library
@@ -94,7 +94,7 @@ class LlamaCpp:
         )
         return (note,)
 
-    def token_identical(self, sampling: Sampling) -> bool:
+    def token_identical(self, sampling: TaskSampling) -> bool:
         return sampling.temperature == 0
 
     def warm_up(self) -> None:
@@ -109,7 +109,7 @@ class LlamaCpp:
     def load(self, path: Path) -> None:
         """Nothing is learned."""
 
-    def run(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         if sampling.temperature:
             raise sampling_unsupported()
         cache = open_sequence(self._model.context, request.prompt.tolist())
@@ -132,7 +132,7 @@ class LlamaCpp:
             seconds = time.perf_counter() - start
         finally:
             cache.release()
-        return Outcome(
+        return RequestOutcome(
             ids=ids,
             seconds=seconds,
             prefill_seconds=prefill,

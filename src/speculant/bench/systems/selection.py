@@ -18,7 +18,7 @@ from speculant.bench.systems.llamacpp import LLAMACPP, LlamaCpp, check_llamacpp
 from speculant.bench.systems.system import SpeculantSystem, System
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.mix.base import MixBase
-from speculant.engines.hf.cpu.accelerate import Acceleration
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import METHODS, find_method
 
@@ -85,7 +85,7 @@ def build_systems(
     head: Any = None,
     nodes: int | str | None,
     memory_limit: int,
-    fast: bool | Acceleration | None,
+    fast: bool | CpuAcceleration | None,
     settings: Mapping[str, Any] = MappingProxyType({}),
     bases: Sequence[MixBase] = (),
 ) -> list[System]:

@@ -14,7 +14,7 @@ from speculant.api.speculator import Speculator
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording
 from speculant.bench.suite.batched import Answers, BatchOutcome, run_batch
-from speculant.bench.suite.tasks import Item, Request, Sampling
+from speculant.bench.suite.tasks import Item, TaskRequest, TaskSampling
 from speculant.bench.systems.forced import force
 from speculant.core.engine import MAX_NODES
 from speculant.registry import find_method
@@ -23,7 +23,7 @@ WARM_UP_TEXT = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # repeats itself, s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """The output of a request and what it took.
 
     Attributes:
@@ -65,7 +65,7 @@ class System(Protocol):
     def has_memory(self) -> bool:
         """Whether it learns something that can be saved."""
 
-    def token_identical(self, sampling: Sampling) -> bool:
+    def token_identical(self, sampling: TaskSampling) -> bool:
         """Return whether it must yield the very tokens of plain decoding, not only their distribution."""
 
     def warm_up(self) -> None:
@@ -74,7 +74,7 @@ class System(Protocol):
     def reset(self) -> None:
         """Forget what was learned."""
 
-    def run(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         """Decode a request."""
 
     def save(self, path: Path) -> None:
@@ -111,7 +111,7 @@ class SpeculantSystem:
     def has_memory(self) -> bool:
         return find_method(self.name).keeps_memory
 
-    def token_identical(self, sampling: Sampling) -> bool:
+    def token_identical(self, sampling: TaskSampling) -> bool:
         if find_method(self.name).exactness != "lossless":
             return False
         exactness = self._speculator.verifier.exactness
@@ -131,7 +131,7 @@ class SpeculantSystem:
     def load(self, path: Path) -> None:
         self._speculator.load(path)
 
-    def run(self, request: Request, sampling: Sampling) -> Outcome:
+    def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         speculator, prompt = self._speculator, request.prompt
         start = time.perf_counter()
         if request.forced is not None:
@@ -144,7 +144,7 @@ class SpeculantSystem:
             for _ in stream:
                 pass
             ids, stats = stream.result.ids, stream.result.stats
-        return Outcome(
+        return RequestOutcome(
             ids=ids,
             seconds=time.perf_counter() - start,
             prefill_seconds=stats.prefill_seconds,
@@ -164,7 +164,7 @@ class SpeculantSystem:
         return getattr(self._speculator.drafter, "memory_bytes", None)
 
     def run_batch(
-        self, items: Sequence[Item], sampling: Sampling, *, size: int, plain_answers: Answers | None
+        self, items: Sequence[Item], sampling: TaskSampling, *, size: int, plain_answers: Answers | None
     ) -> BatchOutcome:
         """Decode many items in a batch; see `speculant.bench.suite.batched.run_batch`."""
         return run_batch(self._speculator, items, sampling, size=size, plain_answers=plain_answers)

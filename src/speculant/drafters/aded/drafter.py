@@ -37,11 +37,11 @@ from speculant.drafters.aded.frozen import (
 )
 from speculant.drafters.aded.rows import LONGEST_ROW, MAX_VOCABULARY, NONE, UNIT, export, new_level
 from speculant.drafters.aded.search import best_first
-from speculant.drafters.aded.table import Rule, TrigramTable, lookup
+from speculant.drafters.aded.table import LearningRule, TrigramTable, lookup
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "trigram"
-PAPER_RULE = Rule(
+PAPER_RULE = LearningRule(
     gain=round(0.04 * puct.SCALE),
     ceiling=3 * puct.SCALE,
     memory=0,
@@ -81,9 +81,9 @@ class AdedSettings:
     top_k: int = 8
     strength: float = 4.0
 
-    def rule(self) -> Rule:
+    def rule(self) -> LearningRule:
         """Return the table's learning rule."""
-        return Rule(
+        return LearningRule(
             gain=UNIT,
             ceiling=8191,
             memory=round(self.row_memory * UNIT),
@@ -132,7 +132,7 @@ class TableDrafter(Drafter):
         scratch.learn_rows(np.zeros((1, 2), np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
         best_first(scratch.young, scratch.old, scratch.base, 0, 0, 1, 1, scratch.rule, 0.5, 0.0, 1.0)
 
-    def _rule(self) -> Rule:
+    def _rule(self) -> LearningRule:
         return self.settings.rule()
 
     @property
@@ -265,7 +265,7 @@ class AdedPaperDrafter(TableDrafter):
         levels = self._table.young, self._table.old, self._table.base
         puct.puct(*levels, 0, 0, self._table.rule, np.ones(1, np.uint64))
 
-    def _rule(self) -> Rule:
+    def _rule(self) -> LearningRule:
         return PAPER_RULE
 
     @property

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.drafters.aded.frozen import Frozen
-from speculant.drafters.aded.rows import LONGEST_ROW, Level
-from speculant.drafters.aded.table import Rule, lookup
+from speculant.drafters.aded.rows import LONGEST_ROW, TableLevel
+from speculant.drafters.aded.table import LearningRule, lookup
 
 Array = npt.NDArray[Any]
 
@@ -42,8 +42,8 @@ def _uniform(state: Array) -> float:
 
 @njit(cache=True, nogil=True)
 def _roll_out(
-    young: Level, old: Level, base: Frozen, states: Array, depth: int, rule: Rule, random: Array, row: Array,
-    weights: Array,
+    young: TableLevel, old: TableLevel, base: Frozen, states: Array, depth: int, rule: LearningRule, random: Array,
+    row: Array, weights: Array,
 ) -> float:  # fmt: skip
     """Walk at random to four states and return 1 + the weights that the published lookup finds on the way."""
     while depth < STATES:
@@ -71,7 +71,7 @@ def _roll_out(
 
 @njit(cache=True, nogil=True)
 def puct(
-    young: Level, old: Level, base: Frozen, before: int, root: int, rule: Rule, random: Array
+    young: TableLevel, old: TableLevel, base: Frozen, before: int, root: int, rule: LearningRule, random: Array
 ) -> tuple[Array, Array, Array]:
     """Run the search and return its nodes in pre-order: token, parent, visits; node 0 is the root."""
     tokens, parents = np.empty(_MOST_NODES, np.int64), np.empty(_MOST_NODES, np.int64)

@@ -29,7 +29,7 @@ USED, TAIL, SUCCESSORS = 0, 1, 2  # of a level's counts
 _BLOCK_CLASSES = 8  # blocks of 2, 4, ... 256 successors
 
 
-class Level(NamedTuple):
+class TableLevel(NamedTuple):
     """One hash table.
 
     Attributes:
@@ -48,9 +48,9 @@ class Level(NamedTuple):
     counts: Array
 
 
-def new_level(slots: int, pool: int) -> Level:
+def new_level(slots: int, pool: int) -> TableLevel:
     """Return an empty level with room for `slots` contexts and `pool` successors in blocks."""
-    return Level(
+    return TableLevel(
         zeros(slots, np.uint64),
         zeros(slots, np.uint32),
         zeros(pool, np.uint32),
@@ -60,7 +60,7 @@ def new_level(slots: int, pool: int) -> Level:
     )
 
 
-def level_bytes(level: Level) -> int:
+def level_bytes(level: TableLevel) -> int:
     """Return the bytes that the arrays of a level take."""
     return sum(array.nbytes for array in level)
 
@@ -72,7 +72,7 @@ def context_of(a: int, b: int) -> np.uint64:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def find_row(level: Level, context: np.uint64) -> int:
+def find_row(level: TableLevel, context: np.uint64) -> int:
     """Return the context's slot, or -1 - s where s is the empty slot to insert it at."""
     slots = level.slots
     size = np.uint64(len(slots))
@@ -100,7 +100,7 @@ def _word(context: np.uint64, length: int, weight: int) -> np.uint64:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def read_row(level: Level, slot: int, tokens: Array, weights: Array) -> int:
+def read_row(level: TableLevel, slot: int, tokens: Array, weights: Array) -> int:
     """Copy a row out and return its length."""
     word = level.slots[slot]
     length = _length(word)
@@ -131,7 +131,7 @@ def block_length(length: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _allocate(level: Level, c: int) -> int:
+def _allocate(level: TableLevel, c: int) -> int:
     block = level.free[c]
     if block > 0:
         level.free[c] = np.int64(level.tokens[block - 1])
@@ -142,7 +142,7 @@ def _allocate(level: Level, c: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def write_row(level: Level, slot: int, context: np.uint64, length: int, tokens: Array, weights: Array) -> None:
+def write_row(level: TableLevel, slot: int, context: np.uint64, length: int, tokens: Array, weights: Array) -> None:
     """Write a row to a slot, with a block of fitting size if it has several successors."""
     before = _length(level.slots[slot]) if level.slots[slot] != np.uint64(0) else 0
     if before == 0:
@@ -166,14 +166,14 @@ def write_row(level: Level, slot: int, context: np.uint64, length: int, tokens: 
 
 
 @njit(cache=True, nogil=True)
-def has_room(level: Level, rows: int, longest: int) -> bool:
+def has_room(level: TableLevel, rows: int, longest: int) -> bool:
     """Return whether as many rows of up to `longest` successors can be written."""
     ending = level.counts[TAIL] + rows * block_length(longest)
     return level.counts[USED] + rows <= LOAD * len(level.slots) and ending <= len(level.tokens)
 
 
 @njit(cache=True, nogil=True)
-def copy_rows(source: Level, target: Level) -> None:
+def copy_rows(source: TableLevel, target: TableLevel) -> None:
     """Write all rows of a level into an empty one."""
     tokens = np.empty(LONGEST_ROW, np.int64)
     weights = np.empty(LONGEST_ROW, np.int64)
@@ -186,7 +186,7 @@ def copy_rows(source: Level, target: Level) -> None:
 
 
 @njit(cache=True, nogil=True)
-def export(level: Level, above: Level) -> tuple[Array, Array, Array, Array]:
+def export(level: TableLevel, above: TableLevel) -> tuple[Array, Array, Array, Array]:
     """Return a, b, c and weight of every successor, except in rows that the level above holds too."""
     n = level.counts[SUCCESSORS]
     a, b, c = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)

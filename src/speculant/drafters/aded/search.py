@@ -24,8 +24,8 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.drafters.aded.frozen import Frozen
-from speculant.drafters.aded.rows import LONGEST_ROW, NONE, UNIT, Level
-from speculant.drafters.aded.table import Rule, lookup
+from speculant.drafters.aded.rows import LONGEST_ROW, NONE, UNIT, TableLevel
+from speculant.drafters.aded.table import LearningRule, lookup
 
 Array = npt.NDArray[Any]
 
@@ -56,8 +56,8 @@ def insert(count: int, limit: int, score: float, order: Array, scores: Array) ->
 
 @njit(cache=True, nogil=True)
 def best_first(
-    young: Level, old: Level, base: Frozen, before: int, root: int, limit: int, deepest: int, rule: Rule,
-    escape: float, exploration: float, cut: float,
+    young: TableLevel, old: TableLevel, base: Frozen, before: int, root: int, limit: int, deepest: int,
+    rule: LearningRule, escape: float, exploration: float, cut: float,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return tokens Int32[N], parents Int32[N] and joint probabilities Float32[N], N <= limit, best first.
 

@@ -31,7 +31,7 @@ from speculant.drafters.aded.rows import (
     TAIL,
     USED,
     WEIGHT_LIMIT,
-    Level,
+    TableLevel,
     block_length,
     context_of,
     copy_rows,
@@ -48,7 +48,7 @@ Array = npt.NDArray[Any]
 _ROWS = 64  # rows that fit at least after a level has grown
 
 
-class Rule(NamedTuple):
+class LearningRule(NamedTuple):
     """How a row learns, in units of 1/64 observation.
 
     Attributes:
@@ -73,13 +73,15 @@ class Rule(NamedTuple):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _base_row(base: Frozen, a: int, b: int, rule: Rule, tokens: Array, weights: Array) -> int:
+def _base_row(base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array) -> int:
     longest = min(rule.longest, rule.base_longest)
     return frozen_row(base, a, b, rule.prior, rule.normalised, longest, tokens, weights)
 
 
 @njit(cache=True, nogil=True)
-def lookup(young: Level, old: Level, base: Frozen, a: int, b: int, rule: Rule, tokens: Array, weights: Array) -> int:
+def lookup(
+    young: TableLevel, old: TableLevel, base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array
+) -> int:
     """Copy the row of (a, b) into tokens and weights, heaviest first; return its length, 0 if unknown."""
     context = context_of(a, b)
     slot = find_row(young, context)
@@ -92,7 +94,7 @@ def lookup(young: Level, old: Level, base: Frozen, a: int, b: int, rule: Rule, t
 
 
 @njit(cache=True, nogil=True)
-def _observe(length: int, c: int, gain: int, rule: Rule, tokens: Array, weights: Array) -> int:
+def _observe(length: int, c: int, gain: int, rule: LearningRule, tokens: Array, weights: Array) -> int:
     """Add `gain` to successor c of the row and keep it in order, recent first among equals; return its length."""
     total = gain
     place = -1
@@ -119,7 +121,7 @@ def _observe(length: int, c: int, gain: int, rule: Rule, tokens: Array, weights:
 
 @njit(cache=True, nogil=True, inline="always")
 def _bring_up(
-    young: Level, old: Level, base: Frozen, a: int, b: int, rule: Rule, tokens: Array, weights: Array
+    young: TableLevel, old: TableLevel, base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array
 ) -> tuple[int, int]:
     """Copy out the row of (a, b) from whichever level holds it; return its slot in young and its length."""
     context = context_of(a, b)
@@ -134,7 +136,15 @@ def _bring_up(
 
 @njit(cache=True, nogil=True)
 def _learn_one(
-    young: Level, old: Level, base: Frozen, a: int, b: int, c: int, rule: Rule, tokens: Array, weights: Array
+    young: TableLevel,
+    old: TableLevel,
+    base: Frozen,
+    a: int,
+    b: int,
+    c: int,
+    rule: LearningRule,
+    tokens: Array,
+    weights: Array,
 ) -> None:
     """Learn that c followed (a, b)."""
     slot, length = _bring_up(young, old, base, a, b, rule, tokens, weights)
@@ -144,14 +154,14 @@ def _learn_one(
 
 @njit(cache=True, nogil=True)
 def _learn_row(
-    young: Level,
-    old: Level,
+    young: TableLevel,
+    old: TableLevel,
     base: Frozen,
     a: int,
     b: int,
     ids: Array,
     shares: Array,
-    rule: Rule,
+    rule: LearningRule,
     tokens: Array,
     weights: Array,
 ) -> None:
@@ -168,7 +178,7 @@ def _learn_row(
 
 
 @njit(cache=True, nogil=True)
-def learn(young: Level, old: Level, base: Frozen, text: Array, start: int, rule: Rule) -> int:
+def learn(young: TableLevel, old: TableLevel, base: Frozen, text: Array, start: int, rule: LearningRule) -> int:
     """Learn text[start:], with the tokens before as context.
 
     Return where it stopped: len(text), or earlier if young is full.
@@ -187,14 +197,14 @@ def learn(young: Level, old: Level, base: Frozen, text: Array, start: int, rule:
 
 @njit(cache=True, nogil=True)
 def learn_rows(
-    young: Level,
-    old: Level,
+    young: TableLevel,
+    old: TableLevel,
     base: Frozen,
     contexts: Array,
     ids: Array,
     shares: Array,
     start: int,
-    rule: Rule,
+    rule: LearningRule,
 ) -> int:
     """Learn the target's own distribution: shares Float32[R, k] of ids Int32[R, k] after contexts Int32[R, 2].
 
@@ -215,7 +225,7 @@ def learn_rows(
 class TrigramTable:
     """The three levels, their growth, and their bound. Not safe to share between threads without a lock."""
 
-    def __init__(self, *, rule: Rule, limit: int, base: Frozen) -> None:
+    def __init__(self, *, rule: LearningRule, limit: int, base: Frozen) -> None:
         """Start with empty levels above `base`, of at most `limit` bytes, those of `base` included.
 
         Raises:
@@ -273,7 +283,7 @@ class TrigramTable:
             self.old, self.young = young, new_level(*_divided(half, young, 4 * _ROWS, 4 * _ROWS * block))
 
 
-def _divided(size: int, like: Level, least_slots: int, least_pool: int) -> tuple[int, int]:
+def _divided(size: int, like: TableLevel, least_slots: int, least_pool: int) -> tuple[int, int]:
     """Return the slots and the pool that together take `size` bytes, in the proportions of a full level `like`."""
     slot_bytes = int(like.counts[USED]) * SLOT_BYTES / LOAD
     share = slot_bytes / (slot_bytes + int(like.counts[TAIL]) * POOL_BYTES)

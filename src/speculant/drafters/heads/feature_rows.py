@@ -18,7 +18,7 @@ _FEW = 16  # committed rows that code runs whole, though only the last one's out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NewRows:
+class NewFeatureRows:
     """Rows that a text has room for and that are yet to be run.
 
     Attributes:
@@ -42,7 +42,7 @@ class NewRows:
 
 
 def run_rows(
-    head: FeatureHead, target: TargetParts, code: StepCode | None, embeddings: Tensor, rows: Sequence[NewRows]
+    head: FeatureHead, target: TargetParts, code: StepCode | None, embeddings: Tensor, rows: Sequence[NewFeatureRows]
 ) -> list[Tensor]:
     """Run rows of several texts through all layers, and keep what they pass on.
 
@@ -65,7 +65,7 @@ def run_rows(
     return [*torch.split(logits, [len(own.passed) for own in rows])]
 
 
-def _run_code(head: FeatureHead, code: StepCode, embeddings: Tensor, rows: Sequence[NewRows]) -> Tensor | None:
+def _run_code(head: FeatureHead, code: StepCode, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor | None:
     """Run rows by the target's code; return the logits [m, V'] of all texts, None where it has none for these."""
     if len(embeddings) > code.most_together or any(
         len(own) > (code.most if len(own) == len(own.passed) else min(_FEW, code.most)) for own in rows
@@ -91,7 +91,7 @@ def _run_code(head: FeatureHead, code: StepCode, embeddings: Tensor, rows: Seque
     return code(embeddings, texts)
 
 
-def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewRows]) -> Tensor:
+def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor:
     """Run rows by PyTorch; return what they pass on, [m, D]."""
     caches = [own.cache for own in rows]
     x = joined([own.features if own.places is None else own.features[own.places] for own in rows])
@@ -113,7 +113,7 @@ def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewRows]) 
     return head.carried(x)
 
 
-def _last_rows(x: Tensor, rows: Sequence[NewRows]) -> Tensor:
+def _last_rows(x: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor:
     """Return of x [n, ...] the rows that pass on."""
     parts = torch.split(x, [len(own) for own in rows])
     return joined([part[-len(own.passed) :] for part, own in zip(parts, rows, strict=True)])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
-from speculant.drafters.heads.feature_rows import NewRows, run_rows
+from speculant.drafters.heads.feature_rows import NewFeatureRows, run_rows
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.layers import joined
 from speculant.drafters.heads.step import DraftRoot, GrownDraft, StepCode
@@ -62,12 +62,12 @@ class FeatureState(HeadState):
         self.cache.crop(length)
         self._passed = self._root = None
 
-    def commit(self, features: Tensor) -> NewRows:
+    def commit(self, features: Tensor) -> NewFeatureRows:
         """Append rows of committed tokens that read features [n, D]; only the last one passes on."""
         positions, seen = self.cache.commit(len(features), features.device)
-        return NewRows(self.cache, features, None, positions, seen, self._make_room(0, 1, features))
+        return NewFeatureRows(self.cache, features, None, positions, seen, self._make_room(0, 1, features))
 
-    def branch(self, above: Sequence[int], features: Tensor | None = None) -> NewRows:
+    def branch(self, above: Sequence[int], features: Tensor | None = None) -> NewFeatureRows:
         """Append rows of a draft.
 
         Args:
@@ -79,9 +79,11 @@ class FeatureState(HeadState):
         positions, seen = self.cache.branch(above, device)
         passed = self._make_room(first, len(above), self._passed)
         places = torch.tensor(read if features is None else [0] * len(read), device=device)
-        return NewRows(self.cache, self._passed if features is None else features, places, positions, seen, passed)
+        return NewFeatureRows(
+            self.cache, self._passed if features is None else features, places, positions, seen, passed
+        )
 
-    def run(self, embeddings: Tensor, rows: Sequence[NewRows]) -> list[Tensor]:
+    def run(self, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> list[Tensor]:
         """Run rows of this text or of several of the head; see `run_rows`."""
         return run_rows(self.head, self.target, self._code, embeddings, rows)
 

@@ -15,7 +15,7 @@ from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.level_session import LevelText
 from speculant.drafters.models.shapes import GrowthPlan
-from speculant.drafters.models.together import Answer, Reading
+from speculant.drafters.models.together import Answer, NodeReading
 from speculant.drafters.models.warping import Warping
 
 _UNREAD = 64  # committed tokens whose states may wait to be read
@@ -81,12 +81,12 @@ class HeadText(LevelText):
 
     def begin(self) -> Tensor:
         """Drop all rows of a draft, read what was committed; return q [1, V] after the root."""
-        [(_, q)] = read_together([self], [Reading()])
+        [(_, q)] = read_together([self], [NodeReading()])
         return q
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> Answer:
         """Run n nodes below rows (-1: the root, or nodes among them); return their rows and q [n, V] after them."""
-        [answer] = read_together([self], [Reading(tokens, above)])
+        [answer] = read_together([self], [NodeReading(tokens, above)])
         return answer
 
     def plan(self, tokens: Sequence[int], above: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -150,7 +150,7 @@ class HeadText(LevelText):
         return self._warping(logits[:, : self._target.vocabulary])
 
 
-def read_together(texts: Sequence[HeadText], wanted: Sequence[Reading]) -> list[Answer]:
+def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> list[Answer]:
     """Return what drafts on several texts of one head wait for; their rows run together."""
     with torch.inference_mode():
         _catch_up([text for text, reading in zip(texts, wanted, strict=True) if not reading.tokens])

@@ -82,7 +82,7 @@ class Bases(NamedTuple):
     bits: Array
 
 
-class Features(NamedTuple):
+class Scratch(NamedTuple):
     """Scratch space for one prediction: C candidates, named E times by inputs.
 
     Attributes:
@@ -130,9 +130,9 @@ def has_scores(inputs: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def new_features(inputs: int) -> Features:
+def new_features(inputs: int) -> Scratch:
     """Return uninitialised scratch space for a mixture of that many inputs."""
-    return Features(
+    return Scratch(
         np.empty(MOST_CANDIDATES, np.int64),
         np.empty(MOST_CANDIDATES, np.int64),
         np.empty(MOST_CANDIDATES, np.int64),

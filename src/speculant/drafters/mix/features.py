@@ -35,8 +35,8 @@ from speculant.drafters.mix.arrays import (
     TOTALS,
     UNKNOWN,
     Bases,
-    Features,
     Mixer,
+    Scratch,
     has_scores,
 )
 from speculant.drafters.mix.cells import UNIT, Cells, look_up
@@ -80,7 +80,7 @@ def log_band(value: int, most: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _candidate(token: int, count: int, features: Features) -> int:
+def _candidate(token: int, count: int, features: Scratch) -> int:
     """Return the candidate's index, which is `count` if it is new, or -1 if there is no room for it."""
     at = token & 255
     while features.buckets[at] >= 0:
@@ -97,7 +97,7 @@ def _candidate(token: int, count: int, features: Features) -> int:
 @njit(cache=True, nogil=True)
 def _gather_base(
     lines: Array, bits: int, first: int, hashes: Array, vocabulary: int, most: int, count: int, at: int,
-    features: Features,
+    features: Scratch,
 ) -> tuple[int, int]:  # fmt: skip
     """Collect what a base names, as inputs from `first` on, and return the new numbers of candidates and of names."""
     level_shift, check_shift = np.uint32(bits), np.uint32(bits + LEVEL_BITS)
@@ -143,7 +143,7 @@ def _gather_base(
 @njit(cache=True, nogil=True)
 def gather(
     narrow: Cells, wide: Cells, mixer: Mixer, bases: Bases, hashes: Array, copied: int, copied_length: int,
-    history: History, last: int, now: int, most: int, features: Features,
+    history: History, last: int, now: int, most: int, features: Scratch,
 ) -> int:  # fmt: skip
     """Collect the candidates that inputs name, and the state of each for each input; return how many there are.
 

@@ -30,8 +30,8 @@ from speculant.drafters.mix.arrays import (
     SAMPLES,
     SETS,
     UNKNOWN,
-    Features,
     Mixer,
+    Scratch,
     has_scores,
 )
 from speculant.drafters.mix.features import log_band
@@ -60,7 +60,7 @@ def frequency_bands(frequency: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def combine(mixer: Mixer, features: Features, count: int) -> None:
+def combine(mixer: Mixer, features: Scratch, count: int) -> None:
     """Write the mixture's logits of `count` candidates, without the scores of a network; see `add_scores`."""
     sums, inputs = features.sums, len(features.absent)
     weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]
@@ -106,7 +106,7 @@ def score_bounds(mixer: Mixer) -> tuple[float, float]:
 
 @njit(cache=True, nogil=True)
 def add_scores(
-    mixer: Mixer, scorer: Scorer, window: Array, topic: Array, features: Features, count: int,
+    mixer: Mixer, scorer: Scorer, window: Array, topic: Array, features: Scratch, count: int,
     least: float, bounds: tuple[float, float],
 ) -> None:  # fmt: skip
     """Add the scores of candidates after window, Int32[W], to the logits that `combine` wrote.
@@ -157,7 +157,7 @@ def _move_rate(mixer: Mixer, i: int, state: int, count: int, hits: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
+def train(mixer: Mixer, features: Scratch, count: int, token: int) -> None:
     """Update weights and rates with the token that followed; `gather` and `combine` returned `count` candidates.
 
     Of the improbable candidates one in eight is trained on, in turn, with a weight of eight; the right one always is,
@@ -216,7 +216,7 @@ def train(mixer: Mixer, features: Features, count: int, token: int) -> None:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _train_input(mixer: Mixer, features: Features, i: int, states: Array, count: int, hit: int) -> None:
+def _train_input(mixer: Mixer, features: Scratch, i: int, states: Array, count: int, hit: int) -> None:
     """Update weights and rates of an input that knows a state of every candidate."""
     moved = np.float32(0)
     for c in range(count):

@@ -12,7 +12,7 @@ from torch import Tensor
 from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, Ahead, DraftTree, Float64, Proposal
 from speculant.drafters.models.shapes import Level, Shape
-from speculant.drafters.models.together import Drafting, Reading, draft_alone
+from speculant.drafters.models.together import Drafting, NodeReading, draft_alone
 
 
 class LevelText(Protocol):
@@ -74,7 +74,7 @@ class LevelSession(Session):
             generator.manual_seed(self._start.round_seed(self._round))
         tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
         branches = budget.branches
-        level, (_, q) = [ROOT], (yield Reading())
+        level, (_, q) = [ROOT], (yield NodeReading())
         laws = {ROOT: q[0]} if sampled else {}
         for d in range(1, depth + 1):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
@@ -94,7 +94,7 @@ class LevelSession(Session):
             if not level or d == depth or (not shape.choosing and len(tokens) >= budget.nodes):
                 break
             above = [ROOT if parents[node] == ROOT else rows[parents[node]] for node in level]
-            read, q = yield Reading([tokens[node] for node in level], above)
+            read, q = yield NodeReading([tokens[node] for node in level], above)
             for node, row in zip(level, read, strict=True):
                 rows[node] = row
             if sampled:

@@ -22,7 +22,7 @@ Answer = tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NodeReading:
     """Nodes to read.
 
     Attributes:
@@ -34,7 +34,7 @@ class Reading:
     above: Sequence[int] = ()
 
 
-Drafting = Generator[Reading, Answer, DraftTree]
+Drafting = Generator[NodeReading, Answer, DraftTree]
 
 
 class Readable(Protocol):
@@ -56,7 +56,7 @@ class GrowingSession(Protocol):
         """Return a draft in progress."""
 
 
-def answer_alone(text: Readable, wanted: Reading) -> Answer:
+def answer_alone(text: Readable, wanted: NodeReading) -> Answer:
     """Return what one draft waits for."""
     return text.read(wanted.tokens, wanted.above) if wanted.tokens else ([], text.begin())
 
@@ -76,7 +76,7 @@ def draft_alone(session: GrowingSession, budget: Budget) -> DraftTree:
 def draft_together(
     sessions: Sequence[GrowingSession],
     budgets: Sequence[Budget],
-    answer: Callable[[list[Any], list[Reading]], list[Answer]],
+    answer: Callable[[list[Any], list[NodeReading]], list[Answer]],
 ) -> list[DraftTree]:
     """Return the drafts of several sessions.
 
@@ -87,7 +87,7 @@ def draft_together(
     """
     drafts: list[DraftTree] = [DraftTree.empty()] * len(sessions)
     draftings = [session.drafting(budget) for session, budget in zip(sessions, budgets, strict=True)]
-    waiting = dict[int, Reading]()
+    waiting = dict[int, NodeReading]()
 
     def go_on(place: int, found: Answer | None) -> None:
         try:

@@ -32,7 +32,7 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import NO_QUERIES, ROOT, DraftTree
 from speculant.drafters.parallel.pool import NgramPool
-from speculant.drafters.parallel.window import Window, most_queries
+from speculant.drafters.parallel.window import LookaheadWindow, most_queries
 
 _PRIOR_TRIALS = 4.0
 _PRIOR_FIRST, _PRIOR_NEXT = 0.3, 0.5  # rates of the most recent n-gram's first token, and of its further ones
@@ -94,7 +94,7 @@ class LookaheadSession(Session):
         self._pool = NgramPool(candidates=settings.candidates, first_tokens=settings.pool)
         prompt = start.prompt.tolist() or [0]
         drawn = np.random.default_rng(start.seed).choice(prompt, settings.window + settings.ngram - 3)
-        self._window = Window(drawn.tolist(), width=settings.window, ngram=settings.ngram)
+        self._window = LookaheadWindow(drawn.tolist(), width=settings.window, ngram=settings.ngram)
         self._text = prompt[:1]  # its last N tokens at most
         self._read(prompt[1:])
         shape = 2, settings.candidates

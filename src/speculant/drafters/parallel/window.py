@@ -32,7 +32,7 @@ def most_queries(width: int, ngram: int) -> int:
     return max(_rows(width + ngram - 2 - level, level + 1) for level in range(ngram - 1))
 
 
-class Window:
+class LookaheadWindow:
     """The tokens of a window; level 0 is held without the root."""
 
     def __init__(self, tokens: Sequence[int], *, width: int, ngram: int) -> None:
@@ -58,13 +58,13 @@ class Window:
         columns = self.columns if levels == 1 else min(self.columns, branches)
         return columns if columns >= self._ngram - levels else 0  # filling it drops a column a level
 
-    def first_columns(self, columns: int) -> Window:
+    def first_columns(self, columns: int) -> LookaheadWindow:
         """Return the window of the first columns."""
         found = copy(self)
         found._levels = [self._levels[0][: columns - 1], *(level[:columns] for level in self._levels[1:])]
         return found
 
-    def asked_by(self, queries: Queries) -> Window:
+    def asked_by(self, queries: Queries) -> LookaheadWindow:
         """Return the window of the first columns whose rows these queries are."""
         return self.first_columns((len(queries) + 1) // len(self._levels))
 

@@ -16,7 +16,7 @@ import numpy as np
 from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree, Int32
-from speculant.drafters.suffix.history import History, HistoryDrafter
+from speculant.drafters.suffix.history import HistoryDrafter, PastTexts
 from speculant.drafters.suffix.nodes import EDGE
 from speculant.drafters.suffix.search import Places, find_suffixes, speculate
 from speculant.drafters.suffix.tree import SuffixTree
@@ -70,8 +70,8 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
         super().__init__(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
         self._warm_up()
 
-    def _empty(self, limit: int) -> History[SuffixTree]:
-        return History(lambda share: SuffixTree(depth=self.settings.depth, limit=share), limit=limit)
+    def _empty(self, limit: int) -> PastTexts[SuffixTree]:
+        return PastTexts(lambda share: SuffixTree(depth=self.settings.depth, limit=share), limit=limit)
 
     def _warm_up(self) -> None:
         """Load the compiled kernels now, so that the first request does not wait for them."""

@@ -50,7 +50,7 @@ class Index(Protocol):
 AnyIndex = TypeVar("AnyIndex", bound=Index)
 
 
-class History(Generic[AnyIndex]):
+class PastTexts(Generic[AnyIndex]):
     """The two generations. Not safe to share between threads without a lock.
 
     Attributes:
@@ -110,7 +110,7 @@ class Learning:
         self.lock = threading.Lock()
         self._turn = threading.Lock()
 
-    def learn(self, history: History[AnyIndex], document: Int32) -> None:
+    def learn(self, history: PastTexts[AnyIndex], document: Int32) -> None:
         """Learn a document Int32[T], holding the lock for a piece at a time."""
         with self._turn:
             for at in range(0, len(document), _PIECE):
@@ -146,7 +146,7 @@ class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
         self._learning = Learning()
         self._history = self._empty(memory_limit)
 
-    def _empty(self, limit: int) -> History[AnyIndex]:
+    def _empty(self, limit: int) -> PastTexts[AnyIndex]:
         """Return a history without documents."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ import numpy as np
 from speculant.core.tree import Int32
 from speculant.drafters.suffix import drafter, rest, sam
 from speculant.drafters.suffix.automaton import SuffixAutomaton
-from speculant.drafters.suffix.history import END, AnyIndex, History, documents_of
+from speculant.drafters.suffix.history import END, AnyIndex, PastTexts, documents_of
 from speculant.drafters.suffix.tree import SuffixTree
 from speculant.memory.file import Memory
 from speculant.memory.kind import Array, Contents, MemoryKind, merge_limit_error
@@ -77,7 +77,7 @@ def merge_corpora(memories: Sequence[Memory], limit: int) -> Contents:
 
 def _relearned(memories: Sequence[Memory], make: Callable[[int], AnyIndex], limit: int) -> Int32:
     """Return the log of a history that has learned all documents: what a drafter of that limit would hold."""
-    history = History(make, limit=limit)
+    history = PastTexts(make, limit=limit)
     for memory in memories:
         for document in documents_of(memory.arrays["text"]):
             history.learn(document)

@@ -21,7 +21,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.array import SORTED, Block, continuations, longest_match
 from speculant.drafters.suffix.continuations import most_frequent
-from speculant.drafters.suffix.history import END, History, HistoryDrafter, documents_of
+from speculant.drafters.suffix.history import END, HistoryDrafter, PastTexts, documents_of
 from speculant.drafters.suffix.search import expand, find_suffixes
 from speculant.drafters.suffix.tree import SuffixTree
 from speculant.memory.file import read_memory, write_memory
@@ -78,9 +78,9 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         super().__init__(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
         self._warm_up()
 
-    def _empty(self, limit: int) -> History[SuffixTree]:
+    def _empty(self, limit: int) -> PastTexts[SuffixTree]:
         depth = self.settings.longest + self.settings.length
-        return History(lambda share: SuffixTree(depth=depth, limit=share), limit=limit)
+        return PastTexts(lambda share: SuffixTree(depth=depth, limit=share), limit=limit)
 
     def _warm_up(self) -> None:
         """Load the compiled kernels now, so that the first request does not wait for them."""

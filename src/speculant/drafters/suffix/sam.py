@@ -20,7 +20,7 @@ from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.suffix.automaton import ROOT, SuffixAutomaton, advance
-from speculant.drafters.suffix.history import History, HistoryDrafter
+from speculant.drafters.suffix.history import HistoryDrafter, PastTexts
 
 KIND = "suffix-automaton"
 _REMATCHED = 256  # last tokens that a session matches against an automaton which it has not followed
@@ -84,8 +84,8 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
         # The first request should not wait for compiled kernels to load.
         SamSession(self, np.zeros(3, np.int32)).propose(Budget(nodes=1, depth=1))
 
-    def _empty(self, limit: int) -> History[SuffixAutomaton]:
-        return History(lambda share: SuffixAutomaton(limit=share), limit=limit)
+    def _empty(self, limit: int) -> PastTexts[SuffixAutomaton]:
+        return PastTexts(lambda share: SuffixAutomaton(limit=share), limit=limit)
 
     def open(self, start: SessionRequest) -> Session:
         """Begin a request; its automaton starts with the prompt."""

@@ -11,7 +11,7 @@ from speculant.core.tree import Bool, Int64
 from speculant.engines.hf.draft_rows import DraftRows
 
 
-class Sequence(Protocol):
+class GraphSequence(Protocol):
     """What CUDA graphs need to know of a sequence."""
 
     @property
@@ -25,7 +25,7 @@ class Sequence(Protocol):
 class Graphs(Protocol):
     """Passes recorded as CUDA graphs."""
 
-    def forward(self, sequence: Sequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None) -> Any:
+    def forward(self, sequence: GraphSequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None) -> Any:
         """Run a pass over rows below the committed tokens; return Logits[R, V], or None where only a plain pass can.
 
         Args:

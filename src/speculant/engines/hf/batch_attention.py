@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from speculant.engines.hf.cache import cached_length
 from speculant.engines.hf.states.recorded_cache import RecordedStates
-from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.states.recorder import StateRecorder
 
 NAME = "speculant_batch"
 FULL, SLIDING = 1, 2  # the last dimension of a stand-in for masks shows which kind of layer it was given to
@@ -36,7 +36,7 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         counts: Sequence[int],
         masks: Sequence[Any],
         own: str,
-        recorder: Recorder | None = None,
+        recorder: StateRecorder | None = None,
     ) -> None:
         """Prepare for one pass.
 

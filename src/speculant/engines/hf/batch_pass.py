@@ -26,7 +26,7 @@ from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput
 from speculant.engines.hf.opening import AnySequence
 from speculant.engines.hf.prompt import PromptPart
 from speculant.engines.hf.states.adapter import cache_class
-from speculant.engines.hf.states.recorder import RecordedRows, Recorder
+from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 from speculant.engines.hf.target_cache import HFTargetCache
 
 Request = tuple[AnySequence, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
@@ -174,18 +174,18 @@ class BatchPass:
             raise RuntimeError("its layers attend in a way of their own.")
         return _split(finished_pass(output, needs), counts)
 
-    def _recorder(self, caches: Sequence[HFTargetCache], planned: Sequence[NewRows]) -> Recorder | None:
+    def _recorder(self, caches: Sequence[HFTargetCache], planned: Sequence[NewRows]) -> StateRecorder | None:
         if not self._runner.capabilities.states:
             return None
         rows = [RecordedRows(cache.cache, new.rows, len(new.ids)) for cache, new in zip(caches, planned, strict=True)]
-        return Recorder(rows, self._runner.model.device)
+        return StateRecorder(rows, self._runner.model.device)
 
     def _joined(
         self,
         caches: Sequence[HFTargetCache],
         counts: Sequence[int],
         masks: Sequence[object],
-        recorder: Recorder | None = None,
+        recorder: StateRecorder | None = None,
     ) -> BatchCache:
         config = self._runner.model.config.get_text_config(decoder=True)
         own = self._runner.acceleration.attention_for(getattr(config, "_attn_implementation", None) or "eager")

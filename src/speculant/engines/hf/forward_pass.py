@@ -20,8 +20,8 @@ from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.probe.capabilities import STATE_LAYERS, HFCapabilities, decode_mode
 from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.mixers import View
-from speculant.engines.hf.states.recorded_cache import RecordedCache, RecordedStates
-from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.states.recorded_cache import RecordedStates, StateCache
+from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.topk import top_on_host
 from speculant.engines.hf.views.extra_embeddings import with_embeddings
 from speculant.engines.hf.views.layer_selection import LayerSelection, shares_keys
@@ -92,7 +92,7 @@ class ModelRunner:
         config: Mapping[str, Any] | None = None,
         embeddings: Tensor | None = None,
         wanted: Sequence[int] | None = None,
-        recorder: Recorder | None = None,
+        recorder: StateRecorder | None = None,
         total: int,
     ) -> PassOutput:
         """Run a pass, without gradients; the cache grows by its rows.
@@ -141,7 +141,7 @@ class ModelRunner:
         hidden = taps.hidden(count, last=last and not needs.prompt)
         return PassOutput(logits if index is None else logits[index], hidden, behind)
 
-    def _states_of(self, cache: Any, recorder: Recorder | None) -> tuple[Any, View | None]:
+    def _states_of(self, cache: Any, recorder: StateRecorder | None) -> tuple[Any, View | None]:
         """Return what a pass is given as its cache, and what makes the views of mixers that read and write its states.
 
         Args:
@@ -155,7 +155,7 @@ class ModelRunner:
             return mixers.adapter.given(cache), mixers.own(cache)
         recorded = cache
         if not isinstance(cache, RecordedStates):
-            recorded = cache_class(RecordedCache, mixers.adapter.kind)(cache, recorder)
+            recorded = cache_class(StateCache, mixers.adapter.kind)(cache, recorder)
         return recorded, mixers.recorded(recorder)
 
     def verify(self, given: PassInput, cache: Any, **options: Any) -> PassOutput:

@@ -15,7 +15,7 @@ from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, check_queries, finished_pass
 from speculant.engines.hf.prompt import Prompt, PromptPart, joined_states
 from speculant.engines.hf.rotary_limit import RotaryLimit
-from speculant.engines.hf.states.recorder import RecordedRows, Recorder
+from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 
 RECORDED_AT_ONCE = 128  # prompt tokens of a recorded pass, whose records take memory
 
@@ -98,7 +98,7 @@ class PromptReader:
                         cache,
                         needs=part.needs,
                         wanted=self._wanted(piece),
-                        recorder=Recorder([rows], self._runner.model.device),
+                        recorder=StateRecorder([rows], self._runner.model.device),
                         total=piece.end,
                     )
                 )

@@ -43,7 +43,7 @@ from speculant.engines.hf.forward_pass import (
 from speculant.engines.hf.prompt import Prompt, PromptPart
 from speculant.engines.hf.prompt_reader import PromptReader
 from speculant.engines.hf.rotary_limit import RotaryLimit
-from speculant.engines.hf.states.recorder import RecordedRows, Recorder
+from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 
 
 class HFTargetCache:
@@ -376,7 +376,7 @@ class HFTargetCache:
             begin_own_pass(self.cache, 1, capabilities.mixers)
         elif capabilities.states:
             rows = RecordedRows(self.cache, new.rows, len(new.ids))
-            options["recorder"] = Recorder([rows], self._runner.model.device)
+            options["recorder"] = StateRecorder([rows], self._runner.model.device)
         return self._runner.verify(given, self.cache, **options, total=self._length + len(new.rows))
 
     def _check_masks(self) -> None:

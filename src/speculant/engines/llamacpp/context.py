@@ -23,7 +23,7 @@ from speculant.engines.llamacpp.batch import BatchArrays, Rows
 from speculant.engines.llamacpp.branches import Share
 from speculant.engines.llamacpp.model import LlamaModel
 from speculant.engines.llamacpp.options import DEFAULT_CONTEXT, DEFAULT_SEQUENCES, DEFAULT_STATES, LlamaCppOptions
-from speculant.engines.llamacpp.texts import Text
+from speculant.engines.llamacpp.texts import LlamaText
 
 PASS_ROWS = 512  # most rows of one call; drafts always have room for one more call beside the texts
 _FULL = 1  # what llama_decode returns where there are no free cells
@@ -77,7 +77,7 @@ class LlamaContext:
         self._batch = BatchArrays(api, PASS_ROWS)
         self._free_ids = list(range(self.sequences))[::-1]
         self._given_back: deque[int] = deque()  # by texts that nobody holds any more, at any time
-        self._texts: list[weakref.ref[Text]] = []  # in the cache, the one unused for longest first
+        self._texts: list[weakref.ref[LlamaText]] = []  # in the cache, the one unused for longest first
         self._open_in: int | None = None  # the thread whose pass has rows that are neither kept nor dropped
 
     def _why_not_opened(self) -> SpeculantError:
@@ -97,7 +97,7 @@ class LlamaContext:
         self.model.threads = threads
         self._api.llama_set_n_threads(self._pointer, threads, threads)
 
-    def take(self, count: int, keep: Iterable[Text] = ()) -> list[int]:
+    def take(self, count: int, keep: Iterable[LlamaText] = ()) -> list[int]:
         """Return unused sequence ids; texts that are not in `keep` leave the cache where there are too few.
 
         Raises:
@@ -142,7 +142,7 @@ class LlamaContext:
         """Remove a sequence's rows from a position on; cells that no sequence is left in are free."""
         self._api.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
-    def cut(self, text: Text, length: int) -> None:
+    def cut(self, text: LlamaText, length: int) -> None:
         """Keep the first rows of a text; where layers keep a running state it is read again when it is next used."""
         if text.sequence is None:
             return
@@ -151,7 +151,7 @@ class LlamaContext:
         else:
             self.remove(text.sequence, length)
 
-    def admit(self, text: Text, keep: Sequence[Text] = (), *, behind: int = 0) -> int:
+    def admit(self, text: LlamaText, keep: Sequence[LlamaText] = (), *, behind: int = 0) -> int:
         """Return the id of a text in the cache; one that had to leave is read again.
 
         Args:
@@ -171,7 +171,7 @@ class LlamaContext:
         self._texts = [each for each in self._texts if each() not in (None, text)] + [weakref.ref(text)]
         return text.sequence
 
-    def fork(self, text: Text, length: int) -> Text | None:
+    def fork(self, text: LlamaText, length: int) -> LlamaText | None:
         """Return a new text that shares the first rows of another; None where that left the cache, or it is full."""
         if text.sequence is None or length > len(text.tokens):
             return None
@@ -180,26 +180,26 @@ class LlamaContext:
         except UnsupportedError:  # all other sequences are in use
             return None
         self.adopt(text.sequence, sequence, 0, length)
-        copy = Text(self)
+        copy = LlamaText(self)
         copy.tokens, copy.sequence = text.tokens[:length], sequence
         copy.on_loss(weakref.finalize(copy, self._given_back.append, sequence))
         self._texts.append(weakref.ref(copy))
         return copy
 
-    def text_bytes(self, text: Text) -> int:
+    def text_bytes(self, text: LlamaText) -> int:
         """Return the bytes of a text's rows; 0 where it has left the cache."""
         if text.sequence is None:
             return 0
         return int(self._api.llama_state_seq_get_size(self._pointer, text.sequence))
 
-    def drop(self, text: Text) -> None:
+    def drop(self, text: LlamaText) -> None:
         """Remove a text from the cache; its tokens stay known."""
         if text.sequence is not None:
             sequence, text.sequence = text.sequence, None
             text.on_loss(None)
             self.give_back([sequence])
 
-    def decode(self, rows: Rows, keep: Sequence[Text]) -> Tensor:
+    def decode(self, rows: Rows, keep: Sequence[LlamaText]) -> Tensor:
         """Run a pass over at most `PASS_ROWS` rows; return the logits [n', V] of those that are wanted.
 
         They are llama.cpp's own memory and hold until the next pass. Where there are no free cells, texts that are not
@@ -267,7 +267,7 @@ class LlamaContext:
         memory.owner = self
         return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(rows, vocabulary))
 
-    def _catch_up(self, text: Text, keep: Sequence[Text]) -> None:
+    def _catch_up(self, text: LlamaText, keep: Sequence[LlamaText]) -> None:
         """Read the tokens of a text in the cache that its sequence has not read; where that fails, it leaves."""
         assert text.sequence is not None
         tokens = text.tokens

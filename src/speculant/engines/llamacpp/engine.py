@@ -18,7 +18,7 @@ from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.opening import open_sequence
 from speculant.engines.llamacpp.probe import check_drafts
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache, check_needs, finished
-from speculant.engines.llamacpp.texts import Text
+from speculant.engines.llamacpp.texts import LlamaText
 
 Request = tuple[LlamaTargetCache, Int32, Int32]
 
@@ -127,7 +127,7 @@ class LlamaEngine(ModelEngine):
             UnsupportedError: the cache is of another kind, or tokens are padding or have positions of their own.
             UsageError: the prompt does not continue the cache.
         """
-        if cache is not None and not isinstance(cache, Text):
+        if cache is not None and not isinstance(cache, LlamaText):
             raise UnsupportedError(
                 f"a {type(cache).__name__} holds no keys and values of llama.cpp's; leave out `cache`, or pass "
                 "`Result.cache` of an earlier turn."
@@ -147,24 +147,24 @@ class LlamaEngine(ModelEngine):
         padding, positions = given
         return self.open(call.ids[:, call.start :], cache=call.cache, padding=padding, positions=positions)
 
-    def crop(self, cache: Text, length: int) -> int:
+    def crop(self, cache: LlamaText, length: int) -> int:
         """Keep the first tokens of a cache, for a prompt that shares only those; return how many."""
         cache.crop(length)
         return length
 
-    def reusable(self, cache: Text, length: int) -> int:
+    def reusable(self, cache: LlamaText, length: int) -> int:
         """Return how many of the first tokens of a cache a prompt can begin with: all of them."""
         return length
 
-    def copy_prefix(self, cache: Text, length: int, *, room: int) -> Text | None:
+    def copy_prefix(self, cache: LlamaText, length: int, *, room: int) -> LlamaText | None:
         """Return a text that shares the first rows of another; None where that has left llama.cpp's cache."""
         return self.context.fork(cache, length)
 
-    def held_bytes(self, cache: Text) -> int:
+    def held_bytes(self, cache: LlamaText) -> int:
         """Return the bytes of a text's rows, those that it shares included; 0 where it has left llama.cpp's cache."""
         return self.context.text_bytes(cache)
 
-    def compacted(self, cache: Text) -> Text:
+    def compacted(self, cache: LlamaText) -> LlamaText:
         """Return a text: its rows take no more memory than they need."""
         return cache
 
@@ -208,7 +208,7 @@ class LlamaEngine(ModelEngine):
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
         return [array.tolist() for array in arrays]
 
-    def _together(self, group: list[Request], texts: list[Text]) -> list[Tensor]:
+    def _together(self, group: list[Request], texts: list[LlamaText]) -> list[Tensor]:
         planned = [cache.plan(tokens, parents, texts) for cache, tokens, parents in group]
         logits = self.context.decode(Rows.joined(planned), texts)
         ends = np.cumsum([sum(rows.outputs) for rows in planned]).tolist()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from speculant.engines.llamacpp.context import LlamaContext
 from speculant.engines.llamacpp.replay_cache import LlamaReplayCache
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache
-from speculant.engines.llamacpp.texts import Text
+from speculant.engines.llamacpp.texts import LlamaText
 from speculant.engines.llamacpp.tree_cache import LlamaTreeCache
 
 
-def open_sequence(context: LlamaContext, prompt: Sequence[int], *, text: Text | None = None) -> LlamaTargetCache:
+def open_sequence(context: LlamaContext, prompt: Sequence[int], *, text: LlamaText | None = None) -> LlamaTargetCache:
     """Return a new sequence, of which nothing but the given text is read yet; see `LlamaTargetCache`."""
     kind = LlamaReplayCache if context.model.states else LlamaTreeCache
     return kind(context, prompt, text=text)

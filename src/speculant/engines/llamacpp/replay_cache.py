@@ -15,7 +15,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache
-from speculant.engines.llamacpp.texts import Text
+from speculant.engines.llamacpp.texts import LlamaText
 
 MOST_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
 
@@ -38,7 +38,7 @@ class LlamaReplayCache(LlamaTargetCache):
         behind = len(self.text.tokens) if self.text.sequence is None else self.text.behind
         return behind if behind <= MOST_PENDING and not self._drafted else 0
 
-    def plan(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Rows:
+    def plan(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Rows:
         self._check_text()
         before, context, text = len(self._drafted), self._context, self.text
         if parents.tolist() != list(range(before - 1, before + len(parents) - 1)):

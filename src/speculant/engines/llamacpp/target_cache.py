@@ -15,7 +15,7 @@ from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.topk import top_on_host
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
-from speculant.engines.llamacpp.texts import Text
+from speculant.engines.llamacpp.texts import LlamaText
 
 
 class LlamaTargetCache(TargetCache):
@@ -27,7 +27,7 @@ class LlamaTargetCache(TargetCache):
         text: what is committed; it may go on in a next turn.
     """
 
-    def __init__(self, context: LlamaContext, prompt: Sequence[int], *, text: Text | None = None) -> None:
+    def __init__(self, context: LlamaContext, prompt: Sequence[int], *, text: LlamaText | None = None) -> None:
         """Prepare a sequence.
 
         Args:
@@ -40,7 +40,7 @@ class LlamaTargetCache(TargetCache):
             UnsupportedError: the text is another model's.
         """
         self._context, self._prompt = context, list(prompt)
-        self.text = Text(context) if text is None else text
+        self.text = LlamaText(context) if text is None else text
         self._length = self._given = len(self.text.tokens)
         if self.text.owner is not context:
             raise UnsupportedError("this cache belongs to another model; leave out `cache`, or use that model.")
@@ -52,7 +52,7 @@ class LlamaTargetCache(TargetCache):
         self._watcher: Callable[[int, Tensor], None] | None = None  # takes the logits of the prompt
 
     @property
-    def cache(self) -> Text:
+    def cache(self) -> LlamaText:
         """What a next turn may go on from."""
         return self.text
 
@@ -88,7 +88,7 @@ class LlamaTargetCache(TargetCache):
         """Whether its prompt may be read in a pass with those of others; a running state is not read in parts."""
         return self.shares_prefixes and self._watcher is None
 
-    def begin_with(self, text: Text) -> None:
+    def begin_with(self, text: LlamaText) -> None:
         """Begin with a text of the prompt's first tokens in place of an empty one.
 
         Raises:
@@ -120,7 +120,7 @@ class LlamaTargetCache(TargetCache):
             text.tokens, self._length = self._prompt[:start], start
             raise
 
-    def plan_prompt(self, most: int | None, needs: RequestedOutputs, keep: Sequence[Text]) -> Rows:
+    def plan_prompt(self, most: int | None, needs: RequestedOutputs, keep: Sequence[LlamaText]) -> Rows:
         """Return the rows of a pass that is to read further prompt tokens; `restart` undoes it.
 
         Args:
@@ -181,10 +181,10 @@ class LlamaTargetCache(TargetCache):
         del self.text.tokens[given:]
         self._length = given
 
-    def detach(self) -> Text:
+    def detach(self) -> LlamaText:
         """Return the text of the committed tokens for others to keep; nothing can follow here."""
         self.rollback()
-        text, self.text = self.text, Text(self._context)
+        text, self.text = self.text, LlamaText(self._context)
         self._length, self._given, self._prompt = 0, 0, []
         return text
 
@@ -192,7 +192,7 @@ class LlamaTargetCache(TargetCache):
         self._context.drop(self.detach())
 
     @abstractmethod
-    def plan(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Rows:
+    def plan(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Rows:
         """Return the rows of a pass that is to follow, for which the cache is prepared; `rollback` undoes both.
 
         Args:
@@ -215,7 +215,7 @@ class LlamaTargetCache(TargetCache):
     def _undo(self, before: Any) -> None:
         """Remove what a failed pass has appended since `_mark`."""
 
-    def run(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Tensor:
+    def run(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Tensor:
         """Append rows by as few passes as possible; return their logits [n, V]. The parameters are those of `plan`."""
         before, parts, most = self._mark(), list[Tensor](), PASS_ROWS - self.pending
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from speculant.core.errors import UsageError
 
 
-class Text:
+class LlamaText:
     """The committed tokens of a text, and where the cache holds them. `Result.cache` of a GGUF model is one.
 
     Where other texts need the room, a text leaves the cache and is read again when it goes on, so holding many of them
@@ -28,7 +28,7 @@ class Text:
         self.sequence: int | None = None
         self.behind = 0
         self.open_rows = False
-        self._finalizer: weakref.finalize[..., Text] | None = None
+        self._finalizer: weakref.finalize[..., LlamaText] | None = None
 
     def get_seq_length(self) -> int:
         """Return how many tokens are committed; the name is that of transformers' caches."""

@@ -11,7 +11,7 @@ from speculant.core.tree import DraftTree, Int32
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.branches import Branches
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache
-from speculant.engines.llamacpp.texts import Text
+from speculant.engines.llamacpp.texts import LlamaText
 
 
 class LlamaTreeCache(LlamaTargetCache):
@@ -51,7 +51,7 @@ class LlamaTreeCache(LlamaTargetCache):
             self._context.cut(self.text, self._length)
             self._close()
 
-    def plan(self, tokens: Int32, parents: Int32, keep: Sequence[Text]) -> Rows:
+    def plan(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Rows:
         self._check_text()
         context = self._context
         branches = self._branches

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.training.online.window import Array, Window
+from speculant.training.online.window import Array, TextWindow
 
 HELD_OUT = 5  # one window in so many
 
@@ -24,7 +24,7 @@ class WindowBuffer:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.added = limit, 0
-        self._windows: deque[tuple[int, Window]] = deque()  # with their numbers
+        self._windows: deque[tuple[int, TextWindow]] = deque()  # with their numbers
         self._size, self._lock = 0, threading.Lock()
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class WindowBuffer:
         """The bytes that the windows take."""
         return self._size
 
-    def add(self, window: Window) -> None:
+    def add(self, window: TextWindow) -> None:
         """Add a window; one that is larger than the limit is left out."""
         with self._lock:
             number, self.added = self.added, self.added + 1
@@ -46,7 +46,7 @@ class WindowBuffer:
             while self._size > self.limit:
                 self._size -= self._windows.popleft()[1].size
 
-    def split(self) -> tuple[list[tuple[int, Window]], list[Window]]:
+    def split(self) -> tuple[list[tuple[int, TextWindow]], list[TextWindow]]:
         """Return the windows to train on, with their numbers, and those held out, oldest first."""
         with self._lock:
             windows = list(self._windows)
@@ -74,7 +74,7 @@ class WindowBuffer:
             self._size, self.added = 0, int(facts["added"])
             for place in reversed(range(len(lengths))):
                 cut = {name: array[ends[place] : ends[place + 1]] for name, array in rest.items()}
-                window = Window.of(cut, greedy=bool(greedy[place]))
+                window = TextWindow.of(cut, greedy=bool(greedy[place]))
                 if self._size + window.size > self.limit:
                     break
                 self._windows.appendleft((numbers[place], window))

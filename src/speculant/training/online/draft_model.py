@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from speculant.training.online.learner import Learner, accepted
-from speculant.training.online.window import Window
+from speculant.training.online.window import TextWindow
 
 
 class DraftModelLearner(Learner):
@@ -32,7 +32,7 @@ class DraftModelLearner(Learner):
         self.live, self._keeps_logits = model, keeps_logits
         self.copy = copy.deepcopy(model).float().eval().requires_grad_(True)
 
-    def loss(self, window: Window) -> Tensor | None:
+    def loss(self, window: TextWindow) -> Tensor | None:
         rows = np.flatnonzero(window.known & (window.wrong > 0))
         if not len(rows):
             return None
@@ -45,7 +45,7 @@ class DraftModelLearner(Learner):
         return kl[usable].mean()
 
     @torch.no_grad()
-    def acceptance(self, window: Window) -> tuple[float, int]:
+    def acceptance(self, window: TextWindow) -> tuple[float, int]:
         rows = np.flatnonzero(window.known)
         logits = self._logits(window, rows)
         ids, p, usable = self._target(window, rows, logits)
@@ -54,7 +54,7 @@ class DraftModelLearner(Learner):
         found = accepted(p, q, greedy=window.greedy) * usable  # a token that the draft model lacks is never accepted
         return float(found.sum()), len(rows)
 
-    def _logits(self, window: Window, rows: np.ndarray[Any, Any]) -> Tensor:
+    def _logits(self, window: TextWindow, rows: np.ndarray[Any, Any]) -> Tensor:
         """Return the copy's logits [n, V'] after the tokens at these positions."""
         device = next(self.copy.parameters()).device
         known = int(self.copy.config.get_text_config(decoder=True).vocab_size)
@@ -67,7 +67,7 @@ class DraftModelLearner(Learner):
         found: Tensor = self.copy(input_ids=ids, use_cache=False).logits[0, places]
         return found.float()
 
-    def _target(self, window: Window, rows: np.ndarray[Any, Any], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _target(self, window: TextWindow, rows: np.ndarray[Any, Any], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ids [n, k], the target's probabilities of them [n, k], and where the copy knows the best, Bool[n]."""
         assert window.top_ids is not None
         assert window.top_logits is not None

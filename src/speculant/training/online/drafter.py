@@ -27,7 +27,7 @@ from speculant.memory.file import read_memory, write_memory
 from speculant.training.online.buffer import WindowBuffer
 from speculant.training.online.head import with_last
 from speculant.training.online.learner import Learner
-from speculant.training.online.recorder import Recorder, from_16_bits
+from speculant.training.online.recorder import RejectionRecorder, from_16_bits
 from speculant.training.online.settings import OnlineSettings
 from speculant.training.online.updates import Update, Updater
 from speculant.training.online.window import Array
@@ -92,7 +92,7 @@ class OnlineDrafter(Drafter, Persistent):
         with self._lock:
             session = self.inner.open(start)
         self._worker.opened(1)
-        recorder = Recorder(start, self._buffer.add, most=self._settings.window, states=self._states)
+        recorder = RejectionRecorder(start, self._buffer.add, most=self._settings.window, states=self._states)
         return OnlineSession(self, session, recorder)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -170,7 +170,7 @@ class OnlineDrafter(Drafter, Persistent):
 class OnlineSession(Session):
     """One request."""
 
-    def __init__(self, drafter: OnlineDrafter, inner: Session, recorder: Recorder) -> None:
+    def __init__(self, drafter: OnlineDrafter, inner: Session, recorder: RejectionRecorder) -> None:
         self.inner, self._drafter, self._recorder, self._open = inner, drafter, recorder, True
         self._layers = len(drafter.inner.needs.hidden_layers)
 

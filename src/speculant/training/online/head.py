@@ -20,7 +20,7 @@ from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.training.losses import forward_kl
 from speculant.training.online.learner import Learner, accepted
 from speculant.training.online.recorder import from_16_bits
-from speculant.training.online.window import Window
+from speculant.training.online.window import TextWindow
 
 _LAST = -1  # decoder layer
 _ANCHORS = 32  # of a window, by which acceptance is measured
@@ -53,7 +53,7 @@ class HeadLearner(Learner):
         taps = tuple(cast("Head", head).taps)
         self._layers, self._taps = with_last(taps), len(taps)
 
-    def loss(self, window: Window) -> Tensor | None:
+    def loss(self, window: TextWindow) -> Tensor | None:
         anchors, depths = wrong_anchors(window, self._recipe.depth)
         if not anchors:
             return None
@@ -68,7 +68,7 @@ class HeadLearner(Learner):
         return total / len(anchors)
 
     @torch.no_grad()
-    def acceptance(self, window: Window) -> tuple[float, int]:
+    def acceptance(self, window: TextWindow) -> tuple[float, int]:
         """Return what chains of the recipe's depth would gain, and after how many roots."""
         rows = anchors_of(window, self._recipe.depth)
         if not rows:
@@ -81,7 +81,7 @@ class HeadLearner(Learner):
             gained = gained + reached
         return float(gained.sum()), len(chosen)
 
-    def _batch(self, window: Window, anchors: Sequence[int]) -> TrainBatch:
+    def _batch(self, window: TextWindow, anchors: Sequence[int]) -> TrainBatch:
         assert window.hidden is not None
         device = next(self.copy.parameters()).device
         states = from_16_bits(window.hidden).to(device)
@@ -101,7 +101,7 @@ def with_last(taps: tuple[int, ...]) -> tuple[int, ...]:
     return taps if _LAST in taps else (*taps, _LAST)
 
 
-def wrong_anchors(window: Window, depth: int) -> tuple[list[int], list[int]]:
+def wrong_anchors(window: TextWindow, depth: int) -> tuple[list[int], list[int]]:
     """Return the anchors below which drafts were wrong, and at which depth of the recipe each was.
 
     Anchors without states, or with too little text behind them for the recipe, are left out. What was wrong deeper
@@ -117,7 +117,7 @@ def wrong_anchors(window: Window, depth: int) -> tuple[list[int], list[int]]:
     return anchors, depths
 
 
-def anchors_of(window: Window, depth: int) -> list[int]:
+def anchors_of(window: TextWindow, depth: int) -> list[int]:
     """Return the rows after which a draft of so many tokens has text to be compared with, in what the target wrote."""
     last = len(window.tokens) - depth - 2
     return [row for row in range(last) if window.known[row + 1]]

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from speculant.training.online.window import Window
+from speculant.training.online.window import TextWindow
 
 
 class Learner(Protocol):
@@ -23,10 +23,10 @@ class Learner(Protocol):
     copy: nn.Module
     states: bool
 
-    def loss(self, window: Window) -> Tensor | None:
+    def loss(self, window: TextWindow) -> Tensor | None:
         """Return the forward KL of the target's distributions to the copy's where drafts were wrong; None: nowhere."""
 
-    def acceptance(self, window: Window) -> tuple[float, int]:
+    def acceptance(self, window: TextWindow) -> tuple[float, int]:
         """Return how many drafted tokens of the copy the target would accept, and how many were counted.
 
         All positions whose distribution by the target is known count, right ones too: an update that gains where

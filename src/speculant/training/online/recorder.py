@@ -10,18 +10,18 @@ from torch import Tensor
 
 from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.tree import ROOT, Float32, Int32
-from speculant.training.online.window import Array, Window
+from speculant.training.online.window import Array, TextWindow
 
 _CONTEXT = 4  # a window begins with context, a quarter of its tokens: the prompt's end, or that of the window before
 
 
-class Recorder:
+class RejectionRecorder:
     """One request. The tokens have rows but for the last, the root.
 
     Hidden states stay on their device until a window is complete, so that no round waits for a transfer.
     """
 
-    def __init__(self, start: SessionRequest, emit: Callable[[Window], None], *, most: int, states: bool) -> None:
+    def __init__(self, start: SessionRequest, emit: Callable[[TextWindow], None], *, most: int, states: bool) -> None:
         """Begin a request.
 
         Args:
@@ -70,7 +70,7 @@ class Recorder:
             return
         rows = len(self._known)
         ids, logits = self._best_tokens()
-        window = Window(
+        window = TextWindow(
             tokens=np.array(self._tokens[:rows], np.int32),
             known=np.array(self._known),
             wrong=np.array(self._wrong, np.int32),

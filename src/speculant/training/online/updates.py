@@ -18,7 +18,7 @@ import torch
 from speculant.training.online.buffer import WindowBuffer
 from speculant.training.online.learner import Learner, publish, revert
 from speculant.training.online.settings import OnlineSettings
-from speculant.training.online.window import Window
+from speculant.training.online.window import TextWindow
 
 _CLIP = 1.0  # norm of the gradients
 BETAS = (0.9, 0.95)
@@ -110,7 +110,7 @@ class Updater:
         """Return whether all weights are numbers: a finite loss may have gradients that are none."""
         return all(bool(weight.isfinite().all()) for weight in self._learner.copy.parameters())
 
-    def _step(self, windows: Sequence[Window]) -> float | None:
+    def _step(self, windows: Sequence[TextWindow]) -> float | None:
         """Take an optimiser step on the mean loss of some windows; gradients are computed for the copy alone."""
         parameters = [*self._learner.copy.parameters()]
         sums: list[torch.Tensor] | None = None
@@ -132,7 +132,7 @@ class Updater:
         self._optimizer.zero_grad(set_to_none=True)
         return total / count
 
-    def _drawn(self, fresh: Sequence[Window], known: Sequence[Window]) -> list[Window]:
+    def _drawn(self, fresh: Sequence[TextWindow], known: Sequence[TextWindow]) -> list[TextWindow]:
         """Return the windows of a step: half of those that came since the last update, half of all."""
         count = self._settings.batch
         groups = (fresh, count - count // 2), (known, count // 2)
@@ -142,7 +142,7 @@ class Updater:
             for place in self._random.choice(len(group), min(most, len(group)), replace=False).tolist()
         ]
 
-    def _acceptance(self, windows: Sequence[Window], proceed: Callable[[], bool]) -> float | None:
+    def _acceptance(self, windows: Sequence[TextWindow], proceed: Callable[[], bool]) -> float | None:
         """Return the mean acceptance; None if it is to stop."""
         found = list[tuple[float, int]]()
         for window in windows:

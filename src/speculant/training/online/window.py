@@ -24,7 +24,7 @@ _FIELDS = ("tokens", "known", "wrong", "top_ids", "top_logits", "hidden")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class TextWindow:
     """T tokens of a text.
 
     Attributes:
@@ -57,6 +57,6 @@ class Window:
         return {name: array for name, array in found.items() if array is not None}
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Array], *, greedy: bool) -> Window:
+    def of(cls, arrays: Mapping[str, Array], *, greedy: bool) -> TextWindow:
         """Return the window that these arrays are of; they are copied."""
         return cls(greedy=greedy, **{name: np.array(array) for name, array in arrays.items()})

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import tiny_model
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.cpu.decoder_layer import fused_layers
 from speculant.engines.hf.cpu.shadow import Shadows
 
@@ -40,7 +40,7 @@ def output(
     rows: int = 8,
     batch: int = 1,
     fast: bool = True,
-    prepared: Acceleration | None = None,
+    prepared: CpuAcceleration | None = None,
     own: bool = True,
 ) -> Tensor:
     """Return the hidden states of so many rows behind four cached ones; in our cache or theirs."""
@@ -89,7 +89,7 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
     assert (found - exact).abs().mean() < 2 * (theirs - exact).abs().mean()
 
 
-def with_torch_attention(model: Any, prepared: Acceleration) -> Acceleration:
+def with_torch_attention(model: Any, prepared: CpuAcceleration) -> CpuAcceleration:
     """Return the preparation without our attention."""
     assert prepared.table is not None
     layers = fused_layers(model, prepared.table, None, least=0)
@@ -156,12 +156,12 @@ def test_large_numbers_stay_what_they_are() -> None:
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
 
-def fused(prepared: Acceleration) -> int:
+def fused(prepared: CpuAcceleration) -> int:
     """Return how many layers a pass fuses."""
     return sum(layer.ready() is not None for layer in prepared.layers)
 
 
-def agreed(model: Any, prepared: Acceleration) -> None:
+def agreed(model: Any, prepared: CpuAcceleration) -> None:
     """Check that a prepared model returns what the model itself returns."""
     torch.testing.assert_close(output(model, prepared=prepared), output(model, fast=False), atol=2e-5, rtol=2e-5)
 

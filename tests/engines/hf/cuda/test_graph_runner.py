@@ -17,7 +17,7 @@ from models import PHI3, tiny_model
 from passes import IDS, opened, plain_text
 from speculant import Speculator
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.cpu.accelerate import Acceleration, prepare_model
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe.live_check import DEEPEST
@@ -89,7 +89,7 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
     model, random = tiny_model(name), np.random.default_rng(3)
     padding = torch.tensor([[0, 0, 0, *[1] * 9]]) if padded else None
     graphs = GraphRunner(model, Tapes, capacity=LEAST_LENGTH)
-    engines = [HFEngine(model), HFEngine(model, acceleration=Acceleration(graphs=graphs))]
+    engines = [HFEngine(model), HFEngine(model, acceleration=CpuAcceleration(graphs=graphs))]
     caches = [opened(engine, padding=padding) for engine in engines]
     for nodes in (0, 1, 2, 3, 8, 13, 30, 64, 5):
         tree = random_draft(random, nodes, 61)
@@ -126,7 +126,7 @@ def test_buffers_stay_where_they_are() -> None:
 def test_logits_outlive_the_next_pass() -> None:
     """Guards scores that a request keeps, since every pass writes its logits to the same place."""
     model = tiny_model("llama")
-    engine = HFEngine(model, acceleration=Acceleration(graphs=GraphRunner(model, Tapes)))
+    engine = HFEngine(model, acceleration=CpuAcceleration(graphs=GraphRunner(model, Tapes)))
     cache = opened(engine)
     first = verify(engine, cache, 7, DraftTree.empty())
     kept = first.clone()
@@ -138,7 +138,7 @@ def test_logits_outlive_the_next_pass() -> None:
 def test_a_round_that_fails_leaves_nothing() -> None:
     """Guards rollback: the text goes on as if the pass had not been."""
     model, tapes = tiny_model("llama"), Tapes()
-    engine = HFEngine(model, acceleration=Acceleration(graphs=GraphRunner(model, lambda: tapes)))
+    engine = HFEngine(model, acceleration=CpuAcceleration(graphs=GraphRunner(model, lambda: tapes)))
     cache = opened(engine)
     tree = random_draft(np.random.default_rng(2), 12, 61)
     expected = verify(engine, cache, 7, tree)
@@ -155,7 +155,7 @@ def test_larger_drafts_run_plain_passes() -> None:
     """Guards what no shape fits, in the middle of a text: plain passes append to the same rows."""
     model, tapes = tiny_model("llama"), Tapes()
     graphs = GraphRunner(model, lambda: tapes)
-    engines = [HFEngine(model), HFEngine(model, acceleration=Acceleration(graphs=graphs))]
+    engines = [HFEngine(model), HFEngine(model, acceleration=CpuAcceleration(graphs=graphs))]
     caches = [opened(engine) for engine in engines]
     random = np.random.default_rng(4)
     for nodes in (10, 100, 10):
@@ -344,7 +344,7 @@ def test_a_device_that_cannot_record_is_a_note(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("speculant.engines.hf.cuda.graph_runner.GraphRunner", refusing)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert prepare_model(model, True).notes == ("not prepared for fast passes: the device is full.",)
-    assert prepare_model(model, None) == prepare_model(model, False) == Acceleration()
+    assert prepare_model(model, None) == prepare_model(model, False) == CpuAcceleration()
 
 
 def failing() -> Tapes:

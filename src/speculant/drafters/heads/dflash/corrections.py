@@ -17,7 +17,7 @@ from speculant.drafters.heads.dflash.shape import Domino, Selector
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Rows:
+class CorrectedRows:
     """Rows whose logits are corrected.
 
     Attributes:
@@ -46,7 +46,7 @@ class Correction(nn.Module):
 
     carried = 0
 
-    def forward(self, rows: Rows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: CorrectedRows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Correct the logits of rows.
 
         Args:
@@ -82,7 +82,7 @@ class MarkovHead(Correction):
         if kind == "rnn":
             self.joint_proj, self.carried = nn.Linear(2 * rank + hidden, 3 * rank), rank
 
-    def forward(self, rows: Rows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: CorrectedRows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         before, carried = self.markov_w1(rows.tokens), rows.carried
         if self.kind == "gated":
             before = before * self.gate_proj(torch.cat([rows.outputs, before], dim=-1)).sigmoid()
@@ -116,7 +116,7 @@ class DominoHead(Correction):
             nn.Linear(shape.inner, outputs, bias=False),
         )
 
-    def forward(self, rows: Rows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: CorrectedRows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         weights, held = self.prefix_gru, rows.carried
         given = nn.functional.linear(embed(rows.tokens).to(held.dtype), weights["weight_ih_l0"]).chunk(3, dim=-1)
         kept = nn.functional.linear(held, weights["weight_hh_l0"]).chunk(3, dim=-1)
@@ -140,7 +140,7 @@ class CandidateSelector(Correction):
         self.successor_codebook = nn.Parameter(torch.zeros(vocabulary, shape.rank))
         self.hidden_projection = nn.Linear(hidden, shape.rank, bias=False)
 
-    def forward(self, rows: Rows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: CorrectedRows, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         context = self.predecessor_codebook[rows.tokens] * self.hidden_projection(rows.outputs)
         if rows.every:
             return rows.logits + context @ self.successor_codebook.T, rows.carried

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from speculant.drafters.heads.block import BlockHead, BlockState, SlotRows
 from speculant.drafters.heads.cache import HeadCache
-from speculant.drafters.heads.dflash.corrections import Rows
+from speculant.drafters.heads.dflash.corrections import CorrectedRows
 from speculant.drafters.heads.dflash.network import Angles, BlockNetwork
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.layers import Attention, joined
@@ -116,7 +116,7 @@ class DFlashState(BlockState):
             for text, each in zip(texts, confidence, strict=True):
                 text.confidence = each
         found, handed = head.corrected(
-            Rows(
+            CorrectedRows(
                 logits=joined([own.logits for own in rows]),
                 outputs=outputs,
                 tokens=before,

@@ -25,10 +25,10 @@ from speculant.drafters.heads.dflash.convolution import ConvolvedLayer
 from speculant.drafters.heads.dflash.corrections import (
     CandidateSelector,
     ConfidenceHead,
+    CorrectedRows,
     Correction,
     DominoHead,
     MarkovHead,
-    Rows,
 )
 from speculant.drafters.heads.dflash.shape import BlockShape
 from speculant.drafters.heads.head import TargetParts
@@ -152,7 +152,7 @@ class BlockNetwork(nn.Module):
             return self.candidate_selector
         return self.markov_head if block.markov else None
 
-    def corrected(self, rows: Rows, target: TargetParts) -> tuple[Tensor, Tensor]:
+    def corrected(self, rows: CorrectedRows, target: TargetParts) -> tuple[Tensor, Tensor]:
         """Return the logits [n, V'] of rows given the tokens before them, and what they hand to the rows below."""
         correction = self.correction
         if correction is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.dflash.corrections import Rows
+from speculant.drafters.heads.dflash.corrections import CorrectedRows
 from speculant.drafters.heads.dflash.head import DFlashHead
 from speculant.drafters.heads.dflash.network import Angles
 from speculant.drafters.heads.head import TargetParts
@@ -45,7 +45,7 @@ class DFlashRecipe(Recipe):
         for depth in range(1, self.depth + 1):
             output, before = outputs[:, depth - 1], anchor_tokens(batch, depth)
             logits, extra = head.logits(output, target), None
-            rows = Rows(
+            rows = CorrectedRows(
                 logits=logits,
                 outputs=output,
                 tokens=before,

@@ -22,7 +22,7 @@ from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, chec
 from speculant.drafters.heads.checkpoints.speculators import layer_config
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.mtp.head import MtpHead
-from speculant.drafters.heads.mtp.layouts import SPECULATORS, Layout, find_layout
+from speculant.drafters.heads.mtp.layouts import SPECULATORS, MtpLayout, find_layout
 from speculant.drafters.heads.mtp.module import MtpModule
 from speculant.drafters.heads.target_layer import TargetLayer
 
@@ -103,7 +103,7 @@ def _load_speculators(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
         raise UnsupportedError(f"the head in {checkpoint.source} does not fit its target: {error}") from error
 
 
-def load_native(checkpoint: Checkpoint, target: TargetParts, layout: Layout | None = None) -> MtpHead:
+def load_native(checkpoint: Checkpoint, target: TargetParts, layout: MtpLayout | None = None) -> MtpHead:
     """Return the head that a model's own checkpoint has.
 
     Args:
@@ -139,7 +139,7 @@ def load_native(checkpoint: Checkpoint, target: TargetParts, layout: Layout | No
     return MtpHead(modules, depth=layout.depth)
 
 
-def _around(layout: Layout, target: TargetParts, n: int, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _around(layout: MtpLayout, target: TargetParts, n: int, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the names of what module n has around its layers, by the names that it has in `MtpModule`."""
     parts = {"enorm": layout.enorm, "hnorm": layout.hnorm, "eh_proj": layout.projection, "norm": layout.norm or ""}
     parts |= {"embed_tokens": layout.embeddings, "lm_head": layout.output}
@@ -152,13 +152,13 @@ def _around(layout: Layout, target: TargetParts, n: int, tensors: Mapping[str, T
     return found
 
 
-def _renamed(name: str, layout: Layout) -> str:
+def _renamed(name: str, layout: MtpLayout) -> str:
     for part, other in layout.renamed:
         name = name.replace(part, other)
     return name
 
 
-def _module(layout: Layout, target: TargetParts, layers: Sequence[nn.Module], own: dict[str, Tensor]) -> MtpModule:
+def _module(layout: MtpLayout, target: TargetParts, layers: Sequence[nn.Module], own: dict[str, Tensor]) -> MtpModule:
     """Return a module with its weights; what is a mere copy of the target's is left to the target."""
     like = target.projection()
     if (held := own.get("embed_tokens.weight")) is not None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import joined
-from speculant.drafters.heads.mtp.module import ROOT, ModuleRows, MtpModule, NewRows, run_rows
+from speculant.drafters.heads.mtp.module import ROOT, ModuleRows, MtpModule, NewModuleRows, run_rows
 from speculant.drafters.heads.mtp.plain import PlainMtp, view_plain
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
@@ -160,7 +160,9 @@ class MtpState(HeadState):
         """Return the module that drafts what follows a node."""
         return min(self._depths[node], len(self.modules) - 1)
 
-    def branch(self, k: int, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> NewRows | None:
+    def branch(
+        self, k: int, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> NewModuleRows | None:
         """Make room for the rows that new nodes have in module k, None where none of them has one."""
         sources = [self._source(k, node, parent) for node, parent in zip(nodes, parents, strict=True)]
         own, states = list[int](), list[Tensor]()

@@ -21,7 +21,7 @@ _LAYER = re.compile(r"^layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class MtpLayout:
     """The names of one family.
 
     Attributes:
@@ -49,10 +49,10 @@ class Layout:
     renamed: tuple[tuple[str, str], ...] = ()
 
 
-def _behind_layers(models: tuple[str, ...], norm: str, renamed: tuple[tuple[str, str], ...] = ()) -> Layout:
+def _behind_layers(models: tuple[str, ...], norm: str, renamed: tuple[tuple[str, str], ...] = ()) -> MtpLayout:
     """Return the layout of modules that stand as further layers behind the target's own."""
     layer = "layers.{L}."
-    return Layout(
+    return MtpLayout(
         models=models,
         enorm=layer + "enorm",
         hnorm=layer + "hnorm",
@@ -71,7 +71,7 @@ _BAILING = (
     ("self_attn.dense.", "self_attn.o_proj."),
     ("mlp.gate.expert_bias", "mlp.gate.e_score_correction_bias"),
 )
-_QWEN = Layout(
+_QWEN = MtpLayout(
     models=("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     enorm="mtp.pre_fc_norm_embedding",
     hnorm="mtp.pre_fc_norm_hidden",
@@ -86,7 +86,7 @@ LAYOUTS = (
     _behind_layers(_DEEPSEEK, "shared_head.norm"),
     _behind_layers(("bailing_hybrid",), "final_layernorm", _BAILING),
     _behind_layers(("bailing_hybrid",), "shared_head.norm", _BAILING),
-    Layout(
+    MtpLayout(
         models=("mimo", "qwen2"),
         enorm="mtp_layers.{n}.token_layernorm",
         hnorm="mtp_layers.{n}.hidden_layernorm",
@@ -95,7 +95,7 @@ LAYOUTS = (
         norm="mtp_layers.{n}.final_layernorm",
         hidden_first=True,
     ),
-    Layout(
+    MtpLayout(
         models=("mimo_v2_flash",),
         enorm="mtp.layers.{n}.enorm",
         hnorm="mtp.layers.{n}.hnorm",
@@ -107,7 +107,7 @@ LAYOUTS = (
             ("self_attn.attention_sink_bias", "self_attn.sinks"),
         ),
     ),
-    Layout(
+    MtpLayout(
         models=("ernie4_5", "ernie4_5_moe"),
         enorm="mtp_emb_norm.{n}",
         hnorm="mtp_hidden_norm.{n}",
@@ -117,7 +117,7 @@ LAYOUTS = (
         depth=1,  # its output is not normalised as the state it reads is
         renamed=(("mlp.moe_statics.", "mlp.gate.moe_statics."),),
     ),
-    Layout(
+    MtpLayout(
         models=("nemotron_h",),
         enorm="mtp.layers.0.enorm",
         hnorm="mtp.layers.0.hnorm",
@@ -126,7 +126,7 @@ LAYOUTS = (
         norm="mtp.layers.1.final_layernorm",
     ),
 )
-SPECULATORS = Layout(  # whatever the model
+SPECULATORS = MtpLayout(  # whatever the model
     models=(),
     enorm="mtp_layers.{n}.token_layernorm",
     hnorm="mtp_layers.{n}.hidden_layernorm",
@@ -157,7 +157,7 @@ def is_mtp(name: str, layers: int) -> bool:
     return bool(_ANY.search(plain)) or (found is not None and int(found[1]) >= layers)
 
 
-def find_layout(model_type: str, names: Iterable[str], layers: int) -> Layout:
+def find_layout(model_type: str, names: Iterable[str], layers: int) -> MtpLayout:
     """Return the layout of the MTP tensors of a model.
 
     Args:

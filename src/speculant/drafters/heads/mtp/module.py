@@ -111,19 +111,21 @@ class ModuleRows:
         """Return whether a node has a row."""
         return node in self.rows if node != ROOT else self.cache.committed > 0
 
-    def commit(self, ids: Tensor, hidden: Tensor) -> NewRows:
+    def commit(self, ids: Tensor, hidden: Tensor) -> NewModuleRows:
         """Make room for rows of committed tokens Int64[n] that read states [n, D]; `run_rows` fills it."""
         first = self._kept
         positions, seen = self.cache.commit(len(ids), ids.device)
-        return NewRows(self, ids, hidden, positions, seen, first if self._whole else 0, len(ids) if self._whole else 1)
+        return NewModuleRows(
+            self, ids, hidden, positions, seen, first if self._whole else 0, len(ids) if self._whole else 1
+        )
 
-    def branch(self, nodes: Sequence[int], parents: Sequence[int], ids: Tensor, hidden: Tensor) -> NewRows:
+    def branch(self, nodes: Sequence[int], parents: Sequence[int], ids: Tensor, hidden: Tensor) -> NewModuleRows:
         """Make room for rows of nodes below others (-1: the root), of tokens Int64[n] that read states [n, D]."""
         first = self.cache.drafted
         above = [self.rows.get(parent, ROOT) for parent in parents]
         positions, seen = self.cache.branch(above, ids.device)
         self.rows |= {node: first + place for place, node in enumerate(nodes)}
-        return NewRows(self, ids, hidden, positions, seen, self._kept + first, len(ids))
+        return NewModuleRows(self, ids, hidden, positions, seen, self._kept + first, len(ids))
 
     def outputs(self, nodes: Sequence[int]) -> Tensor:
         """Return the outputs [n, D] of nodes, -1 for the last committed row."""
@@ -157,7 +159,7 @@ class ModuleRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NewRows:
+class NewModuleRows:
     """Rows of one module on one text that there is room for and that are yet to be run.
 
     Attributes:
@@ -178,7 +180,7 @@ class NewRows:
     kept: int
 
 
-def run_rows(new: Sequence[NewRows]) -> list[Tensor]:
+def run_rows(new: Sequence[NewModuleRows]) -> list[Tensor]:
     """Run new rows of one module on several texts, and keep their outputs; return the outputs [n, D] of each text."""
     module, target = new[0].owner.module, new[0].owner.target
     sizes, positions = [len(each.ids) for each in new], joined([each.positions for each in new])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
-from speculant.drafters.heads.feature_rows import NewRows
+from speculant.drafters.heads.feature_rows import NewFeatureRows
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.step import GrownDraft
@@ -97,7 +97,7 @@ class PEagleState(FeatureState):
         super().crop(length)
         self.levels, self._depths = None, []
 
-    def add_masks(self) -> NewRows:
+    def add_masks(self) -> NewFeatureRows:
         """Make room for the rows of the masks."""
         return self.branch(range(-1, self._masked.depth - 2), self._masked.fused(self._masked.mask_hidden[0]))
 

@@ -28,7 +28,7 @@ from speculant.engines.hf.views.layer_selection import shares_keys
 ROOT_ROW = np.array([-1], np.int32)
 
 
-class Text(Protocol):
+class FullText(Protocol):
     """What a sparse cache needs of the text that it holds rows of, a `HFTargetCache`."""
 
     cache: DynamicCache
@@ -53,7 +53,7 @@ class Text(Protocol):
 class HFSparseCache:
     """Chosen rows of one sequence; see `core.sparse_cache.SparseCache`. Not for several threads at once."""
 
-    def __init__(self, runner: ModelRunner, text: Text, budget: RowBudget) -> None:
+    def __init__(self, runner: ModelRunner, text: FullText, budget: RowBudget) -> None:
         """Prepare; nothing is read before `retrieve`."""
         self._runner, self._text, self._budget = runner, text, budget
         self._cache: DynamicCache | None = None

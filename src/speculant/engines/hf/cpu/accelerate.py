@@ -40,7 +40,7 @@ LEAST_LAYER = 1 << 15  # of a decoder layer, where one call replaces some twenty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceleration:
+class CpuAcceleration:
     """A prepared model, or the reason why it is not prepared.
 
     Attributes:
@@ -95,39 +95,39 @@ class Acceleration:
         return len(self.linears), len(self.layers), chosen
 
 
-def prepare_model(model: Any, fast: bool | Acceleration | None) -> Acceleration:
+def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceleration:
     """Prepare a model where that is faster (None), wherever it is possible (True), or not at all (False).
 
     Args:
         model: a causal LM.
         fast: whether to prepare; what was prepared before is returned as it is.
     """
-    if isinstance(fast, Acceleration):
+    if isinstance(fast, CpuAcceleration):
         return fast
     if fast is False:
-        return Acceleration()
+        return CpuAcceleration()
     if fast and model.device.type == "cuda":
         from speculant.engines.hf.cuda.graph_runner import GraphError, GraphRunner
 
         try:
-            return Acceleration(graphs=GraphRunner(model))
+            return CpuAcceleration(graphs=GraphRunner(model))
         except GraphError as error:
-            return Acceleration(notes=(f"not prepared for fast passes: {error}.",))
+            return CpuAcceleration(notes=(f"not prepared for fast passes: {error}.",))
     reason = _reason(model)
     modules = [] if reason else [module for module in model.modules() if can_accelerate(module)]
     if not reason and not modules:
         reason = "it has no linear layer that its code can do"
     if reason:  # with None nobody asked, and nothing can be done about it
-        return Acceleration(notes=(f"not prepared for fast passes: {reason}.",)) if fast else Acceleration()
+        return CpuAcceleration(notes=(f"not prepared for fast passes: {reason}.",)) if fast else CpuAcceleration()
     if not fast and sum(module.weight.numel() for module in modules) < LEAST_LAYER:
-        return Acceleration()
+        return CpuAcceleration()
     try:
         return _prepare(model, modules, fast=bool(fast))
     except BuildError as error:
-        return Acceleration(notes=(f"not prepared for fast passes: {error}.",))
+        return CpuAcceleration(notes=(f"not prepared for fast passes: {error}.",))
 
 
-def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> Acceleration:
+def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcceleration:
     """Prepare the linear layers and what surrounds them.
 
     Raises:
@@ -137,7 +137,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> Acceler
     alike = [module for module in modules if module.weight.dtype is dtype]
     times = kernel_times(alike, products, least=LEAST_WEIGHTS)
     if not times and not fast and dtype is torch.bfloat16 and multiplies_bf16():
-        return Acceleration()  # too small to measure, and PyTorch's product is good
+        return CpuAcceleration()  # too small to measure, and PyTorch's product is good
     table, notes = _with_packing(alike, KernelTable(products=products, dtype=dtype, times=times))
     attention = GQAttention(products.native)
     attention.register()
@@ -147,11 +147,11 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> Acceler
         if fast or module.weight.numel() >= LEAST_WEIGHTS:
             linears.setdefault(id(module), AcceleratedLinear(module, table))
     if not linears:
-        return Acceleration()
+        return CpuAcceleration()
     _pack(tuple(linears.values()), table)
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears.values()}
     forwards |= {layer.module: layer for layer in layers}
-    return Acceleration(
+    return CpuAcceleration(
         linears=tuple(linears.values()),
         layers=layers,
         attention=attention,

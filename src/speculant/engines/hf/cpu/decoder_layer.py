@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
-from speculant.engines.hf.cpu.gqa import Attention, GQAttention, is_plain_sdpa, native_call, shares_keys
+from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa, native_call, shares_keys
 from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
@@ -195,13 +195,18 @@ class FusedLayer:
             key, value = (query.new_empty((batch, self._kv_heads, rows, self._head)) for _ in range(2))
             sizes = (batch, self._heads, self._kv_heads, rows, rows, self._head)
             pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), None, None)
-            call = Attention(*pointers, *sizes, *key.stride()[:2], *value.stride()[:2])
+            call = AttentionArguments(*pointers, *sizes, *key.stride()[:2], *value.stride()[:2])
             self._project(layer, hidden_states, positions, call, kernel)
             attended = self._attend(query, key, value, attention_mask, past_key_values, options)
         return self._finish(layer, hidden_states, attended, kernel)
 
     def _project(
-        self, layer: LayerArguments, x: Tensor, positions: PositionArguments, call: Attention, kernel: Kernel | None
+        self,
+        layer: LayerArguments,
+        x: Tensor,
+        positions: PositionArguments,
+        call: AttentionArguments,
+        kernel: Kernel | None,
     ) -> None:
         """Write the queries, and the new rows of keys and values, to where the attention's arguments point."""
         native, threads = self._native, torch.get_num_threads()

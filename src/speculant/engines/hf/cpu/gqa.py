@@ -29,7 +29,7 @@ TILE = 8  # the size of a head must be a multiple of it
 OTHER_OPTIONS = ("softcap", "output_attentions", "position_bias", "cache", "s_aux")
 
 
-class Attention(ctypes.Structure):
+class AttentionArguments(ctypes.Structure):
     """The struct `Attention` of attention.h."""
 
     _fields_ = (
@@ -106,7 +106,7 @@ def shares_keys(
 
 def native_call(
     shape: Sequence[int], key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-) -> Attention | None:
+) -> AttentionArguments | None:
     """Return the compiled code's arguments without queries and output; None if it is slower or does not fit.
 
     Args:
@@ -134,4 +134,4 @@ def native_call(
     sizes = (batch, heads, kv_heads, rows, length, head, *steps, *mask_steps)
     factor = head**-0.5 if scale is None else scale
     is_bf16 = key.dtype is torch.bfloat16
-    return Attention(None, key.data_ptr(), value.data_ptr(), visible, None, *sizes, factor, is_bf16)
+    return AttentionArguments(None, key.data_ptr(), value.data_ptr(), visible, None, *sizes, factor, is_bf16)

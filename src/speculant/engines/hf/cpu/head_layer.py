@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments, PositionArguments
-from speculant.engines.hf.cpu.gqa import MOST_QUERIES, TILE, Attention
+from speculant.engines.hf.cpu.gqa import MOST_QUERIES, TILE, AttentionArguments
 from speculant.engines.hf.cpu.layer_matching import LINEARS
 from speculant.engines.hf.cpu.linear import is_torch_linear, readable
 from speculant.engines.hf.cpu.products import DTYPES, Products
@@ -125,7 +125,7 @@ class HeadLayer:
             return None
         weights.look_up()
         y, step = torch.empty_like(x), keys.stride(0)
-        call = Attention(
+        call = AttentionArguments(
             None, keys.data_ptr(), values.data_ptr(), None if seen is None else seen.data_ptr(), None,
             1, weights.heads, weights.kv_heads, rows, length, weights.head, 0, step, 0, step,
             0, 0 if seen is None else length, weights.head**-0.5, weights.arguments.is_bf16,

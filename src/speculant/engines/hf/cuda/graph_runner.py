@@ -30,9 +30,9 @@ from tqdm import tqdm
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.tree import Bool, Int64
-from speculant.engines.hf.acceleration import Sequence
+from speculant.engines.hf.acceleration import GraphSequence
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.cuda.recorder import CudaRecorder, Recorder
+from speculant.engines.hf.cuda.recorder import CudaRecorder, GraphRecorder
 from speculant.engines.hf.cuda.static_cache import (
     ANCESTORS,
     StaticBuffers,
@@ -58,7 +58,7 @@ class GraphRunner:
     """The recorded passes of a model, for one sequence at a time."""
 
     def __init__(
-        self, model: Any, recorder: Callable[[], Recorder] | None = None, *, capacity: int = LEAST_CAPACITY
+        self, model: Any, recorder: Callable[[], GraphRecorder] | None = None, *, capacity: int = LEAST_CAPACITY
     ) -> None:
         """Record passes over short texts; those over longer ones are recorded when a text gets there.
 
@@ -73,7 +73,7 @@ class GraphRunner:
         self._model = model
         self._make_recorder = recorder or (lambda: CudaRecorder(model.device))
         self._capacity = length_bucket(capacity)
-        self._sequence: Callable[[], Sequence | None] = lambda: None
+        self._sequence: Callable[[], GraphSequence | None] = lambda: None
         self._thread, self._lock = 0, threading.Lock()
         self._fits, self._failed = True, False
         try:
@@ -85,7 +85,7 @@ class GraphRunner:
             raise GraphError(_first_line(error)) from error
 
     def forward(
-        self, sequence: Sequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None
+        self, sequence: GraphSequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None
     ) -> Tensor | None:
         """Run a pass by replaying it; return Logits[R, V], or None where only a plain pass can.
 
@@ -126,7 +126,7 @@ class GraphRunner:
         self._buffers.keep(cache, start, rows)
         return True
 
-    def _claim(self, sequence: Sequence, length: int, seen: Bool | None) -> bool:
+    def _claim(self, sequence: GraphSequence, length: int, seen: Bool | None) -> bool:
         """Bring a sequence's rows into buffers of a length; return whether its passes can be replayed."""
         with self._lock:
             if self._buffers.holds_other(sequence.cache) and self._thread != threading.get_ident():

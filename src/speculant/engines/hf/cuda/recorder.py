@@ -10,7 +10,7 @@ import torch
 _WARM_UPS = 2
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records work on buffers that stay where they are. What one recorder records may share memory."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:

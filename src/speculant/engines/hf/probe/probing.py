@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ProbeOutcome:
     """What a probe found.
 
     Attributes:
@@ -92,7 +92,7 @@ def probe_outcome(
     *,
     entry: Any = None,
     largest: int = ROW_COUNTS[-1],
-) -> Outcome:
+) -> ProbeOutcome:
     """Return the outcome that is kept of this model, device and versions; probe the model where none is.
 
     Args:
@@ -115,7 +115,7 @@ def probe_outcome(
     return outcome
 
 
-def merge(capabilities: HFCapabilities, outcome: Outcome, name: str) -> HFCapabilities:
+def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFCapabilities:
     """Return the capabilities as an outcome leaves them."""
     if outcome.verdict == "refused":
         return make_refused(replace(capabilities, batches=False), f"{name} cannot verify drafts: {outcome.reason}")
@@ -140,7 +140,7 @@ def examine(
     *,
     entry: Any = None,
     largest: int = ROW_COUNTS[-1],
-) -> Outcome:
+) -> ProbeOutcome:
     """Return the best verdict that holds for a tiny model of the same architecture and for the model itself.
 
     Raises:
@@ -148,7 +148,7 @@ def examine(
     """
     if misreads_at_limit(base_model(model)):
         reason = "its `generate` gets texts beyond the first rotary limit wrong before transformers 5.4; upgrade it"
-        return Outcome(verdict="refused", batches=False, reason=reason)
+        return ProbeOutcome(verdict="refused", batches=False, reason=reason)
     used = PlainPasses() if acceleration is None else acceleration
     notes: tuple[str, ...] = ()
     try:
@@ -178,7 +178,7 @@ def examine(
                     wrong = first_difference(on_tiny, PADDED_TEXTS, plain_tiny)
                     if not wrong and trees and batches:
                         wrong = "in a batch" * batch_difference(on_tiny, PADDED_TEXTS, plain_tiny)
-            return Outcome(
+            return ProbeOutcome(
                 verdict="trees" if trees else "chains",
                 masked=masked,
                 batches=batches,
@@ -188,7 +188,7 @@ def examine(
                 notes=notes,
             )
         reason = reason or found
-    return Outcome(verdict="refused", batches=False, reason=found)
+    return ProbeOutcome(verdict="refused", batches=False, reason=found)
 
 
 @contextlib.contextmanager
@@ -266,17 +266,17 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> Outcome | None:
+def _read(path: Path) -> ProbeOutcome | None:
     """Return a kept outcome; None where there is none or the file is broken: probing again mends it."""
     try:
         found = json.loads(path.read_text("utf-8"))
-        outcome = Outcome(**{**found, "notes": tuple(found["notes"])})
+        outcome = ProbeOutcome(**{**found, "notes": tuple(found["notes"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return outcome if outcome.verdict in ("trees", "chains", "refused") else None
 
 
-def _write(path: Path, outcome: Outcome) -> None:
+def _write(path: Path, outcome: ProbeOutcome) -> None:
     """Keep an outcome, whole or not at all; a folder that cannot be written to costs a probe per process."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

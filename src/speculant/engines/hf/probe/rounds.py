@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class ProbeText:
     """A text of random ids.
 
     Attributes:
@@ -45,7 +45,7 @@ class Text:
     nodes: tuple[int, ...] = (0,)
     padding: int = 0
 
-    def within(self, positions: int | None) -> Text:
+    def within(self, positions: int | None) -> ProbeText:
         """Return the text, or one that a model with so many positions can read."""
         if positions is None or self.length + self.padding <= positions:
             return self
@@ -54,12 +54,15 @@ class Text:
         return replace(self, prompt=prompt, length=length, padding=min(self.padding, positions - length))
 
 
-LONG_TEXTS = (Text(prompt=4, length=36), Text(prompt=27, length=36, chunk=7))  # beyond every limit of a tiny model
+LONG_TEXTS = (
+    ProbeText(prompt=4, length=36),
+    ProbeText(prompt=27, length=36, chunk=7),
+)  # beyond every limit of a tiny model
 OWN_TEXTS = (  # beyond position 128, with the largest drafts, and with a prompt read in parts
-    Text(prompt=8, length=16),
-    Text(prompt=132, length=146, chunk=66, nodes=(MAX_NODES, 15, 31)),
+    ProbeText(prompt=8, length=16),
+    ProbeText(prompt=132, length=146, chunk=66, nodes=(MAX_NODES, 15, 31)),
 )
-PADDED_TEXTS = (Text(prompt=9, length=26, padding=21), Text(prompt=30, length=47, padding=291))
+PADDED_TEXTS = (ProbeText(prompt=9, length=26, padding=21), ProbeText(prompt=30, length=47, padding=291))
 ROW_COUNTS = (*range(1, 18), 24, 33, 48, MAX_NODES + 1)  # of passes: all small ones, and some up to the largest
 
 
@@ -67,16 +70,16 @@ class Plain:
     """What `model.generate` works on: computed once per text."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._known = model, dict[Text, Tensor]()
+        self._model, self._known = model, dict[ProbeText, Tensor]()
 
-    def logits(self, text: Text, ids: Tensor) -> Tensor:
+    def logits(self, text: ProbeText, ids: Tensor) -> Tensor:
         """Return the logits [K, V] from which `generate` would choose each token of ids Int64[1, T] behind a prompt."""
         if text not in self._known:
             self._known[text] = _generate(self._model, ids, text.prompt, text.padding)
         return self._known[text]
 
 
-def first_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -> str:
+def first_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Plain) -> str:
     """Return where drafted rounds give other logits than `model.generate`; "" if they do nowhere.
 
     Raises:
@@ -102,7 +105,7 @@ def first_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -
     return ""
 
 
-def reads_padding(runner: ModelRunner, text: Text, plain: Plain) -> bool:
+def reads_padding(runner: ModelRunner, text: ProbeText, plain: Plain) -> bool:
     """Return whether masked tokens in front of a text change what `model.generate` writes: by chunks or slots, say."""
     ids = _random_ids(runner.capabilities.vocabulary, text.length).to(runner.model.device)
     try:
@@ -154,7 +157,7 @@ def _dropped(cache: AnySequence, tokens: Int32, parents: Int32) -> Tensor:
         cache.rollback()
 
 
-def batch_difference(runner: ModelRunner, texts: Sequence[Text], plain: Plain) -> bool:
+def batch_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Plain) -> bool:
     """Return whether passes over several sequences give other logits than `model.generate`, or fail.
 
     Raises:
@@ -201,7 +204,7 @@ def wrong_rows(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
 class _Walk:
     """Goes through a text by rounds with trees, with chains, with wrong drafts and with none, in turn."""
 
-    def __init__(self, runner: ModelRunner, text: Text, *, read: bool = True) -> None:
+    def __init__(self, runner: ModelRunner, text: ProbeText, *, read: bool = True) -> None:
         """Begin with a text, whose prompt is read unless `begin` is going to be given the passes over it."""
         capabilities = runner.capabilities
         self._vocabulary, self._trees = capabilities.vocabulary, capabilities.trees

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.states.layers import StateLayer
-from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.views.model_view import twin
 
 
@@ -43,7 +43,7 @@ class Adapter:
         stored: type[DynamicCache] = self.kind
         return stored
 
-    def recorded(self, mixer: nn.Module, layer: int, recorder: Recorder) -> nn.Module:
+    def recorded(self, mixer: nn.Module, layer: int, recorder: StateRecorder) -> nn.Module:
         """Return a view of a mixer whose states are recorded.
 
         Args:

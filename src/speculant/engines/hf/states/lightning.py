@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.states.adapter import Adapter, cache_class, with_functions
 from speculant.engines.hf.states.branching import Branching
-from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.states.state_space import StateSpace
 
 NAMES = {"get_linear_cache", "set_linear_cache", "range"}  # that the forward of such a mixer uses
@@ -49,7 +49,7 @@ class Lightning(Adapter):
         stored: type[DynamicCache] = cache_class(LightningCache, self.kind)
         return stored
 
-    def recorded(self, mixer: Any, layer: int, recorder: Recorder) -> nn.Module:
+    def recorded(self, mixer: Any, layer: int, recorder: StateRecorder) -> nn.Module:
         return with_functions(mixer, {"range": all_at_once, "torch": _Torch(recorder)})
 
 
@@ -101,7 +101,7 @@ class LightningState:
 class _Torch:
     """Stands for `torch` in the forward of a mixer."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: StateRecorder) -> None:
         self._recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
@@ -115,7 +115,7 @@ class _Torch:
         return _read(self._recorder, left, right.written, right.ratio)
 
 
-def _read(recorder: Recorder, queries: Tensor, written: Product, ratio: Tensor) -> Tensor:
+def _read(recorder: StateRecorder, queries: Tensor, written: Product, ratio: Tensor) -> Tensor:
     """Return what each row reads, [1, H, n, dv], having recorded what it writes.
 
     Args:

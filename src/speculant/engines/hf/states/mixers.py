@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 from speculant.engines.hf.states import lightning, module_states
 from speculant.engines.hf.states.adapter import Adapter
 from speculant.engines.hf.states.layers import LinearAttentionLayer
-from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.views.model_view import find_layers, twin
 
 CONVOLUTIONS = {"causal_conv1d_fn", "causal_conv1d_update"}
@@ -58,7 +58,7 @@ class Mixers:
     resumes: bool
     adapter: Adapter
 
-    def recorded(self, recorder: Recorder) -> View:
+    def recorded(self, recorder: StateRecorder) -> View:
         """Return what makes the views of mixers for a pass over draft rows."""
         return lambda layer, mixer: self.adapter.recorded(mixer, layer, recorder)
 

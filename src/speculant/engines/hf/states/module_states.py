@@ -20,7 +20,7 @@ from speculant.engines.hf.states.adapter import Adapter, recordable
 from speculant.engines.hf.states.branching import Branching
 from speculant.engines.hf.states.gated_unit import GatedUnit
 from speculant.engines.hf.states.layers import StateLayer
-from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.views.model_view import twin
 
 NAMES = {"conv1d_state", "conv_1d", "rg_lru"}  # that the forward of such a mixer uses
@@ -67,7 +67,7 @@ class ModuleStates(Adapter):
         view.__dict__["forward"] = forward
         return view
 
-    def recorded(self, mixer: Any, layer: int, recorder: Recorder) -> Any:
+    def recorded(self, mixer: Any, layer: int, recorder: StateRecorder) -> Any:
         convolution, unit = twin(mixer.conv_1d, modules={}), recordable(mixer.rg_lru)
         view: Any = recordable(mixer, conv_1d=convolution, rg_lru=unit)
         weight: Tensor = mixer.conv_1d.weight[:, 0]

@@ -8,13 +8,13 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.states.lightning import LightningState
-from speculant.engines.hf.states.recorder import Recorder
+from speculant.engines.hf.states.recorder import StateRecorder
 
 
 class RecordedStates:
     """What a cache answers about states during a recorded pass; beside transformers' DynamicCache."""
 
-    recorder: Recorder
+    recorder: StateRecorder
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self.recorder.turn_to("conv", layer_idx, state_idx)
@@ -40,10 +40,10 @@ class RecordedStates:
         return False
 
 
-class RecordedCache(RecordedStates, DynamicCache):  # type: ignore[misc]
+class StateCache(RecordedStates, DynamicCache):  # type: ignore[misc]
     """The cache of one sequence during a recorded pass: its layers, and the states of rows beside them."""
 
-    def __init__(self, cache: DynamicCache, recorder: Recorder) -> None:
+    def __init__(self, cache: DynamicCache, recorder: StateRecorder) -> None:
         super().__init__()
         self.layers, self.layer_class_to_replicate = cache.layers, cache.layer_class_to_replicate
         self.recorder = recorder

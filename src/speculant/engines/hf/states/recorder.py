@@ -25,7 +25,7 @@ from speculant.engines.hf.states.layers import Place, StateLayer
 from speculant.engines.hf.states.record import Record
 from speculant.engines.hf.states.selective_scan import SelectiveScan
 from speculant.engines.hf.states.state_space import StateSpace
-from speculant.engines.hf.states.window import Window, convolve
+from speculant.engines.hf.states.window import ConvolutionWindow, convolve
 
 Grow = Callable[[Any, Tensor, Branching, slice], tuple[Record, Tensor]]
 
@@ -45,7 +45,7 @@ class RecordedRows:
     new: int
 
 
-class Recorder:
+class StateRecorder:
     """Runs the convolutions and recurrences of one pass, and records what its rows add to each sequence's states."""
 
     def __init__(self, sequences: Sequence[RecordedRows], device: torch.device) -> None:
@@ -136,7 +136,7 @@ class Recorder:
             if state is None:
                 state = x.new_zeros((1, x.shape[1], kernel))
             places = branching.windows(kernel, state.shape[-1])
-            record, found = Window.grown(layer.record(place), x[0].T[part], state, places)
+            record, found = ConvolutionWindow.grown(layer.record(place), x[0].T[part], state, places)
             layer.set_record(place, record)
             windows.append(found)
         return windows[0] if len(windows) == 1 else [torch.cat(each) for each in zip(*windows, strict=True)]

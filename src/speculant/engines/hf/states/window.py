@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from speculant.engines.hf.states.record import Record
 
 
-class Window(Record):
+class ConvolutionWindow(Record):
     """Inputs of a causal convolution over the last K tokens of a path."""
 
     def __init__(self, inputs: Tensor) -> None:
@@ -23,15 +23,17 @@ class Window(Record):
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def cut(self, rows: int) -> Window:
-        return Window(self._inputs[:rows])
+    def cut(self, rows: int) -> ConvolutionWindow:
+        return ConvolutionWindow(self._inputs[:rows])
 
     @property
     def nbytes(self) -> int:
         return self._inputs.nbytes
 
     @classmethod
-    def grown(cls, record: Any, inputs: Tensor, state: Tensor, places: Tensor) -> tuple[Window, list[Tensor]]:
+    def grown(
+        cls, record: Any, inputs: Tensor, state: Tensor, places: Tensor
+    ) -> tuple[ConvolutionWindow, list[Tensor]]:
         """Return the record with further rows, and the window of each.
 
         Args:
