@@ -19,7 +19,7 @@ from typing import Any
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.recorded import DRAFTS, replay_recorded
 from speculant.bench.replay.traces import Recording, read_recordings
-from speculant.bench.replay.united import ReplayUnitedSession, UnitedDrafter, recorded_by
+from speculant.bench.replay.united import ReplayUnitedSession, UnitedDrafter, select_recorded
 from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64
@@ -39,7 +39,7 @@ def main() -> None:
     results: dict[str, Any] = {"environment": environment(), "limit": args.limit, "traces": {}}
     for trace in TRACES:
         read = list(read_recordings(data_folder() / f"traces/llama31-8b-{trace}.jsonl"))
-        recordings = recorded_by(HEAD, read)[: args.limit]
+        recordings = select_recorded(HEAD, read)[: args.limit]
         results["traces"][trace] = {length: measure(recordings, length) for length in LENGTHS}
         print(trace, results["traces"][trace], flush=True)
         args.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -30,7 +30,7 @@ from speculant import Speculator
 from speculant.api.result import Generation, Stream
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording, read_recordings
-from speculant.bench.systems.forced import ForcedSampler, fit_vocabulary, forced_parts
+from speculant.bench.systems.forced import ForcedSampler, fit_vocabulary, make_forced_components
 from speculant.bench.systems.random_weights import random_model
 from speculant.bench.systems.system import WARM_UP_TEXT
 from speculant.cli.env import environment
@@ -194,7 +194,7 @@ def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> Syste
         stats = Stats(method=method, prompt_tokens=1)
         sequence = DecodedSequence(cache, sampler, SessionRequest(prompt=prompt), stats)
         generation = Generation(sequence, sampler, target=cache)
-        pieces = iter(Stream(generation, replace(forced_parts(speculator), clock=clock)))
+        pieces = iter(Stream(generation, replace(make_forced_components(speculator), clock=clock)))
         next(pieces)  # the prompt's pass
         began, before = clock(), stats.draft_seconds
         for _ in pieces:

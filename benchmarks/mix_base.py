@@ -36,7 +36,7 @@ import numpy as np
 from mix_corpora import LLAMA2, LLAMA3, VOCABULARIES, WEIGHTS, Tokens, encoded, excluded, llama2_encoder, llama3_encoder
 from speculant.bench.replay.calibration import BINS
 from speculant.bench.replay.player import Float64, ReplayResult, replay
-from speculant.bench.replay.recorded import DRAFTS, recorded_names, replay_recorded
+from speculant.bench.replay.recorded import DRAFTS, list_recorded_names, replay_recorded
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.systems.peers import ArcticSuffix, OfficialAded
 from speculant.cli.env import environment
@@ -292,7 +292,7 @@ def played(name: str, recorded: list[Recording], systems: Systems) -> list[dict[
         {"recording": name, "system": system, "shape": shape, "nodes": nodes} | each
         for (system, (shape, nodes)), each in figures.items()
     ]
-    if "eagle" in recorded_names(recorded):
+    if "eagle" in list_recorded_names(recorded):
         eagle = {"recording": name, "system": "EAGLE, recorded", "shape": "chain", "nodes": DRAFTS}
         rows.append(eagle | mats(*counts(replay_recorded("eagle", recorded))))
     for row in rows:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.replay.player import recorded_sequence
+from speculant.bench.replay.player import make_recorded_sequence
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.cli.env import environment
 from speculant.core.drafter import Drafter
@@ -64,7 +64,7 @@ def play(streams: Sequence[Sequence[Recording]], parts: DecodingComponents) -> d
             if place in active and active[place].ended:
                 active.pop(place).close()
             if place not in active and (recording := next(stream, None)) is not None:
-                active[place] = recorded_sequence(recording, parts)
+                active[place] = make_recorded_sequence(recording, parts)
                 prompts += len(recording.prompt)
         if not active:
             return {"tokens": tokens, "rounds": rounds, "prompt_tokens": prompts}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.replay.player import recorded_sequence
+from speculant.bench.replay.player import make_recorded_sequence
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
 from speculant.core.engine import MAX_NODES, RequestedOutputs
@@ -100,7 +100,7 @@ def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Call
             sizing=sizing(),
             clock=clock,
         )
-        sequence = recorded_sequence(recording, parts)
+        sequence = make_recorded_sequence(recording, parts)
         while not sequence.ended:
             [done] = step([sequence], parts).each
             tokens, rounds, nodes = tokens + len(done.walk.tokens), rounds + 1, nodes + len(done.draft)

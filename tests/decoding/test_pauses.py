@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scripted import Scripted, ScriptedSession, recording
-from speculant.bench.replay.player import recorded_sequence
+from speculant.bench.replay.player import make_recorded_sequence
 from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.tree import DraftTree, Int32
@@ -71,7 +71,7 @@ def decode(*, always: bool = False) -> tuple[Wrong, Noting]:
     parts = DecodingComponents(
         engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=adaptive(curve(0.05)), clock=Clock()
     )
-    sequence = recorded_sequence(recording(TEXT), parts)
+    sequence = make_recorded_sequence(recording(TEXT), parts)
     while not sequence.ended:
         step([sequence], parts)
     sequence.close()

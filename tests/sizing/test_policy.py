@@ -270,7 +270,7 @@ def test_no_round_waits_for_a_compiler() -> None:
     """Guards the first request of a fresh installation: every kernel that a round runs has been compiled before."""
     warm_up()
     kernels = [
-        acceptance._corrected, acceptance._count, exploration._bonus, exploration._mark, isotonic.falling_fit
+        acceptance._correct, acceptance._count, exploration._bonus, exploration._mark, isotonic.falling_fit
     ]  # fmt: skip
     known = [len(kernel.signatures) for kernel in kernels]
     assert min(known) > 0

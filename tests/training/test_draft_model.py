@@ -22,7 +22,7 @@ from speculant.training.files import Files
 from speculant.training.kinds import DRAFT_MODEL, find_kind
 from speculant.training.run import train_head
 from speculant.training.student import Student
-from speculant.training.student_features import StudentFeatures, is_on_policy, known_part
+from speculant.training.student_features import StudentFeatures, cut_unknown, is_on_policy
 from speculant.training.texts import Texts, from_parts
 from speculant.training.trainer import Trainer
 from trainings import tiny_data, tiny_identity, tiny_settings, tiny_texts
@@ -153,8 +153,8 @@ def test_on_policy_batches_are_spread_evenly() -> None:
 
 def test_texts_end_before_tokens_that_the_target_lacks() -> None:
     """Guards targets whose vocabulary is padded less than the draft model's."""
-    assert known_part(np.array([5, 60, 61, 5]), 61).tolist() == [5, 60]
-    assert known_part(np.array([5, 60]), 61).tolist() == [5, 60]
+    assert cut_unknown(np.array([5, 60, 61, 5]), 61).tolist() == [5, 60]
+    assert cut_unknown(np.array([5, 60]), 61).tolist() == [5, 60]
     wide = tiny_model("llama", vocab_size=80)
     batch = batches_of(wide, tiny_texts(4), **ON_POLICY | {"on_policy": 1.0}).training_batch(0)
     assert int(batch.ids.max()) < 61

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from speculant.core.errors import UsageError
-from speculant.training.optimizers import Muon, build_optimizers, orthogonalized
+from speculant.training.optimizers import Muon, build_optimizers, orthogonalize
 from speculant.training.schedule import rate_factor
 
 
@@ -15,7 +15,7 @@ def test_orthogonalized_matrices_have_like_singular_values() -> None:
     """Guards Muon's iteration, for tall and wide matrices."""
     torch.manual_seed(0)
     for shape in ((6, 20), (20, 6)):
-        values = torch.linalg.svdvals(orthogonalized(torch.randn(shape)))
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
         assert values.min() > 0.5
         assert values.max() < 1.5
 

@@ -15,7 +15,7 @@ from models import tiny_model
 from speculant.core.errors import FileError, UnsupportedError
 from speculant.training.features import Features
 from speculant.training.fingerprint import TargetIdentity
-from speculant.training.hidden_files import hidden_files, read_hidden_folder
+from speculant.training.hidden_files import find_hidden_files, read_hidden_folder
 from speculant.training.reading import read_data
 from speculant.training.texts import Texts, joined
 from trainings import tiny_features, tiny_texts, tiny_training
@@ -151,7 +151,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"boundaries 1, 2, 3 it lacks 2, since .* equals 1, 3 "):
         opened(model, read_hidden_folder(fewer, 61))
     normed = stored(tmp_path / "norm", model, texts, [1, 2, 3])
-    for file in hidden_files(normed):
+    for file in find_hidden_files(normed):
         held = load_file(file)
         held["hidden_states"][:, 2] = model.model.norm(held["hidden_states"][:, 2].float()).detach().bfloat16()
         save_file(held, file)
@@ -185,7 +185,7 @@ def test_cut_off_files_and_numbers_that_are_none(tmp_path: Path) -> None:
     """Guards a file that is still being written, and states that overflowed."""
     model, texts = tiny_model("llama"), tiny_texts(3)
     folder = stored(tmp_path, model, texts, [1, 2, 3])
-    features, last = opened(model, read_hidden_folder(folder, 61)), hidden_files(folder)[-1]
+    features, last = opened(model, read_hidden_folder(folder, 61)), find_hidden_files(folder)[-1]
     held = load_file(last)
     held["hidden_states"][2, 0, 0] = torch.nan
     save_file(held, last)

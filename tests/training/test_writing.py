@@ -13,7 +13,7 @@ import torch
 
 from models import tiny_model
 from speculant.core.errors import FileError, OutOfMemoryError, UsageError
-from speculant.training.continuing import TokenPrompt, continued
+from speculant.training.continuing import TokenPrompt, continue_texts
 from speculant.training.shards import read_manifest, read_shard, shard_files
 from speculant.training.writing import Drawing, WritingSettings, write_texts
 from trainings import tiny_identity
@@ -34,7 +34,7 @@ def test_greedy_texts_are_those_of_generate(name: str) -> None:
     model = tiny_model(name)
     model.generation_config.eos_token_id = model.config.eos_token_id = [2, 11, 17, 23, 29, 31, 37, 41, 43]
     prompts = [list(range(3, 3 + n)) for n in (2, 5, 3, 7, 1, 4)]
-    texts = continued(model, [TokenPrompt(ids, 0.0) for ids in prompts], new_tokens=30, seed=[0])
+    texts = continue_texts(model, [TokenPrompt(ids, 0.0) for ids in prompts], new_tokens=30, seed=[0])
     for row, ids in enumerate(prompts):
         wanted = model.generate(torch.tensor([ids]), max_new_tokens=30, do_sample=False)[0].tolist()
         assert texts[row].tolist() == wanted
@@ -45,7 +45,7 @@ def test_sampled_texts_follow_the_temperature() -> None:
     """Guards the temperature of each row: a low one follows the greedy text, a high one leaves it."""
     model = tiny_model("llama")
     rows = [TokenPrompt([5, 6], heat) for heat in (0.0, 1e-4, 50.0)]
-    greedy, cold, hot = (continued(model, rows, new_tokens=20, seed=[3])[row].tolist() for row in range(3))
+    greedy, cold, hot = (continue_texts(model, rows, new_tokens=20, seed=[3])[row].tolist() for row in range(3))
     assert greedy == cold
     assert greedy != hot
 
@@ -58,7 +58,7 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(tmp_path: Path, monkeypatc
     def interrupted(*arguments: Any, seed: Any, **options: Any) -> Any:
         if seed[1] == 3:
             raise KeyboardInterrupt
-        return continued(*arguments, seed=seed, **options)
+        return continue_texts(*arguments, seed=seed, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr("speculant.training.writing.continued", interrupted)

@@ -269,7 +269,7 @@ def tasks_of(
     asked: BenchOptions, given: Mapping[str, Sequence[Any]], model: Any, tokenizer: Any
 ) -> tuple[list[Task], bool]:
     """Return the tasks that fit the model, and whether the ids of recordings were mapped into its vocabulary."""
-    from speculant.bench.suite.tasks import prompt_task, recorded_task
+    from speculant.bench.suite.tasks import make_recorded_task, prompt_task
 
     positions = positions_of(model)
     if not asked.forced:
@@ -283,4 +283,4 @@ def tasks_of(
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     fitted, mapped = fit_vocabulary([each for rows in given.values() for each in rows], vocabulary)
     rest = iter(fitted)
-    return [recorded_task(name, list(islice(rest, len(rows))), positions) for name, rows in given.items()], mapped
+    return [make_recorded_task(name, list(islice(rest, len(rows))), positions) for name, rows in given.items()], mapped

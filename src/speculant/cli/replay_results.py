@@ -23,18 +23,18 @@ class Results:
         self, traces: Sequence[Trace], runs: Sequence[Run], results: Sequence[ReplayResult], cost: StepCost | None
     ) -> None:
         from speculant.bench.replay.metrics import run_metrics
-        from speculant.bench.replay.recorded import recorded_lengths, recorded_names, replay_recorded
+        from speculant.bench.replay.recorded import list_recorded_names, match_recorded_lengths, replay_recorded
 
         self.traces = traces
         self.rows: list[dict[str, Any]] = []
         self.results: list[tuple[Run, ReplayResult] | None] = []  # of each row; None for what was recorded
-        lengths = recorded_lengths([run.nodes for run in runs if run.chain])
+        lengths = match_recorded_lengths([run.nodes for run in runs if run.chain])
         for trace in traces:
             for run, each in zip(runs, results, strict=True):
                 if run.file == trace.name:
                     self.rows.append(run_metrics(run.file, run.label, run.nodes, each, cost, chain=run.chain))
                     self.results.append((run, each))
-            for name in recorded_names(trace.recordings):
+            for name in list_recorded_names(trace.recordings):
                 for length in lengths:
                     recorded = replay_recorded(name, trace.recordings, drafts=length)
                     self.rows.append(run_metrics(trace.name, f"recorded:{name}", length, recorded, chain=True))
@@ -59,11 +59,11 @@ class Results:
         """Return the page, with an excerpt of each file's last request."""
         from speculant.bench.report.excerpts import last_excerpt
         from speculant.bench.report.replay_page import replay_page
-        from speculant.bench.report.replay_table import told_apart
+        from speculant.bench.report.replay_table import tell_apart
 
         excerpts = {
             (row["file"], row["method"]): last_excerpt(played[1], played[0].recordings, tokenizer)
-            for row, played in zip(told_apart(self.rows), self.results, strict=True)
+            for row, played in zip(tell_apart(self.rows), self.results, strict=True)
             if played is not None
         }
         return replay_page(self.rows, excerpts, notes, token_ids=tokenizer is None)

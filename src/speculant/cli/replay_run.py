@@ -125,9 +125,9 @@ def check_recorded(head: str, traces: Sequence[Trace]) -> None:
     Raises:
         UsageError: none does.
     """
-    from speculant.bench.replay.recorded import recorded_names
+    from speculant.bench.replay.recorded import list_recorded_names
 
-    known = sorted({name for trace in traces for name in recorded_names(trace.recordings)})
+    known = sorted({name for trace in traces for name in list_recorded_names(trace.recordings)})
     if head not in known:
         there = f"They recorded that of {', '.join(known)}." if known else "They recorded that of no drafter."
         raise UsageError(f"no file recorded the acceptance of '{head}'. {there}")
@@ -190,17 +190,17 @@ def plan(
 ) -> list[Run]:
     """Return the runs: every method on every file, with drafts of every shape and size."""
     from speculant.bench.replay.runs import Run, vocabulary_of
-    from speculant.bench.replay.united import recorded_by
+    from speculant.bench.replay.united import select_recorded
 
     known = 0 if tokenizer is None else len(tokenizer)
     head = parse_united_head(asked)
-    heads = {trace.name: ["", head] if head and recorded_by(head, trace.recordings) else [""] for trace in traces}
+    heads = {trace.name: ["", head] if head and select_recorded(head, trace.recordings) else [""] for trace in traces}
     return [
         Run(
             file=trace.name,
             method=method,
             unite=unite,
-            recordings=recorded_by(unite, trace.recordings) if unite else trace.recordings,
+            recordings=select_recorded(unite, trace.recordings) if unite else trace.recordings,
             nodes=nodes,
             chain=shape == "chain",
             keep_memory=asked.keep_memory,

@@ -129,16 +129,16 @@ def train(
     settings = TrainSettings(**(own | given))
     with importing("PyTorch and transformers"):
         from speculant.training.run import train_head
-        from speculant.training.workers import launched_device, launched_first
+        from speculant.training.workers import find_launched_device, is_first_launched
     folders = Files(**files, options=options)
-    loading = replace(model, device=model.device or launched_device())
+    loading = replace(model, device=model.device or find_launched_device())
     target, tokenizer, used = load(loading)
     from speculant.training.fingerprint import identify
     from speculant.training.reading import read_data
 
     identity = identify(target, tokenizer, name=model_title(model.model), source=model_name(model.model))
     texts_read = read_data(data, tokenizer, identity)
-    note = say if launched_first() else logging.getLogger(__name__).debug
+    note = say if is_first_launched() else logging.getLogger(__name__).debug
     for each in texts_read.notes:
         note(f"warning: {each}")
     note(f"{len(texts_read.texts)} texts, {texts_read.texts.tokens} tokens; threads: {used}.")

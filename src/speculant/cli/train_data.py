@@ -98,10 +98,10 @@ def data(
     given = [prompt for path in prompts for prompt in read_prompts(path)]
     check_named(ModelOptions(model=model.model))
     with importing("PyTorch and transformers"):
-        from speculant.training.workers import join_workers, launched_device
+        from speculant.training.workers import find_launched_device, join_workers
 
         shares = shares or parse_temperatures(MIX)
-    loading = replace(model, device=model.device or launched_device())
+    loading = replace(model, device=model.device or find_launched_device())
     target, tokenizer, used = load(loading)
     from speculant.training.fingerprint import identify
     from speculant.training.writing import WritingSettings, write_texts

@@ -117,7 +117,7 @@ def build_base(
             rejected.count = position.left_out
             read = sum(tally["tokens"] for tally in position.tallies)
             console.say(f"continuing the unfinished work in {work.path}: {read:,} tokens were read before.")
-        exclusions = excluded_texts(settings.exclude, tokenizer, rejected, console)
+        exclusions = read_excluded_texts(settings.exclude, tokenizer, rejected, console)
         encoder = RowEncoder(tokenizer, vocabulary=settings.vocabulary, exclusions=exclusions)
         encoder.refused = position.refused
         builder = BaseBuilder(work.data, vocabulary=settings.vocabulary, state=position.builder)
@@ -226,7 +226,7 @@ class Reading:
         self._saved = time.monotonic()
 
 
-def excluded_texts(
+def read_excluded_texts(
     paths: Sequence[Path], tokenizer: Any, reject: Callable[[str], object], console: Console
 ) -> Exclusions | None:
     """Return the exclusions of files; None without files.

@@ -10,7 +10,7 @@ from typing import Any
 
 from speculant import __version__
 from speculant.core.errors import UsageError
-from speculant.corpus.sources import SourceFile, TextSource, stamped
+from speculant.corpus.sources import SourceFile, TextSource, stamp
 from speculant.corpus.work_folder import WorkFolder, difference
 
 SOURCES, FILES, EXCLUDED = "the sources", "the files", "the excluded files"
@@ -56,7 +56,7 @@ def make_plan(settings: BaseSettings, sources: Sequence[TextSource]) -> dict[str
         "--source": settings.source,
         SOURCES: [[each.given, each.weight, each.dataset and each.dataset.revision] for each in sources],
         FILES: [_entry(file) for each in sources for file in each.files],
-        EXCLUDED: [_entry(stamped(path)) for path in settings.exclude],
+        EXCLUDED: [_entry(stamp(path)) for path in settings.exclude],
     }
 
 

@@ -34,7 +34,7 @@ def why_no_text(path: Path) -> str:
     """
     try:
         with path.open("rb") as raw:
-            start = _unpacked(path, raw).read(SNIFFED)
+            start = _unpack(path, raw).read(SNIFFED)
     except DAMAGED:
         return "is damaged"
     except OSError as error:
@@ -82,7 +82,7 @@ def read_values(path: Path, *, advance: Advance, reject: Reject, skip: int = 0) 
     try:
         form = _form(path)
         with path.open("rb") as raw:
-            file, seen = _unpacked(path, raw), 0
+            file, seen = _unpack(path, raw), 0
 
             def advanced() -> None:
                 nonlocal seen
@@ -114,7 +114,7 @@ def inner_suffix(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
-def _unpacked(path: Path, raw: BinaryIO) -> BinaryIO:
+def _unpack(path: Path, raw: BinaryIO) -> BinaryIO:
     if path.suffix != ".gz":
         return raw
     return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=raw), SNIFFED))
@@ -127,7 +127,7 @@ def _form(path: Path) -> str:
         return suffix if suffix == ".jsonl" else ""
     try:
         with path.open("rb") as raw:
-            file = _unpacked(path, raw)
+            file = _unpack(path, raw)
             start = file.read(SNIFFED)
             compact = b"".join(start[:1000].removeprefix(codecs.BOM_UTF8).split())
             if compact.startswith((b"[{", b"[]")):

@@ -50,7 +50,7 @@ def find_dataset(name: str) -> HubDataset:
     repository, configuration = match["repository"], match["configuration"]
     split = match["split"] or SPLIT
     check_installed()
-    with _explained(repository):
+    with _explain_errors(repository):
         from huggingface_hub import HfApi
 
         revision = str(HfApi().dataset_info(repository).sha)
@@ -98,11 +98,11 @@ def read_dataset(
         FileError: the hub cannot be reached any more.
     """
     name = f"{PREFIX}{dataset.repository}"
-    with _explained(dataset.repository):
+    with _explain_errors(dataset.repository):
         rows = _open(dataset.repository, dataset.configuration, dataset.split, dataset.revision)
         places = iter(rows.skip(skip) if skip else rows)
     for place in range(skip + 1, 1 << 62):
-        with _explained(dataset.repository):  # around the network alone, not around what is done with a row
+        with _explain_errors(dataset.repository):  # around the network alone, not around what is done with a row
             value = next(places, None)
         if value is None:
             return
@@ -122,7 +122,7 @@ def _open(repository: str, configuration: str | None, split: str, revision: str)
 
 
 @contextmanager
-def _explained(repository: str) -> Iterator[None]:
+def _explain_errors(repository: str) -> Iterator[None]:
     """Turn whatever the hub's packages raise into an error with its reason and the way out."""
     try:
         yield

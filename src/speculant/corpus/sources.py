@@ -75,7 +75,7 @@ def find_source(text: str, reject: Callable[[str], object]) -> TextSource:
         reason, left_out = why_no_text(path), {}
         if reason:
             reject(f"{path} {reason}; it is left out.")
-        files = () if reason else (stamped(path),)
+        files = () if reason else (stamp(path),)
     name = path.name or path.resolve().name or "/"
     name = path.resolve().name if name == ".." else name
     return TextSource(given=given, name=name, weight=weight, files=files, dataset=None, left_out=left_out)
@@ -122,14 +122,14 @@ def list_folder(folder: Path) -> tuple[tuple[SourceFile, ...], Mapping[str, int]
             try:
                 reason = why_no_text(path).removeprefix("is ") if path.is_file() else "special"
                 if not reason:
-                    found.append(stamped(path))
+                    found.append(stamp(path))
             except FileError:
                 reason = "unreadable"
             others[reason] += bool(reason)
     return tuple(found), {reason: count for reason, count in sorted(others.items()) if count}
 
 
-def stamped(path: Path) -> SourceFile:
+def stamp(path: Path) -> SourceFile:
     """Return a file with its size and when it was modified.
 
     Raises:

@@ -128,7 +128,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         if before == now:
             continue
         if not (isinstance(before, list) and isinstance(now, list)):
-            return f"{name} was {shown(before)} and is now {shown(now)}"
+            return f"{name} was {format_setting(before)} and is now {format_setting(now)}"
         entries, present = {each[0]: each for each in before}, {each[0]: each for each in now}
         for key in [*entries, *present]:
             if key not in present:
@@ -141,6 +141,6 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ""
 
 
-def shown(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Return a setting for a message."""
     return "not given" if value is None else str(value)

@@ -167,7 +167,7 @@ def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     sequence.stats.prefill_seconds += clock() - began
     began = clock()
     session = EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
-    session.observe(_verified(nothing, walk, result))
+    session.observe(_make_verified(nothing, walk, result))
     sequence.sizing = parts.sizing.open(session.forecast)
     sequence.sizing.plain = sequence.plain
     sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
@@ -296,7 +296,7 @@ def _commit(found: list[AcceptedDraft], parts: DecodingComponents) -> list[Round
             if rests and _state(sequence).resting:
                 sequence.untaught += walk.tokens
             else:
-                sequence.teach(_verified(draft, walk, each.result))
+                sequence.teach(_make_verified(draft, walk, each.result))
             rounds.append(Round(sequence, draft, walk, parts.clock() - began))
         except BaseException as error:
             sequence.fail(error)
@@ -352,7 +352,7 @@ def _raise_interrupt(sequences: Several[Sequence]) -> None:
             raise sequence.error
 
 
-def _verified(draft: DraftTree, walk: Walk, result: Pass) -> Verified:
+def _make_verified(draft: DraftTree, walk: Walk, result: Pass) -> Verified:
     return Verified(
         tree=draft,
         path=np.array(walk.path, np.int32) if walk.path else EMPTY_PATH,

@@ -57,7 +57,7 @@ class ForcedSession(Session):
             return self._inner.propose(budget)
         left = replace(budget, nodes=budget.nodes - len(chain), depth=budget.depth - len(chain))
         below = self._inner.propose_after(chain, left) if min(left.nodes, left.depth) > 0 else DraftTree.empty()
-        return _joined(chain, below)
+        return _join(chain, below)
 
     def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
         return self._inner.propose_after(tokens, budget)
@@ -77,7 +77,7 @@ class ForcedSession(Session):
         self._inner.close()
 
 
-def _joined(chain: Sequence[int], below: DraftTree) -> DraftTree:
+def _join(chain: Sequence[int], below: DraftTree) -> DraftTree:
     """Return a draft below a chain of tokens that are certain."""
     length = len(chain)
     parents = np.where(below.parents == ROOT, np.int32(length - 1), below.parents + np.int32(length))

@@ -36,7 +36,7 @@ class AcceptanceModel:
 
     def probabilities(self, tree: DraftTree) -> Float64:
         """Return Float64[N], the probability that each node is accepted."""
-        return _corrected(tree.parents, tree.weights, self._expected, self._accepted)
+        return _correct(tree.parents, tree.weights, self._expected, self._accepted)
 
     def by_depth(self, depth: int) -> Float64:
         """Return Float64[depth], the probability that a draft is accepted to depth 1, 2, ..."""
@@ -53,7 +53,7 @@ class AcceptanceModel:
 
 
 @njit(cache=True)
-def _corrected(parents, weights, expected, accepted):  # type: ignore[no-untyped-def]
+def _correct(parents, weights, expected, accepted):  # type: ignore[no-untyped-def]
     probabilities = np.empty(len(weights))
     rows = _depth_rows(parents)
     for node in range(len(weights)):

@@ -25,7 +25,7 @@ class TokenPrompt:
     temperature: float
 
 
-def continued(model: Any, prompts: Sequence[TokenPrompt], *, new_tokens: int, seed: Sequence[int]) -> Texts:
+def continue_texts(model: Any, prompts: Sequence[TokenPrompt], *, new_tokens: int, seed: Sequence[int]) -> Texts:
     """Return the texts, prompts included.
 
     Args:

@@ -55,7 +55,7 @@ def measure_acceptance(recipe: Recipe, features: Features, target: TargetParts) 
     for group in range(len(features.groups)):
         batch = features.held_out_batch(group)
         kept = torch.ones(2, len(batch.anchors), device=batch.ids.device)
-        for depth, (agreed, shared) in enumerate(_compared(recipe, batch, target, ids)):
+        for depth, (agreed, shared) in enumerate(_compare(recipe, batch, target, ids)):
             agreement[depth] += agreed.sum().cpu()
             overlap[depth] += shared.sum().cpu()
             kept *= torch.stack([agreed, shared])
@@ -70,7 +70,7 @@ def measure_acceptance(recipe: Recipe, features: Features, target: TargetParts) 
     return Acceptance(tuple((agreement / count).tolist()), tuple((overlap / count).tolist()), greedy, sampled, count)
 
 
-def _compared(
+def _compare(
     recipe: Recipe, batch: TrainBatch, target: TargetParts, ids: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each depth whether head and target agree, and 1 - TVD, each Float32[A]."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.views.layer_selection import shares_keys
-from speculant.engines.hf.views.model_view import LayerList, find_layers, tapped_layer, view_model
+from speculant.engines.hf.views.model_view import LayerList, find_layers, tap_layer, view_model
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import HELD_OUT, TRAINING, Groups
 from speculant.training.feature_cache import FeatureCache
@@ -52,7 +52,7 @@ class Features:
         self._model, self._target, self.groups = model, target, groups
         self.cache: FeatureCache | None = None
         self._place: LayerList = place
-        self.layers = stored_layers(taps, len(place))
+        self.layers = find_stored_layers(taps, len(place))
         self._order = [self.layers.index(tap % len(place)) for tap in taps]
         self._device = model.device
         forward = inspect.signature(model.forward).parameters
@@ -145,7 +145,7 @@ class Features:
 
             return take
 
-        views = {layer: tapped_layer(self._place.layers[layer], taker(layer)) for layer in layers}
+        views = {layer: tap_layer(self._place.layers[layer], taker(layer)) for layer in layers}
         with torch.no_grad():
             view_model(self._model, self._place.path, views)(
                 input_ids=ids, attention_mask=None, use_cache=False, return_dict=True, **self._options
@@ -181,6 +181,6 @@ def text_groups(texts: Texts, settings: TrainSettings, depth: int) -> Groups:
     return Groups(texts, size=settings.texts, anchors=settings.anchors, depth=depth, seed=settings.seed)
 
 
-def stored_layers(taps: tuple[int, ...], layers: int) -> tuple[int, ...]:
+def find_stored_layers(taps: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """Return the decoder layers whose output is needed for taps and for the target's own distribution, ascending."""
     return tuple(sorted({tap % layers for tap in (*taps, LAST)}))

@@ -21,7 +21,7 @@ TOKENS, STATES = "token_ids", "hidden_states"
 _NUMBERED, _DATASET = "hs_", "dataset_info.json"
 
 
-def hidden_files(folder: Path) -> list[Path]:
+def find_hidden_files(folder: Path) -> list[Path]:
     """Return the files of a folder, or of `hidden_states` in it: by their number, or else by name."""
     inner = folder / STATES
     files = [*(inner if inner.is_dir() else folder).glob("*.safetensors")]
@@ -38,7 +38,7 @@ def read_hidden_folder(folder: Path, vocabulary: int) -> Texts:
     Raises:
         FileError: a file is damaged, is of another kind, or has tokens that the target lacks.
     """
-    files = hidden_files(folder)
+    files = find_hidden_files(folder)
     parts = [_token_ids(file, vocabulary) for file in files]
     texts = from_parts(parts, _prompts(folder, files, parts))
     return Texts(texts.ids, texts.starts, texts.prompts, tuple(files))

@@ -22,7 +22,7 @@ class Interrupt:
 
 
 @contextmanager
-def deferred() -> Iterator[Interrupt]:
+def defer_interrupts() -> Iterator[Interrupt]:
     """Note the first signal in here; the second one acts at once, as all do outside of the main thread.
 
     Yields:

@@ -65,12 +65,12 @@ class Muon(torch.optim.Optimizer):
                 momentum: Tensor = state.setdefault("momentum", torch.zeros_like(weight, dtype=torch.float32))
                 gradient = weight.grad.float()
                 momentum.lerp_(gradient, 1 - group["momentum"])
-                update = orthogonalized(gradient.lerp(momentum, group["momentum"]))
+                update = orthogonalize(gradient.lerp(momentum, group["momentum"]))
                 scale = group["lr"] * 0.2 * math.sqrt(max(weight.shape))  # as large as AdamW's (Liu et al. 2025)
                 weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.to(weight.dtype), alpha=-scale)
 
 
-def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
     """Return a matrix [m, n] with its singular values pushed near 1 (quintic Newton-Schulz iteration)."""
     transposed = matrix.size(0) > matrix.size(1)
     x: Tensor = matrix.mT if transposed else matrix

@@ -89,7 +89,7 @@ def build_head(
     return head.to(device=model.device, dtype=torch.float32).requires_grad_(True).train()
 
 
-def fixed(head: nn.Module, device: torch.device) -> Any:
+def fix_model(head: nn.Module, device: torch.device) -> Any:
     """Return a head or draft model that is not trained, on a device."""
     return head.to(device).requires_grad_(False).eval()
 

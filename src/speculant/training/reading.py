@@ -13,7 +13,7 @@ import numpy as np
 
 from speculant.core.errors import FileError, UsageError
 from speculant.training.fingerprint import TargetIdentity
-from speculant.training.hidden_files import hidden_files, read_hidden_folder
+from speculant.training.hidden_files import find_hidden_files, read_hidden_folder
 from speculant.training.shards import MANIFEST, read_manifest, read_shard, shard_files
 from speculant.training.texts import Texts, from_parts, joined
 
@@ -52,7 +52,7 @@ def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentit
     for path in map(Path, paths):
         if not path.exists():
             raise FileError(f"there is no data at {path}. Name files, or a folder that `speculant train data` made.")
-        if path.is_dir() and not shard_files(path) and hidden_files(path):
+        if path.is_dir() and not shard_files(path) and find_hidden_files(path):
             found, written = read_hidden_folder(path, target.vocabulary), True
             notes.append(f"the hidden states of the texts in {path} are read, as far as they fit this target.")
         elif path.is_dir():

@@ -18,7 +18,7 @@ from speculant.training.files import Files, title
 from speculant.training.fingerprint import TargetIdentity, weights_digest
 from speculant.training.kind import TrainingKind
 from speculant.training.output import check_output, remove_state, write_head
-from speculant.training.preparing import attach_caches, build_head, check_kind, fitting_depths, fitting_texts, fixed
+from speculant.training.preparing import attach_caches, build_head, check_kind, fitting_depths, fitting_texts, fix_model
 from speculant.training.progress import Progress, TrainState
 from speculant.training.rank_tree import find_tree
 from speculant.training.reading import TrainData
@@ -69,7 +69,7 @@ def train_head(
         note(f"{files.out} holds no state of a training; it begins anew.")
     target = HFTargetParts(model)
     head = build_head(kind, target, model, settings, files, data.texts, tokenizer)
-    before = [fixed(kind.load_head(source, target, tokenizer), model.device) for source in files.before]
+    before = [fix_model(kind.load_head(source, target, tokenizer), model.device) for source in files.before]
     settings = fitting_depths(kind, head, settings)
     rooms = [longest, *(getattr(each, "positions", None) for each in (head, *before))]
     longest = min((room for room in rooms if room is not None), default=None)
@@ -107,7 +107,7 @@ def train_head(
     )
     if unfinished:
         note(f"going on from step {trainer.resume()}.")
-    with frozen(model):
+    with freeze(model):
         state = trainer.run()
         if kind.searches_tree:
             held = (features[0].held_out_batch(group) for group in range(len(features[0].groups)))
@@ -124,7 +124,7 @@ def train_head(
 
 
 @contextmanager
-def frozen(model: Any) -> Iterator[None]:
+def freeze(model: Any) -> Iterator[None]:
     """Compute no gradients of a model's weights in here."""
     changed = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in changed:

@@ -21,7 +21,7 @@ from speculant.core.errors import UsageError
 from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import WRITTEN, usable
-from speculant.training.continuing import TokenPrompt, continued
+from speculant.training.continuing import TokenPrompt, continue_texts
 from speculant.training.features import Features, text_groups
 from speculant.training.settings import TrainSettings
 from speculant.training.student import Student
@@ -100,9 +100,9 @@ class StudentFeatures(Features):
             TokenPrompt(prompt_of(texts, int(index), settings.opening), settings.temperature) for index in chosen
         ]
         seed = (settings.seed, WRITTEN, number)
-        written = continued(self._student.model, prompts, new_tokens=settings.new_tokens, seed=seed)
+        written = continue_texts(self._student.model, prompts, new_tokens=settings.new_tokens, seed=seed)
         most = self._target.positions or int(written.lengths.max())
-        parts = [known_part(written[index], self._target.vocabulary)[:most] for index in range(len(written))]
+        parts = [cut_unknown(written[index], self._target.vocabulary)[:most] for index in range(len(written))]
         found = from_parts(parts, written.prompts)
         return found.select(usable(found, self._depth))
 
@@ -145,7 +145,7 @@ def prompt_of(texts: Texts, index: int, opening: int) -> list[int]:
     return found
 
 
-def known_part(ids: Any, vocabulary: int) -> Any:
+def cut_unknown(ids: Any, vocabulary: int) -> Any:
     """Return the tokens before the first that the target lacks, which only padding of a vocabulary can be."""
     lacking = np.flatnonzero(ids >= vocabulary)
     return ids[: lacking[0]] if len(lacking) else ids

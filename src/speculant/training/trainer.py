@@ -22,7 +22,7 @@ from speculant.training.batches import stream_seed
 from speculant.training.checkpoints import load_state, save_state
 from speculant.training.evaluate import Acceptance, measure_acceptance
 from speculant.training.features import Features
-from speculant.training.interrupts import deferred
+from speculant.training.interrupts import defer_interrupts
 from speculant.training.losses import parse_loss
 from speculant.training.optimizers import build_optimizers
 from speculant.training.progress import Progress, TrainState
@@ -93,7 +93,7 @@ class Trainer:
         """
         self._started = self._saved = time.monotonic()
         try:
-            with deferred() as interrupt:
+            with defer_interrupts() as interrupt:
                 while not self._advance(bool(interrupt)):
                     pass
         except RuntimeError as error:

@@ -65,14 +65,14 @@ class Workers:
             distributed.barrier()
 
 
-def launched_device() -> str | None:
+def find_launched_device() -> str | None:
     """Return the GPU of a process that a launcher started; None if there is no launcher or no GPU."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available():
         return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     return None
 
 
-def launched_first() -> bool:
+def is_first_launched() -> bool:
     """Whether this is the first of the processes that a launcher started, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0
 

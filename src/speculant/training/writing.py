@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from speculant.core.errors import FileError, OutOfMemoryError, UsageError
-from speculant.training.continuing import TokenPrompt, continued
+from speculant.training.continuing import TokenPrompt, continue_texts
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.shards import read_manifest, shard_file, write_manifest, write_shard
 from speculant.training.texts import Texts
@@ -108,7 +108,7 @@ def write_texts(
         if path.exists():
             found += 1
             continue
-        texts = _continued(model, drawing.shard(number), settings, number)
+        texts = _continue_shard(model, drawing.shard(number), settings, number)
         write_shard(path, texts)
         written, tokens = written + 1, tokens + texts.tokens
         if advance is not None:
@@ -154,14 +154,14 @@ class Drawing:
         return TokenPrompt(ids, float(generator.choice(temperatures, p=shares / shares.sum())))
 
 
-def _continued(model: Any, prompts: Sequence[TokenPrompt], settings: WritingSettings, number: int) -> Texts:
+def _continue_shard(model: Any, prompts: Sequence[TokenPrompt], settings: WritingSettings, number: int) -> Texts:
     """Return the texts of a shard.
 
     Raises:
         OutOfMemoryError: they do not fit at once.
     """
     try:
-        return continued(model, prompts, new_tokens=settings.new_tokens, seed=[settings.seed, number])
+        return continue_texts(model, prompts, new_tokens=settings.new_tokens, seed=[settings.seed, number])
     except RuntimeError as error:
         if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
             raise

@@ -55,7 +55,9 @@ class TypicalAcceptance(ThresholdVerifier):
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
         entropy = torch.special.entr(p).sum(-1)
-        return _own(forest, p) > torch.minimum(self._delta * (-entropy).exp(), torch.full_like(entropy, self._epsilon))
+        return _select_own(forest, p) > torch.minimum(
+            self._delta * (-entropy).exp(), torch.full_like(entropy, self._epsilon)
+        )
 
 
 class TopBeta(ThresholdVerifier):
@@ -68,7 +70,7 @@ class TopBeta(ThresholdVerifier):
         self._beta, self._gap = beta, gap
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
-        own = _own(forest, p)
+        own = _select_own(forest, p)
         near = own >= math.exp(-self._gap) * p.amax(-1)
         return near & (_rank(p, own) <= self._beta)
 
@@ -87,7 +89,7 @@ class Blockwise(ThresholdVerifier):
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
         near = (forest.tokens - p.argmax(-1)).abs() <= self._distance
-        return near | (_rank(p, _own(forest, p)) <= self._k) | (depths <= self._least)
+        return near | (_rank(p, _select_own(forest, p)) <= self._k) | (depths <= self._least)
 
 
 class Rollback(ThresholdVerifier):
@@ -104,7 +106,7 @@ class Rollback(ThresholdVerifier):
         self._threshold = threshold
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
-        return _own(forest, p) >= math.exp(-self._threshold)
+        return _select_own(forest, p) >= math.exp(-self._threshold)
 
 
 class Nucleus(DescentVerifier):
@@ -137,7 +139,7 @@ class Lenience(DescentVerifier):
         return recursive_rejection(forest, rows, p, uniforms, lenience=self._lenience)
 
 
-def _own(forest: Forest, p: Tensor) -> Tensor:
+def _select_own(forest: Forest, p: Tensor) -> Tensor:
     """Return the probability of each node's token [B, N], given p [B, N, V] after its parent."""
     return p.gather(-1, forest.tokens[..., None])[..., 0]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripted import recording
-from speculant.bench.replay.recorded import recorded_lengths, recorded_names, replay_recorded
+from speculant.bench.replay.recorded import list_recorded_names, match_recorded_lengths, replay_recorded
 from speculant.bench.replay.traces import read_recordings
 
 DATA = os.environ.get("SPECULANT_DATA")
@@ -29,8 +29,8 @@ def test_as_many_as_were_drafted() -> None:
 
 def test_lengths_beside_chains() -> None:
     """Recorded chains are as long as those beside them, and no longer than they were recorded."""
-    assert recorded_lengths([]) == (20,)
-    assert recorded_lengths([5, 20, 64]) == (5, 20)
+    assert match_recorded_lengths([]) == (20,)
+    assert match_recorded_lengths([5, 20, 64]) == (5, 20)
 
 
 @pytest.mark.parametrize("length", [3, 8])
@@ -42,7 +42,7 @@ def test_played_to_the_shorter(length: int) -> None:
 def test_rows_without_a_record_do_not_count() -> None:
     """Requests without a drafter's record do not count as its requests."""
     recordings = [recording([1], "x"), recording([1, 2], "y", e=[1, 1], v=[2, 1])]
-    assert recorded_names(recordings) == ["e", "v"]
+    assert list_recorded_names(recordings) == ["e", "v"]
     assert replay_recorded("v", recordings).categories == ("y",)
 
 

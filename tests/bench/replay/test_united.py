@@ -11,7 +11,7 @@ from scripted import recording
 from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.recorded import replay_recorded
 from speculant.bench.replay.traces import Recording
-from speculant.bench.replay.united import ChainChoice, ChainRates, UnitedDrafter, recorded_by
+from speculant.bench.replay.united import ChainChoice, ChainRates, UnitedDrafter, select_recorded
 from speculant.core.drafter import Drafter
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.none import NoDrafter
@@ -60,7 +60,7 @@ def test_a_memory_learns_as_it_does_alone() -> None:
 def test_what_is_replayed() -> None:
     """Guards that outputs end where the head's record does, and that requests without one are left out."""
     recordings = [recording([1, 2, 3], e=[1, 1]), recording([1]), recording([4, 5], e=[1, 2, 9])]
-    assert [each.output.tolist() for each in recorded_by("e", recordings)] == [[1, 2], [4, 5]]
+    assert [each.output.tolist() for each in select_recorded("e", recordings)] == [[1, 2], [4, 5]]
 
 
 def test_rates() -> None:

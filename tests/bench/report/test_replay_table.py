@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculant.bench.report.replay_table import HEADINGS, SPEEDUP, aligned, replay_table, told_apart
+from speculant.bench.report.replay_table import HEADINGS, SPEEDUP, align_columns, replay_table, tell_apart
 
 UNKNOWN = {"mean": None, "p50": None, "p99": None}
 
@@ -28,7 +28,7 @@ def test_cells() -> None:
 def test_forms_of_drafts_are_told_apart() -> None:
     """A chart of several forms names them; a single form would only lengthen the names."""
     rows = [row(), row(shape="chain", nodes=20), row(method="e", shape="chain", nodes=20)]
-    assert [each["method"] for each in told_apart(rows)] == ["m, tree of 64", "m, chain of 20", "e"]
+    assert [each["method"] for each in tell_apart(rows)] == ["m, tree of 64", "m, chain of 20", "e"]
 
 
 def test_speed_up_has_a_column_where_there_is_one() -> None:
@@ -49,7 +49,7 @@ def test_categories_are_shown_where_there_are_several() -> None:
 
 def test_columns_line_up() -> None:
     """Words are aligned to the left, numbers to the right."""
-    text = aligned([("file", "method", "drafts", "MAT"), ("a", "b", "c", "1"), ("longer", "b", "c", "10.25")])
+    text = align_columns([("file", "method", "drafts", "MAT"), ("a", "b", "c", "1"), ("longer", "b", "c", "10.25")])
     assert text.splitlines() == [
         "file    method  drafts    MAT", "a       b       c           1", "longer  b       c       10.25",
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from speculant.api.speculator import Speculator
 from speculant.bench.suite.estimate import RunProgress
 from speculant.bench.suite.rows import ResultRow, RowFile
 from speculant.bench.suite.runner import Runner
-from speculant.bench.suite.tasks import Task, TaskRequest, TaskSampling, recorded_task
+from speculant.bench.suite.tasks import Task, TaskRequest, TaskSampling, make_recorded_task
 from speculant.bench.systems.selection import build_systems, parse_methods
 from speculant.bench.systems.system import RequestOutcome, SpeculantSystem, System
 from speculant.core.errors import SpeculantError
@@ -38,7 +38,8 @@ def plain(model: Any) -> Speculator:
 def runner(model: Any, methods: str = "mix,hf:generate", tasks: Sequence[Task] = (), **changes: Any) -> Runner:
     names = parse_methods(methods, forced=True, draft_model=False)
     return Runner(
-        tasks=tasks or [recorded_task(name, [recording(TEXT, prompt=[3, i]) for i in range(2)], 256) for name in "ab"],
+        tasks=tasks
+        or [make_recorded_task(name, [recording(TEXT, prompt=[3, i]) for i in range(2)], 256) for name in "ab"],
         systems=changes.pop("systems", None) or build_systems(names, model, nodes=8, memory_limit=LIMIT, fast=None),
         plain=plain(model),
         samplings=[TaskSampling()],
@@ -111,7 +112,7 @@ class Wrong(SpeculantSystem):
 
 def test_a_difference_is_found_and_judged(model: Any, tmp_path: Path) -> None:
     """Its position, and by how much the plain model would have preferred its own token."""
-    free = replace(recorded_task("a", [recording(TEXT)], 256), items=[Free()])
+    free = replace(make_recorded_task("a", [recording(TEXT)], 256), items=[Free()])
     systems: list[System] = [kind("none", lambda: plain(model)) for kind in (SpeculantSystem, Wrong)]
     file = RowFile(tmp_path, {})
     runner(model, tasks=[free], systems=systems).run(file)
@@ -149,7 +150,7 @@ def test_methods_are_checked_by_name(names: str, message: str) -> None:
 def test_batches_are_run_in_groups(model: Any, tmp_path: Path) -> None:
     """One row per group and method of Speculant, with the counts of all its requests; an interrupted run resumes."""
     recordings = [recording(TEXT[: 4 + i], prompt=[3, i]) for i in range(20)]
-    run = runner(model, tasks=[recorded_task("a", recordings, 256)], batches=[1, 2])
+    run = runner(model, tasks=[make_recorded_task("a", recordings, 256)], batches=[1, 2])
     file = RowFile(tmp_path, {})
     assert run.remaining_items(file) == run.total_items == 2 * 2 * 20
     run.run(file)

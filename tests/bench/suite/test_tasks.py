@@ -10,21 +10,21 @@ import pytest
 from scripted import recording
 from speculant.api.loading import load_tokenizer
 from speculant.bench.suite.suites import TaskConversation
-from speculant.bench.suite.tasks import prompt_task, recorded_task
+from speculant.bench.suite.tasks import make_recorded_task, prompt_task
 from speculant.core.errors import TokenizerError, UsageError
 
 
 def test_recordings_are_cut_to_the_positions() -> None:
     """Outputs that were cut or left out are counted, and an item has a single request."""
-    task = recorded_task("t", [recording([4] * 5), recording([4] * 9), recording([4], prompt=[1] * 8)], 8)
+    task = make_recorded_task("t", [recording([4] * 5), recording([4] * 9), recording([4], prompt=[1] * 8)], 8)
     requests = [item.request([]) for item in task.items]
     assert [request.max_new_tokens for request in requests if request is not None] == [5, 7]
     assert task.items[0].request([[4]]) is None
     assert task.notes[0] == "t: 1 of 2 outputs were cut at the model's 8 positions."
     assert task.notes[1].startswith("t: 1 requests were left out")
-    assert recorded_task("t", [recording([4] * 9)], None).notes == ()
+    assert make_recorded_task("t", [recording([4] * 9)], None).notes == ()
     with pytest.raises(UsageError, match="every prompt of t"):
-        recorded_task("t", [recording([4])], 1)
+        make_recorded_task("t", [recording([4])], 1)
 
 
 def test_a_conversation_without_a_chat_template() -> None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from speculant.drafters.aded.frozen import (
     LONGEST_FROZEN_ROW,
     Frozen,
+    copy_frozen_row,
+    count_frozen_bytes,
     decode_table,
     empty_frozen,
     freeze,
-    frozen_bytes,
-    frozen_row,
     heaviest_rows,
     thaw,
 )
@@ -42,7 +42,7 @@ def row_in(
 ) -> Row:
     """Return a row of the table, in its order."""
     tokens, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
-    n = frozen_row(base, a, b, prior, normalised, longest, tokens, weights)
+    n = copy_frozen_row(base, a, b, prior, normalised, longest, tokens, weights)
     return list(zip(tokens[:n].tolist(), weights[:n].tolist(), strict=True))
 
 
@@ -82,7 +82,7 @@ def test_thaw_is_the_inverse(rows: Rows) -> None:
     assert sorted(found) == list(found)
     assert all(np.array_equal(one, other) for one, other in zip(again[:3], base[:3], strict=True))
     assert np.array_equal(again.checkpoint, base.checkpoint)
-    assert base.nbytes == frozen_bytes(len(columns[0]), len(found), VOCABULARY)
+    assert base.nbytes == count_frozen_bytes(len(columns[0]), len(found), VOCABULARY)
 
 
 def test_checkpoints() -> None:

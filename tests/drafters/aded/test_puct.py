@@ -143,7 +143,7 @@ def test_paths_of_the_published_draft() -> None:
         asked.append((a, b))
         return {(9, 1): 2, (1, 2): 7}.get((a, b))
 
-    assert puct.published_paths(tokens, parents, visits, greedy) == [[1, 2], [1, 2, 7], [3]]
+    assert puct.select_published_paths(tokens, parents, visits, greedy) == [[1, 2], [1, 2, 7], [3]]
     assert asked == [(9, 1), (1, 2), (9, 3)]
 
 
@@ -158,7 +158,7 @@ def test_budget_of_the_published_draft() -> None:
             visits.append(30 - branch)
             above = len(tokens) - 1
     columns = (np.array(column) for column in (tokens, parents, visits))
-    paths = puct.published_paths(*columns, lambda _, b: b + 50)
+    paths = puct.select_published_paths(*columns, lambda _, b: b + 50)
     # The 23 most visited are 7 branches of 3 and 2 more nodes, lengthened by one: 7 * (2 + 3 + 4) + 2 + 3 = 68.
     assert sum(map(len, paths)) == 64
     assert [len(path) for path in paths] == [2, 3, *[2, 3, 4] * 6, 2, 3]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.published_trees import PUBLISHED_TREES, published_tree
+from speculant.drafters.heads.published_trees import PUBLISHED_TREES, find_published_tree
 from speculant.drafters.heads.tree_search import rank_accuracies, search_tree
 from trees import expected_length
 
@@ -64,7 +64,7 @@ def test_rank_accuracies_count_hits() -> None:
 @pytest.mark.parametrize("name", PUBLISHED_TREES)
 def test_published_trees_are_trees_of_63_nodes(name: str) -> None:
     """Guards the copied figures: each node once, below its parent, ranks below 10, depths of at most 4."""
-    paths = published_tree(name)
+    paths = find_published_tree(name)
     assert len(paths) == len(set(paths)) == 63
     assert all(len(path) == 1 or path[:-1] in paths[:place] for place, path in enumerate(paths))
     assert max(map(len, paths)) <= 4
@@ -74,4 +74,4 @@ def test_published_trees_are_trees_of_63_nodes(name: str) -> None:
 def test_unknown_tree() -> None:
     """Guards the message, which names those there are."""
     with pytest.raises(UsageError, match="vicuna-7b-stage2"):
-        published_tree("large")
+        find_published_tree("large")

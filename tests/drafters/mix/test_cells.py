@@ -16,7 +16,7 @@ from speculant.drafters.mix.cells import (
     blend,
     claim,
     find,
-    grown,
+    grow_cells,
     new_cells,
     observe,
     read,
@@ -74,7 +74,7 @@ def test_nothing_is_known_at_first() -> None:
     for limit in (0, 100, 1 << 20):
         cells = new_cells(4, limit, first_bits=9)
         assert all(row_of(cells, context) == [] for context in CONTEXTS[:50])
-        assert grown(cells, limit) is cells
+        assert grow_cells(cells, limit) is cells
         assert cells.entries.nbytes <= max(limit, BUCKET)
 
 
@@ -166,7 +166,7 @@ def test_growth_keeps_every_row(width: int, first_bits: int) -> None:
     doublings = 0
     for begin in range(0, 6000, 25):
         learned(cells, CONTEXTS[begin : begin + 25])
-        larger = grown(cells, limit)
+        larger = grow_cells(cells, limit)
         if larger is not cells:
             sample = CONTEXTS[: begin + 25 : 1 + begin // 1000]
             assert larger.entries.nbytes == 2 * cells.entries.nbytes
@@ -190,7 +190,7 @@ def test_at_the_limit_what_is_used_stays() -> None:
         for regulars in (early, late)[: 1 + turn // 40]:
             learned(cells, regulars)
         learned(cells, part)
-        cells = grown(cells, limit)
+        cells = grow_cells(cells, limit)
         assert cells.entries.nbytes <= limit
     assert cells.entries.nbytes > limit / 2
     kept = [sum(find(cells, context) >= 0 for context in group) / len(group) for group in (early, late, flood[30_000:])]

@@ -18,7 +18,7 @@ from rounds import budget, start
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.drafters.mix import cells as cells_module
 from speculant.drafters.mix import drafter as mix_module
-from speculant.drafters.mix.cells import MAX_TOKENS, Cells, grown
+from speculant.drafters.mix.cells import MAX_TOKENS, Cells, grow_cells
 from speculant.drafters.mix.drafter import KIND
 from speculant.memory.file import write_memory
 from speculant.memory.pages import zeros
@@ -83,11 +83,11 @@ def test_growing_is_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None
     grew: list[bool] = []
 
     def noting(cells: Cells, limit: int) -> Cells:
-        larger = grown(cells, limit)
+        larger = grow_cells(cells, limit)
         grew.append(larger is not cells)
         return larger
 
-    monkeypatch.setattr(mix_module, "grown", noting)
+    monkeypatch.setattr(mix_module, "grow_cells", noting)
     drafter()
     assert grew == [True]
 
@@ -181,12 +181,12 @@ def test_the_limit_holds_while_a_table_doubles(limit: int, monkeypatch: pytest.M
 
     def measured(cells: Cells, share: int) -> Cells:
         before = len(peaks)
-        larger = grown(cells, share)
+        larger = grow_cells(cells, share)
         assert peaks[before:] == [] or max(peaks[before:]) <= limit
         return larger
 
     monkeypatch.setattr(cells_module, "zeros", counted)
-    monkeypatch.setattr(mix_module, "grown", measured)
+    monkeypatch.setattr(mix_module, "grow_cells", measured)
     held, random = drafter(memory_limit=limit, vocabulary=30_000), np.random.default_rng(19)
     for _ in range(8):
         held.open(start(random.integers(0, 30_000, 20_000).astype(np.int32)))

@@ -205,7 +205,7 @@ def test_what_is_drafted_ahead_is_tested_and_exact(
     """
 
     def run(branches: Branches) -> tuple[Text, Text, bool]:
-        monkeypatch.setattr(pearl, "drawn_token", lambda law, _: branches.take(law.tolist()))
+        monkeypatch.setattr(pearl, "draw_token", lambda law, _: branches.take(law.tolist()))
         worker: Any = Immediate()
         text: Any = Table()
         session = PearlSession(

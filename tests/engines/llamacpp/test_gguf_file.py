@@ -12,12 +12,12 @@ import torch
 
 from models import SHAPE, tiny_model
 from speculant.core.errors import FileError, UnsupportedError
-from speculant.engines.llamacpp.gguf_file import check_architecture, interleaved, write_gguf
+from speculant.engines.llamacpp.gguf_file import check_architecture, interleave, write_gguf
 
 
 def test_pairs_stand_together() -> None:
     """What transformers rotates, i and i + D / 2 of a head, become neighbours; heads keep their order."""
-    assert interleaved(torch.arange(16)[:, None], 2).flatten().tolist() == [
+    assert interleave(torch.arange(16)[:, None], 2).flatten().tolist() == [
         *(0, 4, 1, 5, 2, 6, 3, 7),
         *(8, 12, 9, 13, 10, 14, 11, 15),
     ]

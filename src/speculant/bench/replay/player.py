@@ -162,7 +162,7 @@ def _replay_one(drafter: Drafter, recording: Recording, budget: Budget, number: 
         clock=clock,
     )
     began = clock()
-    sequence = recorded_sequence(recording, parts)
+    sequence = make_recorded_sequence(recording, parts)
     log.open_seconds.append(clock() - began)
     while not sequence.ended:
         rounds = step([sequence], parts)
@@ -181,7 +181,7 @@ def _replay_one(drafter: Drafter, recording: Recording, budget: Budget, number: 
     log.reliability.fold()
 
 
-def recorded_sequence(recording: Recording, parts: DecodingComponents) -> Sequence:
+def make_recorded_sequence(recording: Recording, parts: DecodingComponents) -> Sequence:
     """Return a recording as a sequence whose first root is the last token of its prompt."""
     start = SessionRequest(prompt=recording.prompt)
     sampler = RecordedSampler(recording.output.tolist())

@@ -18,12 +18,12 @@ from speculant.bench.replay.traces import Recording
 DRAFTS = 20
 
 
-def recorded_names(recordings: Sequence[Recording]) -> list[str]:
+def list_recorded_names(recordings: Sequence[Recording]) -> list[str]:
     """Return the drafters whose acceptance was recorded, in order of appearance."""
     return list(dict.fromkeys(name for recording in recordings for name in recording.recorded))
 
 
-def recorded_lengths(asked: Sequence[int]) -> tuple[int, ...]:
+def match_recorded_lengths(asked: Sequence[int]) -> tuple[int, ...]:
     """Return how long recorded chains are beside chains of the asked lengths: as long, or as recorded without any.
 
     A record knows nothing of chains that are longer than those it was made with.

@@ -107,7 +107,7 @@ class UnitedDrafter(Drafter):
         return ReplayUnitedSession(session, recording.output, recording.recorded[self._name], self._rates, self._choice)
 
 
-def recorded_by(name: str, recordings: Sequence[Recording]) -> list[Recording]:
+def select_recorded(name: str, recordings: Sequence[Recording]) -> list[Recording]:
     """Return the recordings with a head's acceptance, cut to where that ends."""
     known = [each for each in recordings if len(each.recorded.get(name, ()))]
     return [replace(each, output=each.output[: len(each.recorded[name])]) for each in known]

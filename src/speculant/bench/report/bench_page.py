@@ -75,7 +75,7 @@ def bench_page(
         "tasks": [{"name": name, "charts": _task_charts(chosen, colors)} for name, chosen in tasks.items()],
         "scaling": section,
         "notes": notes,
-        "machine": "; ".join(f"{name} {_shown(value)}" for name, value in environment.items()),
+        "machine": "; ".join(f"{name} {_format(value)}" for name, value in environment.items()),
     }
     return render("bench.html.j2", values, created=created)
 
@@ -174,5 +174,5 @@ def _speedup_by_category(rows: Rows, categories: Sequence[str], colors: Colors) 
     return bar_chart(categories, bars, label="Speed-up by category", x_label="speed-up", reference=1.0)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

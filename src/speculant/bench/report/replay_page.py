@@ -11,7 +11,7 @@ from speculant.bench.replay.traces import RECORDED
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import ExcerptToken
 from speculant.bench.report.render import Chart, render, series_colors, table
-from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table, told_apart
+from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table, tell_apart
 from speculant.core.stats import compute_mat
 
 MAX_DEPTH = 24
@@ -40,10 +40,10 @@ def replay_page(
         UnsupportedError: Jinja2 or matplotlib is not installed.
     """
     lines = replay_table(rows)
-    rows = told_apart(rows)
+    rows = tell_apart(rows)
     names = list(dict.fromkeys(row["file"] for row in rows))
     colors = series_colors([row["method"] for row in rows])
-    ranked = pooled_mat(rows)
+    ranked = pool_mat(rows)
     best = best_method(rows)
     texts = {name: _texts(name, rows, excerpts) for name in names}
     values = {
@@ -56,7 +56,7 @@ def replay_page(
         "table": table(lines, name_columns=NAME_COLUMNS, highlight=("MAT", SPEEDUP)),
         "explanation": EXPLANATION,
         "token_ids": token_ids,
-        "texts": [_preferred(texts[name], best) for name in names if texts[name]],
+        "texts": [_select_excerpt(texts[name], best) for name in names if texts[name]],
         "colors": colors,
         "charts": _overview(rows, names, colors),
         "files": [
@@ -64,7 +64,7 @@ def replay_page(
                 "name": name,
                 "colors": {row["method"]: colors[row["method"]] for row in rows if row["file"] == name},
                 "charts": _file_charts([row for row in rows if row["file"] == name], colors),
-                "texts": [each for each in texts[name] if each is not _preferred(texts[name], best)],
+                "texts": [each for each in texts[name] if each is not _select_excerpt(texts[name], best)],
             }
             for name in names
         ],
@@ -75,7 +75,7 @@ def replay_page(
 
 def headline(rows: Rows) -> str:
     """Return the main result: the best method, by expected speed-up where passes have a cost, otherwise by MAT."""
-    ranked = pooled_mat(rows)
+    ranked = pool_mat(rows)
     method = best_method(rows)
     chosen = [row for row in rows if row["method"] == method]
     where = f"on {chosen[0]['file']}" if len(chosen) == 1 else f"over {len(chosen)} files"
@@ -89,7 +89,7 @@ def headline(rows: Rows) -> str:
 
 def best_method(rows: Rows) -> str:
     """Return the method with the largest median of expected speed-ups or, where they are not known, of pooled MAT."""
-    ranked = pooled_mat(rows)
+    ranked = pool_mat(rows)
     speedups = {
         method: [row["speedup"] for row in rows if row["method"] == method and row["speedup"] is not None]
         for method in ranked
@@ -98,7 +98,7 @@ def best_method(rows: Rows) -> str:
     return max(known, key=lambda method: known[method]) if known else next(iter(ranked))
 
 
-def pooled_mat(rows: Rows) -> dict[str, float]:
+def pool_mat(rows: Rows) -> dict[str, float]:
     """Return the MAT over all files of each method that was replayed on all of them, the best first.
 
     Acceptance that was recorded with the trace is left out, unless there is nothing else.
@@ -128,7 +128,7 @@ def _texts(file: str, rows: Rows, excerpts: Excerpts) -> list[dict[str, Any]]:
     ]
 
 
-def _preferred(texts: Sequence[dict[str, Any]], method: str) -> dict[str, Any] | None:
+def _select_excerpt(texts: Sequence[dict[str, Any]], method: str) -> dict[str, Any] | None:
     """Return that method's excerpt, or the first."""
     return next((each for each in texts if each["method"] == method), texts[0] if texts else None)
 

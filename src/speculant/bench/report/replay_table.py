@@ -41,7 +41,7 @@ def draft_form(row: dict[str, Any]) -> str:
     return f"{row['shape']} of {row['nodes']}"
 
 
-def told_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def tell_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with the form of their drafts in the method's name, where a method has several forms."""
     forms = {row["method"]: {draft_form(each) for each in rows if each["method"] == row["method"]} for row in rows}
     return [
@@ -50,7 +50,7 @@ def told_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def aligned(lines: Sequence[tuple[str, ...]]) -> str:
+def align_columns(lines: Sequence[tuple[str, ...]]) -> str:
     """Return the lines as text in columns."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(

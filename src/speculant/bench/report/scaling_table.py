@@ -66,7 +66,7 @@ def scaling_findings(scaling: Scaling) -> list[str]:
         if not size:
             del parts["drafting"]  # nothing was drafted
         factors = {name: _factor(begin[f"{part}_seconds"], end[f"{part}_seconds"]) for name, part in parts.items()}
-        sentence = f"{span}, time with {node_count(size)}: {_listed(factors)}."
+        sentence = f"{span}, time with {node_count(size)}: {_list_factors(factors)}."
         attention = factors[ATTENTION]
         if attention is not None:
             limit = max(attention, 1) * _NOISE
@@ -83,7 +83,7 @@ def scaling_findings(scaling: Scaling) -> list[str]:
         "drafter": _factor(first["drafter_bytes"], last["drafter_bytes"]),
         "peak": _factor(begin["peak_bytes"], end["peak_bytes"]),
     }
-    return [*found, f"{span}, memory: {_listed(memory)}."]
+    return [*found, f"{span}, memory: {_list_factors(memory)}."]
 
 
 def scaling_headline(scaling: Scaling) -> str:
@@ -114,7 +114,7 @@ def node_count(size: int) -> str:
     return f"{size} nodes" if size else "no nodes"
 
 
-def _listed(factors: Mapping[str, float | None]) -> str:
+def _list_factors(factors: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} x{factor:.2f}" for name, factor in factors.items() if factor is not None)
 
 

@@ -9,7 +9,7 @@ from speculant.api.batch import Batch
 from speculant.api.result import Generation
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import Item, TaskRequest, TaskSampling
-from speculant.bench.systems.forced import forced_parts, forced_request
+from speculant.bench.systems.forced import make_forced_components, make_forced_request
 from speculant.core.stats import BatchStats, Stats
 
 Answers = list[list[list[int]]]
@@ -51,7 +51,7 @@ def run_batch(
             method's own.
     """
     forced = any(request.forced is not None for request in (item.request([]) for item in items) if request)
-    parts = forced_parts(speculator, size) if forced else speculator.parts(size)
+    parts = make_forced_components(speculator, size) if forced else speculator.parts(size)
     batch = Batch(speculator.prepare, parts, speculator.engine, size=size)
     answers: Answers = [[] for _ in items]
     owners: dict[Generation, int] = {}
@@ -81,7 +81,7 @@ def run_batch(
 
 def _generation(speculator: Speculator, request: TaskRequest, sampling: TaskSampling) -> Generation:
     if request.forced is not None:
-        return forced_request(speculator, request.prompt, request.forced.tolist())
+        return make_forced_request(speculator, request.prompt, request.forced.tolist())
     return speculator.prepare(
         request.prompt.tolist(),
         max_new_tokens=request.max_new_tokens,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from speculant.api.result import Stream
 from speculant.api.speculator import Speculator
-from speculant.bench.systems.forced import ForcedSampler, forced_parts, forced_request
+from speculant.bench.systems.forced import ForcedSampler, make_forced_components, make_forced_request
 from speculant.core.tree import Int32
 
 STEPS = 4  # of the dtype, at the size of the best logit: what rounding may move a logit by
@@ -115,8 +115,8 @@ def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Mar
         output: M ids, one at least.
     """
     sampler = partial(_MarginSampler, rounding=getattr(plain.model, "rounding", None))
-    generation = forced_request(plain, prompt, output, sampler=sampler)
-    for _ in Stream(generation, forced_parts(plain)):
+    generation = make_forced_request(plain, prompt, output, sampler=sampler)
+    for _ in Stream(generation, make_forced_components(plain)):
         pass
     assert isinstance(generation.sampler, _MarginSampler)
     return generation.sampler.margins

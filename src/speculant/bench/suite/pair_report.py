@@ -96,7 +96,7 @@ class PairReport:
         """The methods that can use the pair."""
         obstacles = self.obstacles
         return tuple(
-            name for name, method in METHODS.items() if method.takes_draft_model and not obstacles[_needed(method)]
+            name for name, method in METHODS.items() if method.takes_draft_model and not obstacles[_find_need(method)]
         )
 
     @property
@@ -167,7 +167,7 @@ class PairReport:
         }
 
 
-def _needed(method: Method) -> str:
+def _find_need(method: Method) -> str:
     """Return what a method needs of a pair, as `PairReport.obstacles` names it."""
     return "text" if method.drafts_text else "every" if method.samples == "scored" else "tokens"
 

@@ -69,11 +69,11 @@ class Runner:
 
     def remaining_items(self, file: RowFile) -> int:
         """Return how many items are not in the file yet."""
-        return sum(len(part.task.items) - _finished(file, part) for part in self._parts())
+        return sum(len(part.task.items) - _is_finished(file, part) for part in self._parts())
 
     def estimate_seconds(self, file: RowFile) -> float | None:
         """Return an estimate of the seconds that the remaining items take; None before `warm_up` or a finished item."""
-        left = [(part.task.items[_finished(file, part) :], part.batch) for part in self._parts()]
+        left = [(part.task.items[_is_finished(file, part) :], part.batch) for part in self._parts()]
         return self.estimate.seconds(left)
 
     def warm_up(self) -> None:
@@ -117,7 +117,7 @@ class Runner:
     def _run_part(self, part: RunPart, file: RowFile) -> Iterator[tuple[Sequence[Item], float]]:
         """Run the remaining items; yield each group of items and its seconds once its rows are written."""
         items = part.task.items
-        begin = _finished(file, part)
+        begin = _is_finished(file, part)
         if begin == len(items):
             return
         checkpoint = MemoryCheckpoint(file.folder / "memory", [each for each in self.systems if each.has_memory])
@@ -243,7 +243,7 @@ class Runner:
         return Divergence(place + 1, margin.value, margin.near_tie)
 
 
-def _finished(file: RowFile, part: RunPart) -> int:
+def _is_finished(file: RowFile, part: RunPart) -> int:
     return file.finished_items(part.task.name, part.sampling.temperature, part.trial, part.batch)
 
 

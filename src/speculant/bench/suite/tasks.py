@@ -127,7 +127,7 @@ class PromptItem:
         return ids
 
 
-def recorded_task(name: str, recordings: Sequence[Recording], positions: int | None) -> Task:
+def make_recorded_task(name: str, recordings: Sequence[Recording], positions: int | None) -> Task:
     """Return a task of recorded outputs, cut to the model's number of positions.
 
     Raises:

@@ -63,7 +63,7 @@ class ForcedSampler(HostSampler):
         return self.room == 0
 
 
-def forced_request(
+def make_forced_request(
     speculator: Speculator,
     prompt: Int32,
     output: Sequence[int],
@@ -77,7 +77,7 @@ def forced_request(
     return Generation(DecodedSequence(cache, forced, SessionRequest(prompt=prompt), stats), forced, target=cache)
 
 
-def forced_parts(speculator: Speculator, size: int = 1) -> DecodingComponents:
+def make_forced_components(speculator: Speculator, size: int = 1) -> DecodingComponents:
     """Return the parts for forced requests: the speculator's, whose drafter gets none of the target's logits."""
     parts = speculator.parts(size)
     return replace(parts, drafter=NoLogitsDrafter(parts.drafter))
@@ -85,8 +85,8 @@ def forced_parts(speculator: Speculator, size: int = 1) -> DecodingComponents:
 
 def force(speculator: Speculator, prompt: Int32, output: Sequence[int]) -> tuple[list[int], Stats]:
     """Decode a request along a recorded output of at least one token; return its tokens and statistics."""
-    generation = forced_request(speculator, prompt, output)
-    for _ in Stream(generation, forced_parts(speculator)):
+    generation = make_forced_request(speculator, prompt, output)
+    for _ in Stream(generation, make_forced_components(speculator)):
         pass
     return generation.result.ids, generation.result.stats
 

@@ -28,10 +28,10 @@ from speculant.drafters.aded import puct
 from speculant.drafters.aded.frozen import (
     CHECKPOINT_BYTES,
     Frozen,
+    count_frozen_bytes,
     decode_table,
     empty_frozen,
     freeze,
-    frozen_bytes,
     heaviest_rows,
     thaw,
 )
@@ -215,7 +215,7 @@ class AdedDrafter(TableDrafter, Persistent):
         base_a = np.where(base_a == len(table.base.first) - 2, self.vocabulary, base_a)
         learned = np.unique(a << 24 | b)
         kept = ~np.isin(base_a << 24 | base_b, learned)
-        room = table.limit - frozen_bytes(len(a), len(learned), self.vocabulary) - CHECKPOINT_BYTES
+        room = table.limit - count_frozen_bytes(len(a), len(learned), self.vocabulary) - CHECKPOINT_BYTES
         kept &= heaviest_rows(table.base, kept, room)
         return freeze(
             np.concatenate([a, base_a[kept]]),
@@ -290,7 +290,7 @@ class AdedPaperDrafter(TableDrafter):
                 return int(row[:length][np.argmax(weights[:length])]) if length else None
 
             tokens, parents, visits = puct.puct(*levels, int(window[-2]), int(window[-1]), table.rule, random)
-            paths = puct.published_paths(tokens, parents, visits, greedy)
+            paths = puct.select_published_paths(tokens, parents, visits, greedy)
         return DraftTree.from_paths(paths or [[PAPER_FALLBACK % self.vocabulary]])
 
 

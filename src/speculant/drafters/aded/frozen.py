@@ -72,7 +72,7 @@ def _three_bytes(array: Array, i: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def frozen_row(
+def copy_frozen_row(
     base: Frozen, a: int, b: int, prior: int, normalised: bool, longest: int, tokens: Array, weights: Array
 ) -> int:
     """Copy the row of (a, b) into tokens and weights; return its length, 0 if unknown.
@@ -150,7 +150,7 @@ def thaw(base: Frozen) -> tuple[Array, Array, Array, Array]:
     )
 
 
-def frozen_bytes(successors: int, contexts: int, vocabulary: int) -> int:
+def count_frozen_bytes(successors: int, contexts: int, vocabulary: int) -> int:
     """Return the bytes that a frozen table of that size takes."""
     checkpoints = max(1, -(-contexts // _STRIDE))
     return 4 * (successors + contexts + checkpoints + vocabulary + 2) + contexts

@@ -11,9 +11,9 @@ from speculant.drafters.aded.drafter import KIND
 from speculant.drafters.aded.frozen import (
     CHECKPOINT_BYTES,
     Frozen,
+    count_frozen_bytes,
     decode_table,
     freeze,
-    frozen_bytes,
     heaviest_rows,
     thaw,
 )
@@ -56,7 +56,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     a, b = pair >> 24, pair & (1 << 24) - 1
     table = freeze(a, b, c, weight, vocabulary=vocabulary)
     if table.nbytes > limit:
-        room = limit - frozen_bytes(0, 0, vocabulary)
+        room = limit - count_frozen_bytes(0, 0, vocabulary)
         if room < 0:
             raise merge_limit_error(limit - room, limit)
         kept = heaviest_rows(table, np.ones(len(table.token), bool), room - CHECKPOINT_BYTES)

@@ -136,7 +136,7 @@ def puct(
     return tokens[order], above, visits[order]
 
 
-def published_paths(tokens: Array, parents: Array, visits: Array, greedy: Any) -> list[list[int]]:
+def select_published_paths(tokens: Array, parents: Array, visits: Array, greedy: Any) -> list[list[int]]:
     """Return the published draft of a search tree: at most 23 paths of 1 to 4 tokens.
 
     The paths are those to the 24 most visited nodes; each of two states or more is extended by one greedy token;

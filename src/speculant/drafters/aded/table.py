@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from speculant.drafters.aded.frozen import Frozen, frozen_row
+from speculant.drafters.aded.frozen import Frozen, copy_frozen_row
 from speculant.drafters.aded.rows import (
     LOAD,
     LONGEST_ROW,
@@ -75,7 +75,7 @@ class LearningRule(NamedTuple):
 @njit(cache=True, nogil=True, inline="always")
 def _base_row(base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array) -> int:
     longest = min(rule.longest, rule.base_longest)
-    return frozen_row(base, a, b, rule.prior, rule.normalised, longest, tokens, weights)
+    return copy_frozen_row(base, a, b, rule.prior, rule.normalised, longest, tokens, weights)
 
 
 @njit(cache=True, nogil=True)
@@ -280,10 +280,10 @@ class TrigramTable:
             self.young = new_level(slots, pool)
             copy_rows(young, self.young)
         else:
-            self.old, self.young = young, new_level(*_divided(half, young, 4 * _ROWS, 4 * _ROWS * block))
+            self.old, self.young = young, new_level(*_divide(half, young, 4 * _ROWS, 4 * _ROWS * block))
 
 
-def _divided(size: int, like: TableLevel, least_slots: int, least_pool: int) -> tuple[int, int]:
+def _divide(size: int, like: TableLevel, least_slots: int, least_pool: int) -> tuple[int, int]:
     """Return the slots and the pool that together take `size` bytes, in the proportions of a full level `like`."""
     slot_bytes = int(like.counts[USED]) * SLOT_BYTES / LOAD
     share = slot_bytes / (slot_bytes + int(like.counts[TAIL]) * POOL_BYTES)

@@ -59,7 +59,7 @@ _PATHS: Mapping[str, str] = MappingProxyType(
 PUBLISHED_TREES = tuple(_PATHS)
 
 
-def published_tree(name: str = "medusa", *, depth: int | None = None) -> tuple[RankPath, ...]:
+def find_published_tree(name: str = "medusa", *, depth: int | None = None) -> tuple[RankPath, ...]:
     """Return the paths of a published tree.
 
     Args:

@@ -29,7 +29,7 @@ class ResBlock(nn.Module):
         return torch.add(kept, nn.functional.silu(self.linear(x)))
 
 
-def repeated(size: int, count: int, *, shared: bool, bias: bool = True) -> list[ResBlock]:
+def repeat_block(size: int, count: int, *, shared: bool, bias: bool = True) -> list[ResBlock]:
     """Return `count` blocks D to D: one and the same, as the authors' programs make them, or different ones."""
     if not shared:
         return [ResBlock(size, bias=bias) for _ in range(count)]

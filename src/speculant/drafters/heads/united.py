@@ -194,11 +194,11 @@ class UnitedSession(Session):
         self._mixture.learn_path(self._seen, tokens)
         self.own.text.observe(verified)
         if len(self._drafted):
-            path = _followed(self._drafted, tokens)
+            path = _follow(self._drafted, tokens)
             self.own.learn(self._drafted, path)
-            self._reach.observe(len(path), len(_followed(self._recalled, tokens)))
+            self._reach.observe(len(path), len(_follow(self._recalled, tokens)))
             if len(verified.tree) >= _TELLING:  # alone, the memory would have had as many nodes verified
-                alone = _followed(self._recalled.head(len(verified.tree)), tokens)
+                alone = _follow(self._recalled.head(len(verified.tree)), tokens)
                 self._head_gain.observe(self._expected, len(verified.path) - len(alone), self.own.levels)
         self._drafted, self._recalled, self._seen = DraftTree.empty(), DraftTree.empty(), {}
         self._memory.observe(verified)
@@ -208,7 +208,7 @@ class UnitedSession(Session):
         self.own.close()
 
 
-def _followed(draft: DraftTree, tokens: Sequence[int]) -> list[int]:
+def _follow(draft: DraftTree, tokens: Sequence[int]) -> list[int]:
     """Return the nodes of a draft that lie on a path of tokens."""
     path, node = list[int](), ROOT
     for token in tokens:

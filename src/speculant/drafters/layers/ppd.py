@@ -19,7 +19,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.subsets import check_layers, first_layers
-from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES, Candidate, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
@@ -66,7 +66,7 @@ class Guesses(Shape):
     def expand(self, level: Level) -> list[Candidate]:
         self._grown = level.depth
         width = self._top_k if level.depth == 1 else 1
-        return [each for place in range(len(level.q)) for each in drawn_below(level, place, width, distinct=True)]
+        return [each for place in range(len(level.q)) for each in draw_below(level, place, width, distinct=True)]
 
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.gains(self.passes)

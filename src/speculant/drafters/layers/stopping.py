@@ -11,7 +11,7 @@ from typing import Literal
 
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
@@ -51,7 +51,7 @@ class SureChain(Shape):
 
     def expand(self, level: Level) -> list[Candidate]:
         self._sure = float(level.q[0].max()) >= self._threshold
-        return drawn_below(level, 0, 1, distinct=False)
+        return draw_below(level, 0, 1, distinct=False)
 
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0] if self._sure and weights else []

@@ -201,7 +201,7 @@ class BaseBuilder:
             count = int(ranks.sum())
             most, densest = max(1, budget // (4 * LINE)), int(np.ceil(count / (LINE * _FILLED)))
             lines, most = max(1, min(most, densest)), min(most, 2 * densest)
-            while lines < most and _crowded(entries, lines) - surplus > _CROWDED * count:
+            while lines < most and _count_crowded(entries, lines) - surplus > _CROWDED * count:
                 lines = min(most, lines + lines // 8 + 1)
             # The least gain whose entries fit, if they all came to lines with room.
             fitting = np.flatnonzero(np.cumsum(ranks[::-1]) <= lines * LINE)
@@ -240,7 +240,7 @@ class BaseBuilder:
         """Yield records, all of one last token together."""
         group: list[Array] = []
         for bucket in range(BUCKETS):
-            for records in _divided(self._bucket(bucket)):
+            for records in _divide(self._bucket(bucket)):
                 if group and sum(map(len, group)) + len(records) > _GROUP:
                     yield np.concatenate(group)
                     group = []
@@ -252,7 +252,7 @@ def _bucket_of(tokens: Array) -> Array:
     return (tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(58)
 
 
-def _divided(path: Path) -> Iterator[Array]:
+def _divide(path: Path) -> Iterator[Array]:
     """Yield the records of a bucket; of a large one in parts, each with all records of its last tokens."""
     parts = -(-path.stat().st_size // (_GROUP * _RECORD.itemsize))
     if parts <= 1:
@@ -277,7 +277,7 @@ def _pieces(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
             yield piece
 
 
-def _crowded(entries: Path, lines: int) -> int:
+def _count_crowded(entries: Path, lines: int) -> int:
     """Return how many entries of a file find no place if there are so many lines."""
     held = np.zeros(lines, np.int64)
     for part in _pieces(entries, _ENTRY):

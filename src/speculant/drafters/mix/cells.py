@@ -64,7 +64,7 @@ def room(cells: Cells, limit: int) -> int:
     return int(_FULL * PLACES * len(cells.entries))
 
 
-def grown(cells: Cells, limit: int) -> Cells:
+def grow_cells(cells: Cells, limit: int) -> Cells:
     """Return the table, doubled if more cells are in use than its room."""
     buckets, _, width = cells.entries.shape
     used, bits, first = cells.facts.tolist()

@@ -34,9 +34,9 @@ from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, Unsupp
 from speculant.core.tree import ROOT, DraftTree, Float32, Int32
 from speculant.drafters.mix.arrays import LONGEST_ROW, Array, Mixer
 from speculant.drafters.mix.base import MixBase, in_use, scorer_in_use
-from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grown, new_cells, room
+from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grow_cells, new_cells, room
 from speculant.drafters.mix.chain import most_probable_chain
-from speculant.drafters.mix.fitting import Inputs, fitted, trained_with
+from speculant.drafters.mix.fitting import Inputs, find_training, fit_mixture
 from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.inspection import top_contexts
 from speculant.drafters.mix.kernels import (
@@ -50,7 +50,7 @@ from speculant.drafters.mix.kernels import (
     new_request,
 )
 from speculant.drafters.mix.scores import no_scorer
-from speculant.drafters.mix.stored import completed, is_valid, restored, stored, stored_name
+from speculant.drafters.mix.stored import complete_arrays, is_valid, make_stored_name, restore_memory, stored
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
@@ -137,8 +137,8 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 
     def _grow(self) -> None:
         # No local variable may refer to a table here: it would keep the old one alive while the other doubles.
-        self._take(self._tables._replace(narrow=grown(self._tables.narrow, self._shares[0])))
-        self._take(self._tables._replace(wide=grown(self._tables.wide, self._shares[1])))
+        self._take(self._tables._replace(narrow=grow_cells(self._tables.narrow, self._shares[0])))
+        self._take(self._tables._replace(wide=grow_cells(self._tables.wide, self._shares[1])))
 
     @property
     def needs(self) -> RequestedOutputs:
@@ -223,9 +223,13 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             raise UnsupportedError(
                 f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
-        arrays = completed(arrays)
-        tables = restored({name: np.array(array) for name, array in arrays.items()}) if self._has_form(arrays) else None
-        if tables is None or not trained_with(tables.mixer.weights, tables.mixer.states):
+        arrays = complete_arrays(arrays)
+        tables = (
+            restore_memory({name: np.array(array) for name, array in arrays.items()})
+            if self._has_form(arrays)
+            else None
+        )
+        if tables is None or not find_training(tables.mixer.weights, tables.mixer.states):
             raise ForeignMemoryError(
                 f"{path} was written by a version of `mix` with other contexts. "
                 "Use the version of Speculant that wrote it, or start a new file."
@@ -235,14 +239,14 @@ class MixDrafter(Drafter, Persistent, Inspectable):
                 f"the checksums of {path} match, but it holds values that `mix` never writes. Start a new file."
             )
         scorer = self._tables.scorer
-        mixer = fitted(tables.mixer, Inputs(len(self.bases), len(scorer.rows) > 0))
+        mixer = fit_mixture(tables.mixer, Inputs(len(self.bases), len(scorer.rows) > 0))
         with self._lock:
             self._take(tables._replace(mixer=mixer, bases=self._tables.bases, scorer=scorer))
 
     def _has_form(self, arrays: Mapping[str, Array]) -> bool:
         """Return whether a file has the arrays of a memory, and right shapes where they do not depend on bases."""
-        own = completed(stored(self._tables))
-        fixed = [stored_name("mixer", field) for field in Mixer._fields[2:]]
+        own = complete_arrays(stored(self._tables))
+        fixed = [make_stored_name("mixer", field) for field in Mixer._fields[2:]]
         return arrays.keys() == own.keys() and all(arrays[name].shape == own[name].shape for name in fixed)
 
 
@@ -259,7 +263,7 @@ def _warm_up() -> None:
     follow(request, text, 1, 2)
     crowded = new_cells(NARROW_ROW, 0, first_bits=0)
     crowded.facts[USED] = PLACES
-    grown(crowded, 2 * crowded.entries.nbytes)
+    grow_cells(crowded, 2 * crowded.entries.nbytes)
 
 
 class MixSession(Session):

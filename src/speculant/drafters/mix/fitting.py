@@ -25,7 +25,7 @@ class Inputs(NamedTuple):
     scored: bool
 
 
-def trained_with(weights: Array, states: Array) -> Inputs | None:
+def find_training(weights: Array, states: Array) -> Inputs | None:
     """Return what a mixture with these arrays was trained with, or None if no mixture has such shapes."""
     for bases in range(MOST_BASES + 1):
         for scored in (False, True)[: 1 + (bases > 0)]:
@@ -35,13 +35,13 @@ def trained_with(weights: Array, states: Array) -> Inputs | None:
     return None
 
 
-def fitted(mixer: Mixer, wanted: Inputs) -> Mixer:
+def fit_mixture(mixer: Mixer, wanted: Inputs) -> Mixer:
     """Return a mixture with these inputs: rates of those that it has stay, further ones begin anew.
 
     Weights stay with another number of bases. Those that were learned without any base or network fit no mixture with
     one, nor the reverse; then all of them begin anew.
     """
-    held = trained_with(mixer.weights, mixer.states)
+    held = find_training(mixer.weights, mixer.states)
     if held is None or held == wanted:
         return mixer
     fresh = new_mixer(len(mixer.bands), wanted.bases, scored=wanted.scored)

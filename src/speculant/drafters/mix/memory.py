@@ -11,14 +11,14 @@ from speculant.drafters.mix.drafter import KIND, WIDE_SHARE
 from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.kernels import Tables
 from speculant.drafters.mix.merging import merge_cells, merge_mixers
-from speculant.drafters.mix.stored import restored, stored
+from speculant.drafters.mix.stored import restore_memory, stored
 from speculant.memory.file import Memory
 from speculant.memory.kind import Contents, MemoryKind
 
 
 def describe(memory: Memory) -> dict[str, int]:
     """Return how many tokens were learned, and how many contexts there are and may be."""
-    tables = restored(memory.arrays)
+    tables = restore_memory(memory.arrays)
     both = (tables.narrow, tables.wide)
     return {
         "tokens learned": int(tables.mixer.frequency[-1]),
@@ -29,9 +29,9 @@ def describe(memory: Memory) -> dict[str, int]:
 
 def empty(memory: Memory) -> Contents:
     """Return tables of their initial size without contexts, and an untrained mixture."""
-    tables = restored(memory.arrays)
+    tables = restore_memory(memory.arrays)
     mixer = new_mixer(memory.facts["vocabulary"])
-    emptied = tables._replace(narrow=_emptied(tables.narrow), wide=_emptied(tables.wide), mixer=mixer)
+    emptied = tables._replace(narrow=_empty(tables.narrow), wide=_empty(tables.wide), mixer=mixer)
     return stored(emptied), memory.facts
 
 
@@ -47,7 +47,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
             f"the files are of different vocabularies: {', '.join(map(str, vocabularies))} ids. "
             "Merge files of one model."
         )
-    held = [restored(memory.arrays) for memory in memories]
+    held = [restore_memory(memory.arrays) for memory in memories]
     merged = Tables(
         merge_cells([tables.narrow for tables in held], limit - limit // WIDE_SHARE),
         merge_cells([tables.wide for tables in held], limit // WIDE_SHARE),
@@ -58,7 +58,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     return stored(merged), {"vocabulary": vocabularies[0]}
 
 
-def _emptied(cells: Cells) -> Cells:
+def _empty(cells: Cells) -> Cells:
     _, _, first = cells.facts.tolist()
     return new_cells(cells.entries.shape[2], sys.maxsize, first_bits=first)
 

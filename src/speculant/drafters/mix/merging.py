@@ -29,14 +29,14 @@ from speculant.drafters.mix.cells import (
     check_of,
     claim,
     find,
-    grown,
+    grow_cells,
     new_cells,
     place_of,
     put,
     read,
 )
 from speculant.drafters.mix.drafter import MixSettings
-from speculant.drafters.mix.fitting import Inputs, fitted, trained_with
+from speculant.drafters.mix.fitting import Inputs, find_training, fit_mixture
 from speculant.drafters.mix.mixer import frequency_bands
 
 Array = npt.NDArray[Any]
@@ -61,7 +61,7 @@ def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
             f"tables of `mix` do not fit the memory limit: {limit >> 10} KB for one of them. Raise the limit."
         )
     merged.facts[:] = used.sum(), merged.facts[1], first[0]
-    while (larger := grown(merged, limit)) is not merged:  # as if no context were in two tables
+    while (larger := grow_cells(merged, limit)) is not merged:  # as if no context were in two tables
         merged = larger
     merged.facts[0] = 0
     for place in range(PLACES):
@@ -73,8 +73,8 @@ def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
 def merge_mixers(mixers: Sequence[Mixer]) -> Mixer:
     """Return one mixture, the latest of `mixers` last."""
     steps = np.array([mixer.steps[0] for mixer in mixers])
-    inputs = max(trained_with(mixer.weights, mixer.states) or Inputs(0, False) for mixer in mixers)
-    mixers = [fitted(mixer, inputs) for mixer in mixers]
+    inputs = max(find_training(mixer.weights, mixer.states) or Inputs(0, False) for mixer in mixers)
+    mixers = [fit_mixture(mixer, inputs) for mixer in mixers]
     weights = np.stack([mixer.weights for mixer in mixers])
     states = np.stack([mixer.states for mixer in mixers])
     rates = np.einsum("fis,fis->is", states[:, RATE], _shares(states[:, SAMPLES]))

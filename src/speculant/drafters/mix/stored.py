@@ -17,7 +17,7 @@ from speculant.drafters.mix.scores import no_scorer
 _STORED_NAMES = {"mixer.states": "mixer.evidence"}  # the name in files, which must stay
 
 
-def stored_name(part: str, field: str) -> str:
+def make_stored_name(part: str, field: str) -> str:
     """Return the name under which a memory file holds a field of a part."""
     name = f"{part}.{field}"
     return _STORED_NAMES.get(name, name)
@@ -26,17 +26,17 @@ def stored_name(part: str, field: str) -> str:
 def stored(tables: Tables) -> dict[str, Array]:
     """Return the arrays of a memory, by their names in the file; without biases where none was learned."""
     return {
-        stored_name(part, field): array
+        make_stored_name(part, field): array
         for part, arrays in (("narrow", tables.narrow), ("wide", tables.wide), ("mixer", tables.mixer))
         for field, array in arrays._asdict().items()
         if field != "biases" or array.any()
     }
 
 
-def completed(arrays: Mapping[str, Array]) -> dict[str, Array]:
+def complete_arrays(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays of a file with what version 0.1 did not know: biases, and the input LOCAL, not yet trusted."""
-    found = {stored_name("mixer", "biases"): np.zeros(BIASES, np.float32), **arrays}
-    weights, states = (stored_name("mixer", field) for field in ("weights", "states"))
+    found = {make_stored_name("mixer", "biases"): np.zeros(BIASES, np.float32), **arrays}
+    weights, states = (make_stored_name("mixer", field) for field in ("weights", "states"))
     older = weights in found and found[weights].shape == (SETS + FREQUENCIES, INPUTS)
     if older and states in found and found[states].shape == (3, INPUTS - 1, STATES):
         found[weights] = np.insert(found[weights], LOCAL, 0, axis=1)
@@ -44,12 +44,12 @@ def completed(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
-def restored(arrays: Mapping[str, Array]) -> Tables:
+def restore_memory(arrays: Mapping[str, Array]) -> Tables:
     """Return the memory of a file's arrays, without bases."""
-    arrays = completed(arrays)
+    arrays = complete_arrays(arrays)
 
     def fields(part: str, names: tuple[str, ...]) -> list[Array]:
-        return [arrays[stored_name(part, field)] for field in names]
+        return [arrays[make_stored_name(part, field)] for field in names]
 
     return Tables(
         Cells(*fields("narrow", Cells._fields)),

@@ -30,7 +30,7 @@ from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
 from speculant.drafters.models.shapes import MOST_NODES
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
-from speculant.drafters.models.warping import drawn_token
+from speculant.drafters.models.warping import draw_token
 
 BuildInner = Callable[[str], Drafter]
 
@@ -177,7 +177,7 @@ class CascadeSession(Session):
         held: dict[tuple[int, int], tuple[int, Tensor]] = {}  # by the row above and the token: its row, and q after it
         [law], row = self._text.begin(), ROOT
         while True:
-            token = drawn_token(law, generator)
+            token = draw_token(law, generator)
             tokens.append(token)
             laws.append(law)
             weights.append(min(1.0, float(law[token])) * (weights[-1] if weights else 1.0))

@@ -14,7 +14,7 @@ from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, DraftTree, Proposal
 from speculant.drafters.models.draft_model import DraftModelDrafter
 from speculant.drafters.models.draft_text import DraftText, OpenCache
-from speculant.drafters.models.warping import drawn_token
+from speculant.drafters.models.warping import draw_token
 
 
 class ContrastiveDrafter(DraftModelDrafter):
@@ -51,7 +51,7 @@ class ContrastiveSession(Session):
         tokens, weights, laws, row = list[int](), list[float](), [self._text.begin()[0]], ROOT
         for _ in range(min(budget.nodes, budget.depth, self._text.depth - 1)):
             law: Tensor = laws[-1]
-            token = drawn_token(law, generator)
+            token = draw_token(law, generator)
             weights.append(min(1.0, float(law[token])) * (weights[-1] if weights else 1.0))
             tokens.append(token)
             [row], [law] = self._text.read([token], [row])

@@ -17,7 +17,7 @@ from speculant.drafters.models.shapes import (
     Level,
     Shape,
     check_most,
-    drawn_below,
+    draw_below,
 )
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance, expected_gains
 
@@ -66,7 +66,7 @@ class Widths(Shape):
         if len(wide) < places and level.room % width:
             wide[heads[len(wide)]] = level.room % width
         distinct = self.drawn == "distinct"
-        return [each for place in sorted(wide) for each in drawn_below(level, place, wide[place], distinct=distinct)]
+        return [each for place in sorted(wide) for each in draw_below(level, place, wide[place], distinct=distinct)]
 
     def forecast(self, nodes: int) -> Float64:
         return expected_gains(self._parents[:nodes], self._acceptance.probabilities())
@@ -102,7 +102,7 @@ class Sequences(Shape):
         found, following = list[Candidate](), list[int]()
         room = level.room
         for place, share in enumerate(shares):
-            drawn = drawn_below(level, place, min(share, room), distinct=False) if share else []
+            drawn = draw_below(level, place, min(share, room), distinct=False) if share else []
             room -= len(drawn)
             tokens = [each.token for each in drawn]
             found += drawn

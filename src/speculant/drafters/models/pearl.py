@@ -35,7 +35,7 @@ from speculant.core.tree import ROOT, Ahead, DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
 from speculant.drafters.models.shapes import MOST_PASSES
-from speculant.drafters.models.warping import drawn_token
+from speculant.drafters.models.warping import draw_token
 
 Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] that it was drawn from
 
@@ -115,7 +115,7 @@ class DrawnAhead:
         try:
             if not self._stopped:
                 law = self._next_law()
-                self.drawn.append((drawn_token(law, self._generator), law))
+                self.drawn.append((draw_token(law, self._generator), law))
                 if len(self.drawn) < self._most:
                     self._worker.submit(self._draw)
                     goes_on = True
@@ -203,7 +203,7 @@ class PearlSession(Session):
     def _first(self) -> Drawn:
         """Return one token below the root."""
         [law] = self._text.begin()
-        return [(drawn_token(law, self._generator if self._sampled else None), law)]
+        return [(draw_token(law, self._generator if self._sampled else None), law)]
 
     def _first_ahead(self) -> Ahead | None:
         return None if self._ahead is None else self._ahead.first()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MOST_NODES, Candidate, Level, Shape, check_most, drawn_below
+from speculant.drafters.models.shapes import MOST_NODES, Candidate, Level, Shape, check_most, draw_below
 from speculant.drafters.models.tree_acceptance import DEPTHS, SIBLINGS, SiblingAcceptance
 
 _EVERY = 32  # rounds after which the trees are computed anew
@@ -115,13 +115,13 @@ class BestTree(Shape):
     def expand(self, level: Level) -> list[Candidate]:
         if not level.trees:
             self._below = [level.levels - 1]
-            return drawn_below(level, 0, 1, distinct=True)
+            return draw_below(level, 0, 1, distinct=True)
         below = [min(level.room, self._most)] if level.depth == 1 else self._below
         self._below = []
         found = list[Candidate]()
         for place, nodes in enumerate(below):
             shares = self._trees.children(nodes, level.depth - 1, level.levels)
-            drawn = drawn_below(level, place, len(shares), distinct=True)
+            drawn = draw_below(level, place, len(shares), distinct=True)
             self._below += [share - 1 for share in shares[: len(drawn)]]
             found += drawn
         return found

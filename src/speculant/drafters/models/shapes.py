@@ -168,7 +168,7 @@ class Chain(Shape):
     def expand(self, level: Level) -> list[Candidate]:
         if level.depth > 1 and self._stops(level):
             return []
-        return drawn_below(level, 0, 1, distinct=False)
+        return draw_below(level, 0, 1, distinct=False)
 
     def _stops(self, level: Level) -> bool:
         if self._stop in ("fixed", "heuristic"):
@@ -289,7 +289,7 @@ def check_most(most_nodes: int) -> int:
     return most_nodes
 
 
-def drawn_below(level: Level, place: int, count: int, *, distinct: bool) -> list[Candidate]:
+def draw_below(level: Level, place: int, count: int, *, distinct: bool) -> list[Candidate]:
     """Return `count` candidates below a node, fewer if q has fewer: drawn from q, or else the most probable ones."""
     q = level.q[place]
     if count < 1:

@@ -73,7 +73,7 @@ def share_vocabulary(target: TokenBytes, draft: TokenBytes, *, target_size: int,
     ours, theirs = _texts(target, target_size), _texts(draft, draft_size)
     pairs = dict[int, int]()
     for text, ids in ours.items():
-        pairs |= _paired(target, draft, ids, theirs.get(text, []))
+        pairs |= _pair(target, draft, ids, theirs.get(text, []))
     # A name may be special in one tokenizer and an ordinary added token in the other, as <think> is.
     names = dict.fromkeys([*target.specials, *draft.specials])
     special = [(target.names.get(name), draft.names.get(name)) for name in names]
@@ -113,7 +113,7 @@ def _texts(tokens: TokenBytes, size: int) -> dict[bytes, list[int]]:
     return found
 
 
-def _paired(target: TokenBytes, draft: TokenBytes, ours: list[int], theirs: list[int]) -> dict[int, int]:
+def _pair(target: TokenBytes, draft: TokenBytes, ours: list[int], theirs: list[int]) -> dict[int, int]:
     """Return pairs of tokens of the same bytes."""
     if len(ours) == len(theirs) == 1:
         return {ours[0]: theirs[0]}

@@ -55,6 +55,6 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores.softmax(-1)
 
 
-def drawn_token(q: Tensor, generator: torch.Generator | None) -> int:
+def draw_token(q: Tensor, generator: torch.Generator | None) -> int:
     """Return a token drawn from q [V]; without a generator, as where decoding is greedy, the most probable one."""
     return int(q.argmax() if generator is None else torch.multinomial(q.cpu(), 1, generator=generator))

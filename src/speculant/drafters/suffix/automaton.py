@@ -87,7 +87,7 @@ def _add_state(sam: Automaton, length: int, link: int, place: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _needed(sam: Automaton, token: int) -> int:
+def _count_needed(sam: Automaton, token: int) -> int:
     """Return the most edges that the next token may add."""
     count, state = 0, sam.used[_LAST]
     while state != _NO_STATE:
@@ -112,7 +112,7 @@ def _append(sam: Automaton, log: Array, begin: int, end: int) -> int:
     states = sam.states
     for at in range(begin, end):
         token = log[at]
-        if sam.used[_STATES] + 2 > len(states) or sam.used[_EDGES] + _needed(sam, token) > len(sam.edges):
+        if sam.used[_STATES] + 2 > len(states) or sam.used[_EDGES] + _count_needed(sam, token) > len(sam.edges):
             return at
         # Contexts that occurred earlier and end the text before this token now have their latest position there.
         state = sam.used[_LAST]

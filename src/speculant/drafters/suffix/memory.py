@@ -46,12 +46,12 @@ def empty_corpus(memory: Memory) -> Contents:
 def merge_trees(memories: Sequence[Memory], limit: int) -> Contents:
     """Learn the documents of all logs into a suffix tree of that limit; the latest are kept."""
     depth = drafter.SuffixSettings().depth
-    return {"text": _relearned(memories, lambda share: SuffixTree(depth=depth, limit=share), limit)}, {}
+    return {"text": _relearn(memories, lambda share: SuffixTree(depth=depth, limit=share), limit)}, {}
 
 
 def merge_automata(memories: Sequence[Memory], limit: int) -> Contents:
     """Learn the documents of all logs into a suffix automaton of that limit; the latest are kept."""
-    return {"text": _relearned(memories, lambda share: SuffixAutomaton(limit=share), limit)}, {}
+    return {"text": _relearn(memories, lambda share: SuffixAutomaton(limit=share), limit)}, {}
 
 
 def merge_corpora(memories: Sequence[Memory], limit: int) -> Contents:
@@ -69,13 +69,13 @@ def merge_corpora(memories: Sequence[Memory], limit: int) -> Contents:
         raise merge_limit_error(size, limit)
     settings = rest.RestSettings()
     depth = settings.longest + settings.length
-    merged = {"text": _relearned(memories, lambda share: SuffixTree(depth=depth, limit=share), limit - size)}
+    merged = {"text": _relearn(memories, lambda share: SuffixTree(depth=depth, limit=share), limit - size)}
     for i, (tokens, places) in enumerate(blocks):
         merged |= {f"tokens-{i}": tokens, f"places-{i}": places}
     return merged, {"blocks": len(blocks)}
 
 
-def _relearned(memories: Sequence[Memory], make: Callable[[int], AnyIndex], limit: int) -> Int32:
+def _relearn(memories: Sequence[Memory], make: Callable[[int], AnyIndex], limit: int) -> Int32:
     """Return the log of a history that has learned all documents: what a drafter of that limit would hold."""
     history = PastTexts(make, limit=limit)
     for memory in memories:

@@ -22,7 +22,7 @@ from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
 from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
 from speculant.engines.hf.draft_rows import NewRows
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finished_pass
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finish_pass
 from speculant.engines.hf.opening import AnySequence
 from speculant.engines.hf.prompt import PromptPart
 from speculant.engines.hf.states.adapter import cache_class
@@ -172,7 +172,7 @@ class BatchPass:
         )
         if not cache.complete:
             raise RuntimeError("its layers attend in a way of their own.")
-        return _split(finished_pass(output, needs), counts)
+        return _split(finish_pass(output, needs), counts)
 
     def _recorder(self, caches: Sequence[HFTargetCache], planned: Sequence[NewRows]) -> StateRecorder | None:
         if not self._runner.capabilities.states:

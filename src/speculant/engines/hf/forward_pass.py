@@ -224,7 +224,7 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
         raise UsageError(f"the drafter proposed token {wrong}; the model has {vocabulary}, counted from 0.")
 
 
-def finished_pass(output: PassOutput, needs: RequestedOutputs) -> Pass:
+def finish_pass(output: PassOutput, needs: RequestedOutputs) -> Pass:
     """Return what a drafter and a verifier get of a pass; the best tokens are on their way to the host."""
     ids, logits = top_on_host(output.logits, needs.top_k) if needs.top_k else (None, None)
     return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits)

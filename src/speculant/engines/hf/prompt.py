@@ -98,7 +98,7 @@ class Prompt:
         return torch.arange(start, end, device=self.ids.device)[None]
 
 
-def joined_states(parts: list[Tensor], needs: RequestedOutputs) -> Tensor | None:
+def join_states(parts: list[Tensor], needs: RequestedOutputs) -> Tensor | None:
     """Return the hidden states of a prompt that was read in parts, [T', L', D], or of its last token, [1, L', D]."""
     if not needs.hidden_layers:
         return None

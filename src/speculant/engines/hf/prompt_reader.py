@@ -12,8 +12,8 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.engines.hf.cache import begin_own_pass, keep_read, state_layers
 from speculant.engines.hf.draft_rows import DraftRows
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, check_queries, finished_pass
-from speculant.engines.hf.prompt import Prompt, PromptPart, joined_states
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, check_queries, finish_pass
+from speculant.engines.hf.prompt import Prompt, PromptPart, join_states
 from speculant.engines.hf.rotary_limit import RotaryLimit
 from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 
@@ -119,7 +119,7 @@ class PromptReader:
         if part.end < len(self._prompt):
             self._hidden = hidden
             return None
-        finished = finished_pass(PassOutput(output.logits, joined_states(hidden, needs)), needs)
+        finished = finish_pass(PassOutput(output.logits, join_states(hidden, needs)), needs)
         self._hidden = []
         return finished
 

@@ -37,7 +37,7 @@ from speculant.engines.hf.forward_pass import (
     PassOutput,
     as_ids,
     check_tokens,
-    finished_pass,
+    finish_pass,
     out_of_memory,
 )
 from speculant.engines.hf.prompt import Prompt, PromptPart
@@ -229,7 +229,7 @@ class HFTargetCache:
             raise
         self.appended(new, chosen)
         self._foreign = self._foreign or bool(extra)
-        return finished_pass(output, needs)
+        return finish_pass(output, needs)
 
     def plain_logits(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits [n, V] behind each of the tokens that may follow, by passes over one each; none is kept."""
@@ -265,7 +265,7 @@ class HFTargetCache:
         ids = [*self._prompt.ids[0].tolist(), *self._text][self._length - count : self._length]
         new = NewRows(np.array(ids, np.int64), positions, self._mask(rows, 0, again=count), rows)
         try:
-            return finished_pass(self._run(new, NO_OUTPUTS, tuple(layers)), NO_OUTPUTS)
+            return finish_pass(self._run(new, NO_OUTPUTS, tuple(layers)), NO_OUTPUTS)
         finally:
             self.drop_partial()
 

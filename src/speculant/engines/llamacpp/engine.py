@@ -17,7 +17,7 @@ from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.opening import open_sequence
 from speculant.engines.llamacpp.probe import check_drafts
-from speculant.engines.llamacpp.target_cache import LlamaTargetCache, check_needs, finished
+from speculant.engines.llamacpp.target_cache import LlamaTargetCache, check_needs, finish_pass
 from speculant.engines.llamacpp.texts import LlamaText
 
 Request = tuple[LlamaTargetCache, Int32, Int32]
@@ -187,7 +187,7 @@ class LlamaEngine(ModelEngine):
                 logits = self._together(group, texts)
             for each in logits:
                 # The next group's pass overwrites what this one returned.
-                found.append(finished(each if group is groups[-1] else each.clone(), needs))
+                found.append(finish_pass(each if group is groups[-1] else each.clone(), needs))
         return found
 
     def prefill(

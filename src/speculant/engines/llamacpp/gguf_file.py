@@ -179,13 +179,13 @@ def _maker(model: Any, name: str, parameter: Tensor, kind: str) -> Callable[[], 
     def make() -> Tensor:
         values = parameter.detach().cpu()
         if permuted_heads is not None:
-            values = interleaved(values, permuted_heads)
+            values = interleave(values, permuted_heads)
         return values.float() if kind == "F32" else values
 
     return make
 
 
-def interleaved(rows: Tensor, heads: int) -> Tensor:
+def interleave(rows: Tensor, heads: int) -> Tensor:
     """Return rows [H * D, ...] of q or k, permuted so that the rows of a rotary pair are neighbours."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 

@@ -29,7 +29,7 @@ def describe_tokenizer(writer: Any, tokenizer: Any, model: Any) -> None:
         UnsupportedError: the tokenizer is of another kind.
     """
     described = json.loads(tokenizer.backend_tokenizer.to_str())
-    bpe, prefixed = described["model"], _prefixed(described["normalizer"])
+    bpe, prefixed = described["model"], _is_prefixed(described["normalizer"])
     if bpe.get("type") != "BPE" or not bpe.get("byte_fallback") or prefixed is None or described["pre_tokenizer"]:
         raise UnsupportedError(
             "only tokenizers of the Llama 2 kind (byte-fallback BPE with '▁' for spaces) are written to GGUF files. "
@@ -69,7 +69,7 @@ def describe_tokenizer(writer: Any, tokenizer: Any, model: Any) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def _prefixed(normalizer: Any) -> bool | None:
+def _is_prefixed(normalizer: Any) -> bool | None:
     """Return whether texts get a space in front; None where the normalizer is of another kind."""
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     kinds = [step["type"] for step in steps]

@@ -147,7 +147,7 @@ class LlamaTargetCache(TargetCache):
         """Take note that a pass has read rows of the prompt; return the last token's Pass, by its logits [1, V]."""
         self._length += len(rows)
         self.text.tokens = self._prompt[: self._length]
-        return None if logits is None else finished(logits, needs)
+        return None if logits is None else finish_pass(logits, needs)
 
     def forward(
         self,
@@ -162,7 +162,7 @@ class LlamaTargetCache(TargetCache):
             raise _no_layers()
         check_needs(needs)
         self.check_tokens(tokens)
-        return finished(self.run(tokens, parents, [self.text]), needs)
+        return finish_pass(self.run(tokens, parents, [self.text]), needs)
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
         raise _no_layers()
@@ -249,7 +249,7 @@ class LlamaTargetCache(TargetCache):
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
 
-def finished(logits: Tensor, needs: RequestedOutputs) -> Pass:
+def finish_pass(logits: Tensor, needs: RequestedOutputs) -> Pass:
     """Return what a drafter and a verifier get of a pass with these logits [R, V]."""
     ids, values = top_on_host(logits, needs.top_k) if needs.top_k else (None, None)
     return Pass(logits=logits, top_ids=ids, top_logits=values)

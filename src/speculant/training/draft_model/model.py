@@ -64,7 +64,7 @@ def new_draft_model(
         raise UsageError(f"{negative[0]} of a new draft model must be 1 or more, not {given[negative[0]]}.")
     shape = {name: value for name, value in given.items() if value}
     try:
-        config = small_config(target, shape) if like is None else changed_config(load_config(like), target, shape)
+        config = small_config(target, shape) if like is None else change_config(load_config(like), target, shape)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (
         ValueError,
@@ -106,7 +106,7 @@ def small_config(target: TargetParts, shape: dict[str, int]) -> LlamaConfig:
     )
 
 
-def changed_config(config: PretrainedConfig, target: TargetParts, shape: dict[str, int]) -> PretrainedConfig:
+def change_config(config: PretrainedConfig, target: TargetParts, shape: dict[str, int]) -> PretrainedConfig:
     """Return a config with the target's vocabulary and another shape.
 
     Raises:

@@ -32,7 +32,7 @@ from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.hydra import checkpoint as hydra
 from speculant.drafters.heads.medusa import checkpoint as medusa
 from speculant.drafters.heads.mlp import checkpoint as mlp
-from speculant.drafters.heads.published_trees import published_tree
+from speculant.drafters.heads.published_trees import find_published_tree
 
 SAVES: dict[str, Callable[..., None]] = {
     "medusa": medusa.save,
@@ -281,7 +281,7 @@ def test_static_trees_are_kept_with_the_head(name: str, tmp_path: Path) -> None:
     """Guards a searched tree through saving and loading, paths deeper than the head, and what is no tree."""
     head, _, _ = saved(name, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert len(config[f"{name}_choices"]) == len(published_tree(depth=3))
+    assert len(config[f"{name}_choices"]) == len(find_published_tree(depth=3))
     head.paths = ((0,), (0, 0), (1,))  # type: ignore[assignment]
     SAVES[name](head, tmp_path, tiny_target())
     assert load_head(tmp_path, tiny_target()).head.paths == head.paths

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
-from speculant.drafters.heads.mtp.native import dequantised, read_native, tensor_files
+from speculant.drafters.heads.mtp.native import dequantise, read_native, tensor_files
 
 
 def test_each_block_has_its_scale() -> None:
     """Guards the formula, the last blocks, which are smaller, and experts that are stacked."""
     weight = torch.randn(2, 5, 7).to(torch.float8_e4m3fn)
     scales = torch.rand(2, 3, 2) + 0.5
-    found = dequantised(weight, scales, (2, 4))
+    found = dequantise(weight, scales, (2, 4))
     for expert in range(2):
         for row in range(5):
             for column in range(7):

@@ -8,7 +8,7 @@ import torch
 
 from speculant.core.sparse_cache import RowBudget
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
-from speculant.engines.hf.caches.row_retrieval import attention_weights, choose_rows, copied_rows
+from speculant.engines.hf.caches.row_retrieval import attention_weights, choose_rows, copy_rows
 
 
 def reference(weights: np.ndarray, budget: RowBudget) -> list[int]:
@@ -51,7 +51,7 @@ def test_copies_are_of_each_heads_rows() -> None:
     """Guards the gathered rows: each head's own, in order, and apart from the layer they were copied from."""
     layer = InPlaceLayer()
     layer.update(torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 6))
-    copy = copied_rows(layer, torch.tensor([[0, 3, 8], [1, 2, 8]]))
+    copy = copy_rows(layer, torch.tensor([[0, 3, 8], [1, 2, 8]]))
     for held, copied in ((layer.keys, copy.keys), (layer.values, copy.values)):
         assert torch.equal(copied[0, 0], held[0, 0, [0, 3, 8]])
         assert torch.equal(copied[0, 1], held[0, 1, [1, 2, 8]])

@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from models import tiny_model
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
-from speculant.engines.hf.cpu.decoder_layer import fused_layers
+from speculant.engines.hf.cpu.decoder_layer import find_fused_layers
 from speculant.engines.hf.cpu.shadow import Shadows
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -92,7 +92,7 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
 def with_torch_attention(model: Any, prepared: CpuAcceleration) -> CpuAcceleration:
     """Return the preparation without our attention."""
     assert prepared.table is not None
-    layers = fused_layers(model, prepared.table, None, least=0)
+    layers = find_fused_layers(model, prepared.table, None, least=0)
     return replace(
         prepared, attention=None, layers=layers, shadows=Shadows(model, {each.module: each for each in layers})
     )

@@ -62,7 +62,7 @@ class AssistantHead(nn.Module, Head, TextHead):
         self.pre_projection = nn.Linear(2 * shape.target_hidden, shape.hidden, bias=False)
         self.post_projection = nn.Linear(shape.hidden, shape.target_hidden, bias=False)
         self.masked_embedding = Clusters(shape) if shape.centroids else None
-        self.rotary = nn.ModuleDict({kind: Rotary(_rotated(shape, read)) for kind, read in shape.read.items()})
+        self.rotary = nn.ModuleDict({kind: Rotary(_rotate(shape, read)) for kind, read in shape.read.items()})
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         raise UsageError("this head reads the target's cache; open it by `open_text`.")
@@ -73,12 +73,12 @@ class AssistantHead(nn.Module, Head, TextHead):
         return AssistantState(self, target, cache, len(tokens) - 1)
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
-        return start_texts(_own(states))
+        return start_texts(_select_own(states))
 
     def grow_all(
         self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        return grow_texts(_own(states), tokens, above)
+        return grow_texts(_select_own(states), tokens, above)
 
     def seen(self, cache: TargetCache, position: int) -> dict[str, SeenRows]:
         """Return by kind of layer what queries at a position see: rows of the tokens before it."""
@@ -202,11 +202,11 @@ def _run(states: Sequence[AssistantState], ids: Tensor, hidden: Tensor, counts: 
     return [*torch.split(head.logits(outputs, target), [*counts])]
 
 
-def _own(states: Sequence[HeadState]) -> list[AssistantState]:
+def _select_own(states: Sequence[HeadState]) -> list[AssistantState]:
     return [state for state in states if isinstance(state, AssistantState)]
 
 
-def _rotated(shape: AssistantShape, read: ReadLayer) -> LayerShape:
+def _rotate(shape: AssistantShape, read: ReadLayer) -> LayerShape:
     return LayerShape(
         hidden=shape.hidden,
         inner=shape.inner,

@@ -64,7 +64,7 @@ _DEFAULTS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256,
 
 def matches(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is one of these: hidden states are projected and normalised, and layers norm their keys."""
-    config, tensors = checkpoint.config, _renamed(checkpoint.tensors)
+    config, tensors = checkpoint.config, _rename_tensors(checkpoint.tensors)
     if (kind := config.get("speculators_model_type")) is not None:
         return kind in _SPECULATORS
     return "hidden_norm.weight" in tensors and "layers.0.self_attn.q_norm.weight" in tensors
@@ -82,7 +82,7 @@ def matches_others(checkpoint: Checkpoint) -> bool:
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
     """Return the head; raises as `load_head`."""
-    tensors, given = _renamed(checkpoint.tensors), dict(checkpoint.config)
+    tensors, given = _rename_tensors(checkpoint.tensors), dict(checkpoint.config)
     speculators = "speculators_model_type" in given
     own = given.pop("dflash_config", None) or {}
     given |= {name: own[name] for name in own}
@@ -125,7 +125,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
             "which is not supported. Use another checkpoint."
         )
     head = DFlashHead(layer_shape(flat, target, norms=True), block, taps, ids=ids)
-    names = {_renamed_one(name): name for name in checkpoint.tensors}
+    names = {_rename(name): name for name in checkpoint.tensors}
     load_weights(head, checkpoint, tensors, ignored=_IGNORED, names=names)
     return head
 
@@ -196,11 +196,11 @@ def _public(name: str) -> str:
     return name.removeprefix("domino_head.")
 
 
-def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_renamed_one(name): tensor for name, tensor in tensors.items() if not name.endswith("inv_freq")}
+def _rename_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_rename(name): tensor for name, tensor in tensors.items() if not name.endswith("inv_freq")}
 
 
-def _renamed_one(name: str) -> str:
+def _rename(name: str) -> str:
     """Return what the head calls a tensor; SpecForge once put its heads below `logit_head`."""
     plain = name.removeprefix("logit_head.")
     for public, own in _NAMES.items():

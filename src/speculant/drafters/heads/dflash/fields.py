@@ -66,9 +66,9 @@ def check_fields(checkpoint: Checkpoint, own: Mapping[str, Any], given: Mapping[
         else:
             wrong = value not in (None, False) and (name in own or any(part in name for part in _FORMULA))
         if wrong:
-            raise _refused(checkpoint, f"sets {name!r} to {value!r} in its config, which is not supported")
+            raise _refuse(checkpoint, f"sets {name!r} to {value!r} in its config, which is not supported")
     if (projector := given.get("projector_type")) not in PROJECTORS:
-        raise _refused(
+        raise _refuse(
             checkpoint, f"has a 'projector_type' of {projector!r}; known are {', '.join(map(str, PROJECTORS[1:]))}"
         )
 
@@ -82,7 +82,7 @@ def causal_everywhere(checkpoint: Checkpoint, given: Mapping[str, Any]) -> bool 
     found = {name: bool(given[name]) for name in ("is_causal", "causal", "causal_head") if given.get(name) is not None}
     if len(set(found.values())) > 1:
         said = ", ".join(f"{name!r} {value}" for name, value in found.items())
-        raise _refused(checkpoint, f"contradicts itself in its config: {said}. Keep the one it was trained with")
+        raise _refuse(checkpoint, f"contradicts itself in its config: {said}. Keep the one it was trained with")
     return next(iter(found.values()), None)
 
 
@@ -108,7 +108,7 @@ def read_layers(
             f"{len(types)}; it may be truncated."
         )
     if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
-        raise _refused(checkpoint, f"has layers of type {', '.join(unknown)} (layer_types), which are not supported")
+        raise _refuse(checkpoint, f"has layers of type {', '.join(unknown)} (layer_types), which are not supported")
     sliding = [each == "sliding_attention" for each in types]
     everywhere = causal_everywhere(checkpoint, given)
     if everywhere is not None:
@@ -154,7 +154,7 @@ def read_corrections(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[s
     if rank:
         kind = str(given.get("markov_head_type", "vanilla"))
         if kind not in MARKOV_KINDS:
-            raise _refused(checkpoint, f"has a Markov head of type {kind!r}; known are {', '.join(MARKOV_KINDS)}")
+            raise _refuse(checkpoint, f"has a Markov head of type {kind!r}; known are {', '.join(MARKOV_KINDS)}")
         found |= {"markov": rank, "markov_kind": kind}
     if confidence is not None or given.get("enable_confidence_head") or given.get("use_confidence_head"):
         reads = confidence is not None and confidence.shape[1] > _hidden(names)
@@ -169,7 +169,7 @@ def read_corrections(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[s
         kernel, group = (int(flat.value(name)) for name in ("conv_kernel_size", "conv_group_size"))
         width, candidates = (int(flat.value(name)) for name in ("selector_rank", "selector_top_k"))
         if group < 1 or _hidden(names) % group:
-            raise _refused(checkpoint, f"has a 'conv_group_size' of {group}, which does not divide its hidden size")
+            raise _refuse(checkpoint, f"has a 'conv_group_size' of {group}, which does not divide its hidden size")
         found["convolution"] = Convolution(taps=kernel, group=group)
         found["selector"] = Selector(rank=width, candidates=candidates)
         if (scale := given.get("input_embedding_scale", 1.0)) is not None:
@@ -187,5 +187,5 @@ def _any(names: Mapping[str, Any], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in names)
 
 
-def _refused(checkpoint: Checkpoint, reason: str) -> UnsupportedError:
+def _refuse(checkpoint: Checkpoint, reason: str) -> UnsupportedError:
     return UnsupportedError(f"the head in {checkpoint.source} {reason}. Use another checkpoint.")

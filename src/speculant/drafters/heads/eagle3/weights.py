@@ -47,7 +47,7 @@ def check_eagle_config(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None
     """
     for name, value in given.items():
         if name not in _EAGLE_CONFIG and name not in VARIANTS and name not in _REQUIRED and not _neutral(value):
-            raise _unsupported(checkpoint, name, value)
+            raise _make_unsupported(checkpoint, name, value)
 
 
 def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str, bool]:
@@ -64,15 +64,15 @@ def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str,
                     raise UnsupportedError(f"config.json of the head in {checkpoint.source} sets {name!r} in two ways.")
             elif name in _REQUIRED:
                 if value is not None and bool(value) != _REQUIRED[name]:
-                    raise _unsupported(checkpoint, name, value)
+                    raise _make_unsupported(checkpoint, name, value)
             elif name in _PLAIN:
                 if not _neutral(value) and value != "llama":
-                    raise _unsupported(checkpoint, name, value)
+                    raise _make_unsupported(checkpoint, name, value)
             elif name not in _HARMLESS and any(part in name for part in _FORMULA) and not _neutral(value):
-                raise _unsupported(checkpoint, name, value)
+                raise _make_unsupported(checkpoint, name, value)
         check_layer_fields(checkpoint, config)
         if "sliding_attention" in (config.get("layer_types") or ()):
-            raise _unsupported(checkpoint, "layer_types", "sliding_attention")
+            raise _make_unsupported(checkpoint, "layer_types", "sliding_attention")
     if found.get("norm_before_fc") and found.get("fc_norm"):
         raise UnsupportedError(f"config.json of the head in {checkpoint.source} sets both norm_before_fc and fc_norm.")
     return {name: found.get(name, False) for name in VARIANTS}
@@ -188,7 +188,7 @@ def _neutral(value: object) -> bool:
     return value is not True and value in (None, False, 1)
 
 
-def _unsupported(checkpoint: Checkpoint, name: str, value: object) -> UnsupportedError:
+def _make_unsupported(checkpoint: Checkpoint, name: str, value: object) -> UnsupportedError:
     return UnsupportedError(
         f"config.json of the head in {checkpoint.source} sets {name!r} to {value!r}, which changes the head's "
         "formula in a way that is not supported."

@@ -9,7 +9,7 @@ from typing import Literal
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
-from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, drawn_below
+from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # at most this probability: so many candidates
@@ -63,7 +63,7 @@ class ConfidenceWidths(Shape):
         level, self._grown = replace(level, sampled=False), level.depth
         confidence = float(level.q[0].max())
         width = next((count for bound, count in WIDTHS if confidence <= bound), 1)
-        return drawn_below(level, 0, width, distinct=True)
+        return draw_below(level, 0, width, distinct=True)
 
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0]

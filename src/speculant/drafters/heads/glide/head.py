@@ -116,15 +116,15 @@ class GlideHead(nn.Module, Head, TextHead):
         return GlideState(self, tokens, cache)
 
     def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
-        extend_texts(_own(states), following)
+        extend_texts(_select_own(states), following)
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
-        return start_texts(_own(states))
+        return start_texts(_select_own(states))
 
     def grow_all(
         self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        return grow_texts(_own(states), tokens, above)
+        return grow_texts(_select_own(states), tokens, above)
 
     @property
     def layer(self) -> GlideLayer:
@@ -274,7 +274,7 @@ def _ids(head: GlideHead, tokens: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([token for own in tokens for token in own], device=head.lm_head.weight.device)
 
 
-def _own(states: Sequence[HeadState]) -> list[GlideState]:
+def _select_own(states: Sequence[HeadState]) -> list[GlideState]:
     return [state for state in states if isinstance(state, GlideState)]
 
 

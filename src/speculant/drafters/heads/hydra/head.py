@@ -17,8 +17,8 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, joined
 from speculant.drafters.heads.levels import LevelHead, LevelState, newest_states
-from speculant.drafters.heads.published_trees import published_tree
-from speculant.drafters.heads.residual import ResBlock, repeated
+from speculant.drafters.heads.published_trees import find_published_tree
+from speculant.drafters.heads.residual import ResBlock, repeat_block
 from speculant.drafters.heads.static_tree import RankPath
 
 LAST = -1
@@ -60,13 +60,13 @@ class HydraHead(nn.Module, LevelHead):
         """Build heads with random weights; the residual parts are 0."""
         super().__init__()
         self.shape, self.depth, self.taps = shape, shape.heads, (shape.layer,)
-        self.paths = published_tree(depth=shape.heads)
+        self.paths = find_published_tree(depth=shape.heads)
         size, plus = shape.hidden, shape.prefix is not None
         self.prefix_embeding_layer = Prefix(shape.prefix) if shape.prefix is not None else None
         heads, projections = list[nn.Module](), list[nn.Module]()
         for head in range(shape.heads):
             blocks = [ResBlock(size, given=(head + 2) * size)]
-            blocks += repeated(size, shape.blocks - 1, shared=shape.shared)
+            blocks += repeat_block(size, shape.blocks - 1, shared=shape.shared)
             projection = nn.Linear(size, shape.vocabulary)
             parts = [part for block in blocks for part in (nn.Dropout(shape.dropout), block)] if plus else blocks
             heads.append(nn.Sequential(*parts))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
-from speculant.drafters.heads.published_trees import published_tree
-from speculant.drafters.heads.residual import repeated
+from speculant.drafters.heads.published_trees import find_published_tree
+from speculant.drafters.heads.residual import repeat_block
 from speculant.drafters.heads.static_tree import RankPath
 
 LAST = -1
@@ -65,11 +65,11 @@ class MedusaHead(nn.ModuleList, ParallelHead):
             ids: Int64[V'], the target's token of each logit; None if they are the target's own.
         """
         super().__init__()
-        self.shape, self.depth, self.paths = shape, shape.heads, published_tree(depth=shape.heads)
+        self.shape, self.depth, self.paths = shape, shape.heads, find_published_tree(depth=shape.heads)
         self.register_buffer("ids", ids, persistent=False)
         one = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         for _ in range(shape.heads):
-            head = nn.ModuleList(repeated(shape.hidden, shape.blocks, shared=shape.shared, bias=shape.bias))
+            head = nn.ModuleList(repeat_block(shape.hidden, shape.blocks, shared=shape.shared, bias=shape.bias))
             if shape.projection == "one":
                 head.append(one)
             elif shape.projection == "own":

@@ -42,7 +42,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MLPHead:
     check_hidden_size(checkpoint, target, shape.hidden)
     check_vocabulary(checkpoint, target, shape.vocabulary)
     if tied:
-        tensors = _untied(checkpoint, tensors, shape.steps)
+        tensors = _untie(checkpoint, tensors, shape.steps)
     head = MLPHead(shape)
     load_weights(head, checkpoint, tensors, names={name: _PREFIX + name for name in head.state_dict()})
     return head
@@ -92,7 +92,7 @@ def _shape(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> MLPShape:
     )
 
 
-def _untied(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:
+def _untie(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:
     """Return tensors with those of shared weights under every step's name."""
     found = dict(tensors)
     for part, kinds in (("emb", ("weight",)), ("proj", ("weight",)), ("head", ("weight",)), ("ln", ("weight", "bias"))):

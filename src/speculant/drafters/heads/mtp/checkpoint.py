@@ -125,12 +125,12 @@ def load_native(checkpoint: Checkpoint, target: TargetParts, layout: MtpLayout |
             break  # of a layout that has one module
         if not any(name.startswith(places[0][0]) for name in tensors):
             break
-        own = _around(layout, target, n, tensors)
+        own = _name_around(layout, target, n, tensors)
         used |= set(own.values())
         layers = []
         for prefix, kind in places:
             names = [name for name in tensors if name.startswith(prefix) and name not in own.values()]
-            weights = {_renamed(name.removeprefix(prefix), layout): tensors[name] for name in names}
+            weights = {_rename(name.removeprefix(prefix), layout): tensors[name] for name in names}
             layers.append(target.new_layer(weights, kind))
             used |= set(names)
         modules.append(_module(layout, target, layers, {part: tensors[name] for part, name in own.items()}))
@@ -139,7 +139,7 @@ def load_native(checkpoint: Checkpoint, target: TargetParts, layout: MtpLayout |
     return MtpHead(modules, depth=layout.depth)
 
 
-def _around(layout: MtpLayout, target: TargetParts, n: int, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _name_around(layout: MtpLayout, target: TargetParts, n: int, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the names of what module n has around its layers, by the names that it has in `MtpModule`."""
     parts = {"enorm": layout.enorm, "hnorm": layout.hnorm, "eh_proj": layout.projection, "norm": layout.norm or ""}
     parts |= {"embed_tokens": layout.embeddings, "lm_head": layout.output}
@@ -152,7 +152,7 @@ def _around(layout: MtpLayout, target: TargetParts, n: int, tensors: Mapping[str
     return found
 
 
-def _renamed(name: str, layout: MtpLayout) -> str:
+def _rename(name: str, layout: MtpLayout) -> str:
     for part, other in layout.renamed:
         name = name.replace(part, other)
     return name

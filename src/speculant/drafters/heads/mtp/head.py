@@ -80,13 +80,13 @@ class MtpHead(nn.Module, Head):
     def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
         if (plain := _plain_of(states)) is not None:
             plain.extend_all(states, hidden, following)
-        elif (own := _own(states)) is not None:
+        elif (own := _select_own(states)) is not None:
             extend_texts(own, hidden, following)
         else:
             super().extend_all(states, hidden, following)
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
-        if (own := _own(states)) is not None:
+        if (own := _select_own(states)) is not None:
             return logits_after([(state, 0, [ROOT]) for state in own])
         return super().start_all(states)
 
@@ -95,7 +95,7 @@ class MtpHead(nn.Module, Head):
     ) -> list[Tensor]:
         if (plain := _plain_of(states)) is not None:
             return plain.grow_all(states, tokens, above)
-        own = _own(states)
+        own = _select_own(states)
         return super().grow_all(states, tokens, above) if own is None else grow_texts(own, tokens, above)
 
     def grow_whole_all(
@@ -251,7 +251,7 @@ def logits_after(wanted: Sequence[tuple[MtpState, int, Sequence[int]]]) -> list[
     return found
 
 
-def _own(states: Sequence[HeadState]) -> list[MtpState] | None:
+def _select_own(states: Sequence[HeadState]) -> list[MtpState] | None:
     """Return texts of modules, which run together; None if some are of views."""
     found = [state for state in states if isinstance(state, MtpState)]
     return found if len(found) == len(states) else None

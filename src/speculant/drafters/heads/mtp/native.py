@@ -67,7 +67,7 @@ def read_native(folder: Path, files: Mapping[str, Path], names: Collection[str],
         if name.endswith(_SCALES):
             continue
         if (scales := found.get(name + _SCALES)) is not None:
-            tensors[name] = dequantised(each, scales, block).to(dtype)
+            tensors[name] = dequantise(each, scales, block).to(dtype)
         elif not each.is_floating_point() or each.itemsize < 2 or name.endswith(("_scale", "_zero_point")):
             kind = quantised.get("quant_method") or str(each.dtype).removeprefix("torch.")
             raise UnsupportedError(f"{name} is quantised ({kind}), and only blocks of FP8 are read.")
@@ -76,7 +76,7 @@ def read_native(folder: Path, files: Mapping[str, Path], names: Collection[str],
     return Checkpoint(str(folder), config, tensors)
 
 
-def dequantised(weight: Tensor, scales: Tensor, block: tuple[int, ...]) -> Tensor:
+def dequantise(weight: Tensor, scales: Tensor, block: tuple[int, ...]) -> Tensor:
     """Return the numbers Float32[..., m, n] of an FP8 weight, of which each block [a, b] has a scale.
 
     Args:

@@ -42,12 +42,12 @@ class PEagleHead(Eagle3Head):
         return PEagleState(self, target, first)
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
-        return logits_at(_own(states), [[0]] * len(states))
+        return logits_at(_select_own(states), [[0]] * len(states))
 
     def grow_all(
         self, states: Sequence[HeadState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        own = _own(states)
+        own = _select_own(states)
         return logits_at(own, [state.add_nodes(rows) for state, rows in zip(own, above, strict=True)])
 
     def grow_whole_all(
@@ -122,5 +122,5 @@ def logits_at(states: Sequence[PEagleState], depths: Sequence[Sequence[int]]) ->
     return answers
 
 
-def _own(states: Sequence[HeadState]) -> list[PEagleState]:
+def _select_own(states: Sequence[HeadState]) -> list[PEagleState]:
     return [state for state in states if isinstance(state, PEagleState)]

@@ -84,8 +84,8 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
     def _take_prefix(self, layer: DynamicLayer, length: int, room: int) -> None:
         if layer.is_initialized:
-            self._key_rows, keys = _copied(layer.keys, length, room)
-            self._value_rows, values = _copied(layer.values, length, room)
+            self._key_rows, keys = _copy_rows(layer.keys, length, room)
+            self._value_rows, values = _copy_rows(layer.values, length, room)
             self._held = keys, values
             self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
 
@@ -132,7 +132,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         self._held = keys[..., :end, :], values[..., :end, :]
 
 
-def _copied(held: Tensor, length: int, room: int) -> tuple[Tensor, Tensor]:
+def _copy_rows(held: Tensor, length: int, room: int) -> tuple[Tensor, Tensor]:
     """Return a buffer with copies of the first rows, and the view of them."""
     buffer = held.new_empty((*held.shape[:-2], max(length, room), held.shape[-1]))
     buffer[..., :length, :] = held[..., :length, :]

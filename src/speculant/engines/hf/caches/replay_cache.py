@@ -31,9 +31,9 @@ from speculant.engines.hf.forward_pass import (
     as_ids,
     check_queries,
     check_tokens,
-    finished_pass,
+    finish_pass,
 )
-from speculant.engines.hf.prompt import Prompt, joined_states
+from speculant.engines.hf.prompt import Prompt, join_states
 
 MOST_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
 SHARED = ("config", "layer_class_to_replicate")
@@ -112,7 +112,7 @@ class ReplayTargetCache:
             self._watcher(0, output.logits)
         hidden = [] if output.hidden is None else [output.hidden]
         self._length = count
-        return finished_pass(PassOutput(output.logits[-1:], joined_states(hidden, needs)), needs)
+        return finish_pass(PassOutput(output.logits[-1:], join_states(hidden, needs)), needs)
 
     def forward(
         self,
@@ -135,7 +135,7 @@ class ReplayTargetCache:
         output = self._read(self._held, [*self._pending, *rows], start=self._read_tokens, needs=needs)
         self._after, self._rows = output.cache, rows
         hidden = None if output.hidden is None else output.hidden[before:]
-        return finished_pass(PassOutput(output.logits[before:], hidden), needs)
+        return finish_pass(PassOutput(output.logits[before:], hidden), needs)
 
     @property
     def _read_tokens(self) -> int:

@@ -85,7 +85,7 @@ class RetrievalCache(BatchCache):
             weights = weights.reshape(heads, -1, own_row + 1).sum(1)
             rows = choose_rows(weights[:, :own_row] if self._seen is None else weights[:, places], self._budget)
             rows = rows if self._seen is None else places[rows]
-        self.chosen[self._layer] = copied_rows(layer, torch.cat([rows, rows.new_full((heads, 1), own_row)], dim=1))
+        self.chosen[self._layer] = copy_rows(layer, torch.cat([rows, rows.new_full((heads, 1), own_row)], dim=1))
         return attended, None
 
     def counts(self) -> tuple[int, int]:
@@ -135,14 +135,14 @@ def choose_rows(weights: Tensor, budget: RowBudget) -> Tensor:
     return torch.cat([first, middle, last], dim=1)
 
 
-def copied_rows(layer: Any, rows: Tensor) -> InPlaceLayer:
+def copy_rows(layer: Any, rows: Tensor) -> InPlaceLayer:
     """Return a layer with copies of rows Int64[H, K] of each head of another layer's keys and values."""
     copy = InPlaceLayer()
-    copy.update(*(_gathered(held, rows) for held in (layer.keys, layer.values)))
+    copy.update(*(_gather(held, rows) for held in (layer.keys, layer.values)))
     return copy
 
 
-def _gathered(held: Tensor, rows: Tensor) -> Tensor:
+def _gather(held: Tensor, rows: Tensor) -> Tensor:
     """Return the rows Int64[H, K] of [1, H, T, D], [1, H, K, D]."""
     heads = torch.arange(len(rows), device=rows.device)
     return held[0][heads[:, None], rows][None]

@@ -22,7 +22,7 @@ from torch import nn
 from tqdm import tqdm
 
 from speculant.engines.hf.cpu.build import BuildError, load_native
-from speculant.engines.hf.cpu.decoder_layer import FusedLayer, fused_layers
+from speculant.engines.hf.cpu.decoder_layer import FusedLayer, find_fused_layers
 from speculant.engines.hf.cpu.gqa import GQAttention, rename
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
@@ -141,7 +141,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     table, notes = _with_packing(alike, KernelTable(products=products, dtype=dtype, times=times))
     attention = GQAttention(products.native)
     attention.register()
-    layers = fused_layers(model, table, attention, least=0 if fast else LEAST_LAYER)
+    layers = find_fused_layers(model, table, attention, least=0 if fast else LEAST_LAYER)
     linears = {id(linear.module): linear for layer in layers for linear in layer.products.values()}
     for module in modules:
         if fast or module.weight.numel() >= LEAST_WEIGHTS:

@@ -298,7 +298,9 @@ class FusedLayer:
         )
 
 
-def fused_layers(model: nn.Module, table: KernelTable, attention: GQAttention, *, least: int) -> tuple[FusedLayer, ...]:
+def find_fused_layers(
+    model: nn.Module, table: KernelTable, attention: GQAttention, *, least: int
+) -> tuple[FusedLayer, ...]:
     """Return the layers that the code can compute, if their matrices have at least `least` weights."""
     layers = (FusedLayer(module, table, attention) for module in model.modules() if is_known(module))
     return tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)

@@ -115,7 +115,7 @@ def check_model(model: Any) -> HFCapabilities:
     replays = not keeps_rows and mixers is None
     if mixers is None and config.model_type in STATE_ON_MODULES:
         raise UnsupportedError(f"{name} keeps the state of a text on its modules, where it cannot be taken back.")
-    if reason := _own_way(base, config):
+    if reason := _find_own_way(base, config):
         raise UnsupportedError(f"{name} {reason}.")
     if model.generation_config.use_cache is False:
         raise UnsupportedError(
@@ -297,7 +297,7 @@ def _masks_windows(model: Any) -> bool:
         return True
 
 
-def _own_way(model: Any, config: Any) -> str:
+def _find_own_way(model: Any, config: Any) -> str:
     """Return what keeps a class from being decoded with a key-value cache and causal masks; "" if nothing does."""
     if config.model_type in OWN_SCHEMES:
         return OWN_SCHEMES[config.model_type]

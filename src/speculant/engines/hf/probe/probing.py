@@ -123,7 +123,7 @@ def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFC
     if capabilities.trees and outcome.verdict == "chains":
         notes = (*notes, f"drafts are verified as chains: {outcome.reason}.")
     trees = capabilities.trees and outcome.verdict == "trees"
-    changed = _changed(capabilities, trees=trees, masked=outcome.masked)
+    changed = _change(capabilities, trees=trees, masked=outcome.masked)
     return replace(
         changed,
         batches=capabilities.batches and outcome.batches,
@@ -160,9 +160,9 @@ def examine(
     reason = found = ""
     plain, plain_tiny = Plain(model if entry is None else entry), Plain(tiny)
     for trees, masked in _candidates(small):
-        found, runner = "", ModelRunner(model, _changed(capabilities, trees=trees, masked=masked), used)
+        found, runner = "", ModelRunner(model, _change(capabilities, trees=trees, masked=masked), used)
         if tiny is not None:
-            on_tiny = ModelRunner(tiny, _changed(small, trees=trees, masked=masked), PlainPasses())
+            on_tiny = ModelRunner(tiny, _change(small, trees=trees, masked=masked), PlainPasses())
             with _one_thread():
                 found = first_difference(on_tiny, LONG_TEXTS, plain_tiny)
         found = found or first_difference(runner, OWN_TEXTS, plain) or count_difference(runner, largest)
@@ -210,7 +210,7 @@ def _candidates(capabilities: HFCapabilities) -> Iterator[tuple[bool, bool]]:
             yield trees, False
 
 
-def _changed(capabilities: HFCapabilities, *, trees: bool, masked: bool) -> HFCapabilities:
+def _change(capabilities: HFCapabilities, *, trees: bool, masked: bool) -> HFCapabilities:
     if masked:
         return replace(capabilities, trees=trees)
     return replace(capabilities, trees=trees, window=None, window_by_cache=False)

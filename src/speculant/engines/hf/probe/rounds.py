@@ -134,9 +134,9 @@ def count_difference(runner: ModelRunner, largest: int) -> str:
     if runner.capabilities.trees:
         parents[2:] //= 2  # two rows follow each
     try:
-        whole = _dropped(walk.cache, tokens, parents)
+        whole = _run_dropped(walk.cache, tokens, parents)
         for count in counts:
-            part = _dropped(walk.cache, tokens[:count], parents[:count])
+            part = _run_dropped(walk.cache, tokens[:count], parents[:count])
             wrong = wrong_rows(part, whole[: len(part)], runner.model.dtype)
             if len(wrong) > (_FEW * most if runner.model.dtype in _HALF else 0):
                 return f"in a random text, a pass over {len(part)} rows gave other logits than one over {len(whole)}"
@@ -148,7 +148,7 @@ def count_difference(runner: ModelRunner, largest: int) -> str:
     return ""
 
 
-def _dropped(cache: AnySequence, tokens: Int32, parents: Int32) -> Tensor:
+def _run_dropped(cache: AnySequence, tokens: Int32, parents: Int32) -> Tensor:
     """Return the logits of a pass over rows that are not kept."""
     try:
         logits: Tensor = cache.forward(tokens, parents).logits

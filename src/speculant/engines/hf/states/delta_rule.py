@@ -69,7 +69,7 @@ class DeltaRule(Record):
             known = keys
         sums = ancestors.to(decays.dtype) @ decays  # G [H, T, 1 or dk]
         start, seen = sums[:, old:].exp(), ancestors[old:]
-        among = _decayed_products(torch.cat([keys, queries]), known, sums, seen, old)
+        among = _multiply_decayed(torch.cat([keys, queries]), known, sums, seen, old)
         among_keys, among_queries = among[: len(keys)], among[len(keys) :]
         # 1. What the rows would read at their keys before they write: the state's part and that of recorded rows.
         read = (keys * start) @ state[0].to(keys.dtype)
@@ -91,7 +91,7 @@ class DeltaRule(Record):
         return decayed.baddbmm_(keys.transpose(1, 2), self._written[:, rows]).to(state.dtype)[None]
 
 
-def _decayed_products(left: Tensor, keys: Tensor, sums: Tensor, seen: Tensor, old: int) -> Tensor:
+def _multiply_decayed(left: Tensor, keys: Tensor, sums: Tensor, seen: Tensor, old: int) -> Tensor:
     """Return <l_i, e^{G_i - G_j} k_j> where row i sees row j, else 0: [2 H, n, T].
 
     Args:

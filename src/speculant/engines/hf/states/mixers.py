@@ -107,7 +107,7 @@ def _adapter(module: nn.Module, names: set[str]) -> Adapter | None:
     return module_states.ModuleStates() if names >= module_states.NAMES else None
 
 
-def viewed_layer(layer: nn.Module, paths: tuple[Path, ...], view: Callable[[nn.Module], nn.Module]) -> nn.Module:
+def view_layer(layer: nn.Module, paths: tuple[Path, ...], view: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """Return a view of a decoder layer with views of its mixers in their places.
 
     Raises:
@@ -120,7 +120,7 @@ def viewed_layer(layer: nn.Module, paths: tuple[Path, ...], view: Callable[[nn.M
         inner[path[0]] = (*inner.get(path[0], ()), path[1:])
     return twin(
         layer,
-        modules={name: viewed_layer(getattr(layer, name), below, view) for name, below in inner.items()},
+        modules={name: view_layer(getattr(layer, name), below, view) for name, below in inner.items()},
     )
 
 

@@ -16,14 +16,14 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.states.mixers import Mixers, View, find_mixers, viewed_layer
+from speculant.engines.hf.states.mixers import Mixers, View, find_mixers, view_layer
 from speculant.engines.hf.views.model_view import (
     LayerList,
     attention_paths,
-    changed_config,
+    change_config,
     find_layers,
-    skipped_layer,
-    tapped_layer,
+    skip_layer,
+    tap_layer,
     view_model,
     with_config,
 )
@@ -135,17 +135,17 @@ class LayerSelection:
         changed: dict[int, nn.Module] = {}
         if config is not None:
             own = self._model.config.get_text_config(decoder=True)
-            new = changed_config(own, **config)
+            new = change_config(own, **config)
             for index, layer in enumerate(place.layers):
                 changed[index] = with_config(getattr(above, str(index)), self._attention_of(index, layer, own), new)
         if mixers is not None:
             for index, paths in self._found_mixers().paths.items():
                 layer = changed.get(index, getattr(above, str(index)))
-                changed[index] = viewed_layer(layer, paths, partial(mixers, index))
+                changed[index] = view_layer(layer, paths, partial(mixers, index))
         for index in self._skipped(len(place), layers):
-            changed[index] = skipped_layer(getattr(above, str(index)), self._outputs[index])
+            changed[index] = skip_layer(getattr(above, str(index)), self._outputs[index])
         for index in taps.indices:
-            changed[index] = tapped_layer(changed.get(index, getattr(above, str(index))), taps.take(index))
+            changed[index] = tap_layer(changed.get(index, getattr(above, str(index))), taps.take(index))
         return view_model(source, place.path, changed)
 
     def _place(self) -> LayerList:

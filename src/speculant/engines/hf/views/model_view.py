@@ -108,7 +108,7 @@ def view_module(source: Any, path: tuple[str, ...], module: nn.Module) -> Any:
     return view
 
 
-def tapped_layer(layer: nn.Module, take: Callable[[Any], None]) -> nn.Module:
+def tap_layer(layer: nn.Module, take: Callable[[Any], None]) -> nn.Module:
     """Return a view of a layer that hands over each output."""
 
     def hook(_module: nn.Module, _given: Any, output: Any) -> None:
@@ -120,7 +120,7 @@ def tapped_layer(layer: nn.Module, take: Callable[[Any], None]) -> nn.Module:
     return view
 
 
-def skipped_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
+def skip_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
     """Return a view of a layer that returns its input.
 
     Args:
@@ -173,7 +173,7 @@ def _looks_up_attention(kind: type[nn.Module]) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def changed_config(config: Any, **changes: Any) -> Any:
+def change_config(config: Any, **changes: Any) -> Any:
     """Return a shallow copy of a config with other attributes, bypassing what its setters do to parts it shares."""
     changed = copy.copy(config)
     changed.__dict__.update(changes)
@@ -197,7 +197,7 @@ def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bo
     state["_modules"] = {**state["_modules"], **modules}  # not the property of a shadow, which is slow
     state["_compiled_call_impl"] = None  # of the original
     if "forward" in state:
-        rebound = _rebound(module, view)
+        rebound = _rebind(module, view)
         if rebound is None and not own_forward:
             raise UnsupportedError(
                 f"the forward of {type(module).__name__} was exchanged or compiled, so that hidden states, single "
@@ -210,7 +210,7 @@ def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bo
     return view
 
 
-def _rebound(module: nn.Module, view: nn.Module) -> dict[str, Any] | None:
+def _rebind(module: nn.Module, view: nn.Module) -> dict[str, Any] | None:
     """Return the forward that accelerate's hooks have put into a module, bound to its copy; None if it is another."""
     forward, before = module.__dict__["forward"], module.__dict__.get("_old_forward")
     partial = isinstance(forward, functools.partial) and forward.args == (module,)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from speculant.core.errors import OutOfMemoryError
 from speculant.engines.hf.batch_attention import FULL, BatchCache, config_changes
 from speculant.engines.hf.caches.indexed_layer import IndexedLayer
-from speculant.engines.hf.views.model_view import attention_paths, changed_config, with_config
+from speculant.engines.hf.views.model_view import attention_paths, change_config, with_config
 
 SLIDING = "sliding_attention"
 
@@ -157,7 +157,7 @@ class OwnLayer(nn.Module):
         layer, own_name = self.layer, "eager" if config is None else config._attn_implementation
         cache = JoinedRows(rows, counts, masks, own_name)
         if config is not None:
-            layer = with_config(layer, attention_paths(layer, config), changed_config(config, **config_changes(cache)))
+            layer = with_config(layer, attention_paths(layer, config), change_config(config, **config_changes(cache)))
         found = self._run(layer, x[None], positions[None], torch.zeros(1, 1, 1, FULL, device=x.device), cache)[0]
         if not cache.separated:
             raise RuntimeError(f"{type(self.layer).__name__} attends in a way of its own.")

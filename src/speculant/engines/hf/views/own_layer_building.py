@@ -36,19 +36,19 @@ def build_layer(model: Any, weights: Mapping[str, Tensor], kind: str) -> OwnLaye
         UnsupportedError: no variant of the class has such weights; what differs from the last one is named.
     """
     place = _place(model)
-    config, tried, first = _own_config(model, kind), set[str](), ""
+    config, tried, first = _make_own_config(model, kind), set[str](), ""
     for index in reversed(range(len(place))):
         layer = _empty(type(place.layers[index]), config, index)
         wanted = layer.state_dict()
         if (signature := repr(sorted((name, *each.shape) for name, each in wanted.items()))) in tried:
             continue
         tried.add(signature)
-        given = _fused(weights, wanted)
+        given = _fuse(weights, wanted)
         reason = _difference(given, wanted)
         if not reason:
             layer.load_state_dict(given, assign=True)
             _fill(layer, place)
-            return _wrapped(model, layer, place, kind)
+            return _wrap(model, layer, place, kind)
         first = first or reason
     raise UnsupportedError(f"its layer is not as {type(place.layers[-1]).__name__} has it: {first}")
 
@@ -64,7 +64,7 @@ def copy_layer(model: Any, kind: str) -> OwnLayer:
     kinds = next((found for name in _KINDS if (found := getattr(config, name, None))), None)
     for index in reversed(range(len(place))):
         if kinds is None or kinds[index] == kind:
-            return _wrapped(model, copy.deepcopy(place.layers[index]), place, kind)
+            return _wrap(model, copy.deepcopy(place.layers[index]), place, kind)
     raise UnsupportedError(f"{type(model).__name__} has no layer of kind {kind}, which an MTP head would begin with.")
 
 
@@ -74,7 +74,7 @@ def _place(model: Any) -> LayerList:
     return found
 
 
-def _own_config(model: Any, kind: str) -> Any:
+def _make_own_config(model: Any, kind: str) -> Any:
     """Return a copy of the config in which every layer is of one kind, and whose attention takes any mask."""
     config = copy.deepcopy(model.config.get_text_config(decoder=True))
     for name in _KINDS:
@@ -97,7 +97,7 @@ def _empty(kind: type[nn.Module], config: Any, index: int) -> nn.Module:
         raise UnsupportedError(f"{kind.__name__} cannot be built alone: {type(error).__name__}: {error}") from error
 
 
-def _fused(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _fuse(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights with the tensors of single experts stacked where the class has one for all: [E, rows, columns]."""
     found = dict(weights)
     for name, place in wanted.items():
@@ -132,7 +132,7 @@ def _fill(layer: nn.Module, place: LayerList) -> None:
             setattr(layer.get_submodule(above), last, own[name].clone())
 
 
-def _wrapped(model: Any, layer: nn.Module, place: LayerList, kind: str) -> OwnLayer:
+def _wrap(model: Any, layer: nn.Module, place: LayerList, kind: str) -> OwnLayer:
     base = model
     for name in place.path[:-1]:
         base = getattr(base, name)
