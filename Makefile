@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 # Python compiles what is imported when it is; compiling every file of every package takes longer than the installation.
 PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: setup demo test test-slow test-all test-architectures lint typecheck test-oldest test-peers test-llamacpp test-sglang \
-	test-vllm benchmark-vllm benchmark-vllm-heads test-browser test-clients test-fuzz docs notebooks clean
+.PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels checks test-oldest \
+	test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser test-clients \
+	test-fuzz docs notebooks clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -21,15 +22,34 @@ demo: setup
 # A process per core, a thread per process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-test: setup lint typecheck
+# What is compiled once and kept in .pytest_cache: kernels of the drafters and the C++ code. Processes that begin together
+# would compile the same ones side by side, so they are made on one core while mypy has the other.
+WARM := tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text \
+	tests/drafters/test_contract.py::test_limits_waste_no_nodes \
+	tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone
+kernels: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WARM)
+
+checks: lint typecheck kernels
+
+test: setup
+	$(MAKE) -j 2 checks
 	$(PYTEST)
 
 test-slow: setup
 	$(PYTEST) -m slow
 
-# Both in one run, so that each process imports and compiles once.
-test-all: setup lint typecheck
+# Both in one run, so that each process imports once.
+test-all: setup
+	$(MAKE) -j 2 checks
 	$(PYTEST) -m 'not matrix and not sglang and not browser and not clients and not fuzz'
+
+# All that continuous integration runs and what it leaves out for time: slow tests and other projects' packages.
+test-everything:
+	$(MAKE) test-all
+	$(MAKE) test-oldest
+	$(MAKE) test-peers
+	$(MAKE) test-llamacpp
 
 # Every causal architecture of transformers against its own generate: half an hour on two cores.
 test-architectures: setup
@@ -47,10 +67,12 @@ typecheck: setup
 	$(PIP) --no-deps --upgrade --target .oldest -r constraints-oldest.txt
 	@touch $@
 
-# What meets classes of transformers: kernels, drafters and llama.cpp do not.
+# What meets classes of transformers: kernels, drafters, rules and llama.cpp do not.
 OLDEST := tests/engines/hf tests/decoding tests/api/test_speculator.py tests/test_stories.py
+APART  := tests/engines/hf/cpu/test_packing.py tests/engines/hf/cpu/test_measuring.py tests/decoding/test_branches.py \
+	tests/decoding/test_speculative_sampling.py
 test-oldest: .oldest/.ready
-	PYTHONPATH=.oldest $(PYTEST) $(OLDEST) --ignore tests/engines/hf/cpu/test_packing.py
+	PYTHONPATH=.oldest $(PYTEST) $(OLDEST) $(addprefix --ignore ,$(APART))
 
 # Against the official ADED drafter and Arctic's suffix tree, and heads against their authors' classes. Arctic's is built
 # from source with the torch that is here; left to itself, its build would fetch another one. The heads' packages require

@@ -27,8 +27,19 @@ class Breaking(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize(("attention", "nodes"), [("sdpa", 12), ("sdpa", "auto"), ("eager", 12)])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+WAYS = [("sdpa", 12), ("sdpa", "auto"), ("eager", 12)]
+
+
+def cases() -> list[Any]:
+    """Return each architecture in each way; among the fast ones the first two in all ways, each other in one."""
+    return [
+        pytest.param(name, *way, marks=() if number < 2 or number % 3 == place else pytest.mark.slow)
+        for number, name in enumerate(ARCHITECTURES)
+        for place, way in enumerate(WAYS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "attention", "nodes"), cases())
 def test_texts_are_those_of_requests_alone(name: str, attention: str, nodes: int | str) -> None:
     """Guards positions, masks and caches of ragged passes over every architecture, past sliding windows too."""
     model = tiny_model(name, attention)

@@ -206,6 +206,7 @@ def test_no_other_file_is_overwritten(trace: str, tmp_path: Path, capsys: Captur
         assert main(["replay", trace, "--method", "none", "--jobs", "1", "--json", out[0], "--html", out[1]]) == 0
 
 
+@pytest.mark.slow  # bench/replay/test_workers.py has the processes
 def test_two_processes(trace: str, capsys: CaptureFixture) -> None:
     """The rows are the same in the same order, and the table says that times were taken side by side."""
     alone = figures(capsys, trace, "--method", "aded,none")["rows"]

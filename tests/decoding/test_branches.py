@@ -40,7 +40,7 @@ class Narrow(HFEngine):
 
 
 @pytest.mark.parametrize("method", [*CHOSEN, *SAMPLED])
-@pytest.mark.parametrize("sequences", [4, 9])
+@pytest.mark.parametrize("sequences", [4, pytest.param(9, marks=pytest.mark.slow)])
 def test_drafts_have_no_more_branches_than_there_are(method: str, sequences: int) -> None:
     """Guards requests that ended with "the draft branches into more sequences": alone and together, nodes and queries.
 

@@ -236,8 +236,9 @@ def speculator_of(method: str, model: Any) -> Speculator:
     )
 
 
+# Alone by a seed and in batches greedily are the fast ones: every method meets both samplers and both ways of decoding.
 @pytest.mark.parametrize("method", LOSSLESS)
-@pytest.mark.parametrize("sample", [True, False])
+@pytest.mark.parametrize("sample", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> None:
     """Guards the real drafters, whose drafts depend on what they learned; all but sampled drafts keep the tokens."""
     model, ids = tiny_model("llama"), prompt_ids()
@@ -257,7 +258,7 @@ def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> N
 
 
 @pytest.mark.parametrize("method", LOSSLESS)
-@pytest.mark.parametrize("temperature", [0, 0.7])
+@pytest.mark.parametrize("temperature", [0, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_every_method_gives_a_batch_the_texts_of_requests_alone(method: str, temperature: float) -> None:
     """Guards the same in batches, where drafts share a pass."""
     model = tiny_model("llama")

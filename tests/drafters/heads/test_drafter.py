@@ -50,7 +50,7 @@ def speculator_of(model: Any, head: Any = None, method: str = "eagle2", **option
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("method", ["eagle", "eagle2"])
+@pytest.mark.parametrize("method", [pytest.param("eagle", marks=pytest.mark.slow), "eagle2"])  # the trees differ alone
 def test_greedy_text_is_the_targets(name: str, method: str) -> None:
     """Guards every architecture, sliding windows included: alone, in chunks, in batches, with CPU code, in turns."""
     model, speculators = endless(name), list[Speculator]()

@@ -24,7 +24,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "speculant"
 
 
-def test_times_are_kept(folder: Path, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_kept(compiled: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the waiting time, broken files, and that fewer rows never take longer than more."""
     products, layers = Products(compiled), [nn.Linear(64, 48), nn.Linear(64, 48), nn.Linear(16, 4)]
     found = measuring.kernel_times(layers, products, least=1000)

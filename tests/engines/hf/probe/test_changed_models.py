@@ -200,8 +200,10 @@ def test_changes_behind_a_speculators_back() -> None:
     check(False)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize(
+    ("fast", "sequences"),
+    [(False, 1), (True, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 2), (True, 1)))],
+)
 def test_attention_switched_behind_a_speculators_back(fast: bool, sequences: int) -> None:
     """Guards `set_attn_implementation`: eager attention adds its masks, sdpa takes booleans."""
     model = tiny_model("llama", "sdpa")

@@ -164,7 +164,9 @@ def test_interrupts_at_any_line_lose_nothing(name: str) -> None:
         assert greedy.ids[: len(text)] == text
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kimi_linear" else ()) for name in MODELS]
+)  # its own classes loop over a text in Python; its rows are compared above
 def test_texts_are_those_of_generate(name: str) -> None:
     """Guards whole texts behind short and long prompts: greedy, sampled with a seed, and in a batch."""
     found = examine(name, ("eager",))
