@@ -18,11 +18,10 @@ from speculant.api.constraints import CompiledConstraint, Constraint, Constraint
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
-from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
-from speculant.core.model_engine import ModelEngine, RequestCache
+from speculant.core.errors import PromptError, TokenizerError, UsageError
+from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
-from speculant.engines.hf.probe.capabilities import acts_inside_generate
 from speculant.engines.hf.sampling.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
 from speculant.engines.hf.sampling.logprobs import TopLogprobs
 from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPenalties
@@ -77,11 +76,6 @@ class Preparation:
             PromptError: the prompt is empty or longer than the model's positions.
             UnsupportedError, UsageError: an option cannot be honoured.
         """
-        if acts_inside_generate(self._engine.entry):
-            raise UnsupportedError(
-                "the active adapter is in effect only while its own `generate` runs; use "
-                "`model.generate(..., custom_generate=speculator)`."
-            )
         options = dict(asked.generation)
         _check(options, asked)
         temperature = None if asked.temperature is None else read_temperature(asked.temperature)
@@ -103,12 +97,7 @@ class Preparation:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
         options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
-        name = self._engine.capabilities.cache_argument
-        call, given = Call(), {} if asked.cache is None else {name: asked.cache}
-        try:
-            self._engine.entry.generate(input_ids=ids, custom_generate=call, max_new_tokens=most, **given, **options)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"transformers refuses these options: {error}") from error
+        call = self._engine.prepare(ids, max_new_tokens=most, cache=asked.cache, options=options)
         generation = self.captured(
             call,
             streamer=asked.streamer,
@@ -170,7 +159,7 @@ class Preparation:
             first.append(LogitBias(bias, call.ids.device))
         call.processors = [*first, *call.processors]
         plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=undrafted)
-        cache = self._open(call, ids, plain=undrafted)
+        cache = engine.open_prepared(call, plain=undrafted)
         if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
         sampler = make_sampler(call.ids, plan)
@@ -185,7 +174,7 @@ class Preparation:
         )
         notes = list(engine.notes)
         if undrafted and engine.capabilities.drafts:
-            notes.append(f"{self._obstacle(call)}: decoded plainly, without drafts.")
+            notes.append(f"{engine.obstacle(call)}: decoded plainly, without drafts.")
         sequence = DecodedSequence(
             cache,
             sampler,
@@ -218,33 +207,7 @@ class Preparation:
 
     def drafts(self, call: Call) -> bool:
         """Return whether drafts can be verified on what `generate` prepared."""
-        return self._engine.capabilities.drafts and not self._obstacle(call)
-
-    def _obstacle(self, call: Call) -> str:
-        """Return why no drafts can be verified on a call, though the model takes drafts; "" if they can."""
-        if self._has_media(call):
-            return "drafts are not verified behind images and other media yet"
-        if call.prepare_inputs is not None:
-            return "other code than the model's prepares its inputs"
-        if self._engine.capabilities.drafts_padded or call.padding is None:
-            return ""
-        read = len(call.ids) == 1 or self.reads_padding
-        padded = read and not bool(call.padding[:, call.start :].all())
-        return "padding in front of a text changes what this model makes of drafts" if padded else ""
-
-    def _has_media(self, call: Call) -> bool:
-        """Return whether a call brings more than text, as far as the model takes that."""
-        return self._engine.capabilities.media and bool(set(call.others) - {"use_cache"})
-
-    def _open(self, call: Call, ids: torch.Tensor, *, plain: bool) -> RequestCache:
-        if plain:
-            return self._engine.open_plain(call)
-        return self._engine.open(
-            ids,
-            cache=call.cache,
-            padding=None if call.padding is None else call.padding[:, call.start :],
-            positions=None if call.positions is None else call.positions[:, call.start :],
-        )
+        return self._engine.capabilities.drafts and not self._engine.obstacle(call)
 
     def compile_constraint(self, constraint: Constraint, ends: Sequence[int] | None) -> CompiledConstraint:
         """Return the constraint for texts that these tokens end, None for those of the model's generation config."""

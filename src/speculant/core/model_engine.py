@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from speculant.core.engine import Array, Capabilities, Engine, TargetCache
@@ -36,10 +36,6 @@ class ModelEngine(Engine, Protocol):
     @property
     def model(self) -> Any:
         """The model, as the engine's library has it."""
-
-    @property
-    def entry(self) -> Any:
-        """What a request's options are prepared by: the model, or an adapter around it."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -89,12 +85,26 @@ class ModelEngine(Engine, Protocol):
             UnsupportedError: the cache, padding or positions are of a kind that the engine does not take.
         """
 
-    def open_plain(self, call: Any) -> RequestCache:
-        """Return the cache of a text that the model's own methods decode without drafts.
+    def prepare(self, ids: Array, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Any:
+        """Return what a request is decoded by: ids, processors, criteria and cache, as `generate_capture.Call` has them.
 
         Args:
-            call: what the model's own `generate` prepared.
+            ids: Int64[1, T], the prompt.
+            max_new_tokens: maximum number of new tokens.
+            cache: a kept cache of the first tokens, or None.
+            options: of transformers' `generate`, by name.
+
+        Raises:
+            UsageError: an option makes no sense.
+            UnsupportedError: the model decodes inside its own `generate` only.
         """
+
+    def obstacle(self, prepared: Any) -> str:
+        """Return why no drafts can be verified on a prepared request, though the model takes drafts; "" if they can."""
+        return ""
+
+    def open_prepared(self, prepared: Any, *, plain: bool) -> RequestCache:
+        """Return the cache of a prepared request; a `plain` one is decoded without drafts, as the model does."""
 
     def crop(self, cache: Any, length: int) -> int:
         """Keep the first tokens of a kept cache, for a prompt that shares only those; return how many were kept."""

@@ -6,7 +6,7 @@ since it was probed. Where drafts cannot be verified, sequences are decoded by t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from speculant.engines.hf.opening import AnySequence, open_sequence
 from speculant.engines.hf.probe.capabilities import (
     STATE_ON_MODULES,
     HFCapabilities,
+    acts_inside_generate,
     adapter_reason,
     check_generates,
     check_model,
@@ -35,7 +36,7 @@ from speculant.engines.hf.probe.live_check import LiveCheck, Sample
 from speculant.engines.hf.probe.model_state import state_of
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
-from speculant.engines.hf.sampling.generate_capture import Call
+from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
 
 
 class HFEngine:
@@ -157,9 +158,39 @@ class HFEngine:
         shared = self.model.config.model_type in STATE_ON_MODULES and not self.capabilities.drafts
         return 1 if shared else UNLIMITED
 
-    def open_plain(self, call: Call) -> PlainTargetCache:
-        """Return a new sequence of what `generate` prepared, which the model's own methods decode without drafts."""
-        return PlainTargetCache(call, self._latest)
+    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Call:
+        """Return what the model's own `generate` prepares for its decoding loop; see `ModelEngine.prepare`."""
+        if acts_inside_generate(self.entry):
+            raise UnsupportedError(
+                "the active adapter is in effect only while its own `generate` runs; use "
+                "`model.generate(..., custom_generate=speculator)`."
+            )
+        given = {} if cache is None else {self.capabilities.cache_argument: cache}
+        return prepare_call(self.entry, ids, max_new_tokens=max_new_tokens, **given, **options)
+
+    def obstacle(self, prepared: Call) -> str:
+        """Return why no drafts can be verified on a request, though the model takes drafts; "" if they can."""
+        capabilities = self.capabilities
+        if capabilities.media and set(prepared.others) - {"use_cache"}:
+            return "drafts are not verified behind images and other media yet"
+        if prepared.prepare_inputs is not None:
+            return "other code than the model's prepares its inputs"
+        if capabilities.drafts_padded or prepared.padding is None:
+            return ""
+        read = len(prepared.ids) == 1 or capabilities.reads_padding
+        padded = read and not bool(prepared.padding[:, prepared.start :].all())
+        return "padding in front of a text changes what this model makes of drafts" if padded else ""
+
+    def open_prepared(self, prepared: Call, *, plain: bool) -> AnySequence | PlainTargetCache:
+        """Return the cache of a request; the model's own methods decode a plain one."""
+        if plain:
+            return PlainTargetCache(prepared, self._latest)
+        return self.open(
+            prepared.ids[:, prepared.start :],
+            cache=prepared.cache,
+            padding=None if prepared.padding is None else prepared.padding[:, prepared.start :],
+            positions=None if prepared.positions is None else prepared.positions[:, prepared.start :],
+        )
 
     def open(
         self,

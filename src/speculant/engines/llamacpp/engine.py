@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from speculant.core.engine import NO_OUTPUTS, Capabilities, Pass, RequestedOutpu
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree, Int32
+from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.opening import open_sequence
@@ -59,11 +60,6 @@ class LlamaEngine(ModelEngine):
     @property
     def model(self) -> Any:
         """What transformers' `generate` prepares requests with; see `request_model`."""
-        return self._model
-
-    @property
-    def entry(self) -> Any:
-        """The same."""
         return self._model
 
     @property
@@ -141,11 +137,16 @@ class LlamaEngine(ModelEngine):
                 raise UnsupportedError("llama.cpp counts positions from the first token; leave out position_ids.")
         return open_sequence(self.context, ids[0].tolist(), text=cache)
 
-    def open_plain(self, call: Any) -> LlamaTargetCache:
-        """Return a new sequence of what `generate` prepared; its passes are the same without drafts."""
-        given = (None if each is None else each[:, call.start :] for each in (call.padding, call.positions))
-        padding, positions = given
-        return self.open(call.ids[:, call.start :], cache=call.cache, padding=padding, positions=positions)
+    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Call:
+        """Return what transformers' `generate` prepares by the model's settings; see `ModelEngine.prepare`."""
+        given = {} if cache is None else {self.capabilities.cache_argument: cache}
+        return prepare_call(self._model, ids, max_new_tokens=max_new_tokens, **given, **options)
+
+    def open_prepared(self, prepared: Call, *, plain: bool) -> LlamaTargetCache:
+        """Return the cache of a request; passes are the same without drafts."""
+        given = [None if each is None else each[:, prepared.start :] for each in (prepared.padding, prepared.positions)]
+        ids = prepared.ids[:, prepared.start :]
+        return self.open(ids, cache=prepared.cache, padding=given[0], positions=given[1])
 
     def crop(self, cache: LlamaText, length: int) -> int:
         """Keep the first tokens of a cache, for a prompt that shares only those; return how many."""

@@ -74,6 +74,20 @@ class Call:
         return input_ids
 
 
+def prepare_call(entry: Any, ids: Tensor, **options: Any) -> Call:
+    """Return what the `generate` of a model prepares of a prompt Int64[1, T] and its options.
+
+    Raises:
+        UsageError: transformers refuses the options.
+    """
+    call = Call()
+    try:
+        entry.generate(input_ids=ids, custom_generate=call, **options)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"transformers refuses these options: {error}") from error
+    return call
+
+
 def _given(name: str, value: Any) -> bool:
     """Return whether an input says anything: no empty parts, and no types of tokens that are all text."""
     if value is None or (isinstance(value, Mapping) and not value):
