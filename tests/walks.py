@@ -10,10 +10,11 @@ import numpy as np
 from speculant.core.tree import DraftTree, Proposal, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Sizing, SizingState
+from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.policy import AdaptiveSizing
+from speculant.sizing.state import SequenceSizing
 from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
 from trees import chain
@@ -42,7 +43,7 @@ def adaptive(known: StepCost | None, *, most: int = 64, exploration: Exploration
 
 def observe(
     sizing: Sizing,
-    states: Sequence[SizingState],
+    states: Sequence[SequenceSizing],
     drafts: Sequence[DraftTree],
     accepted: Sequence[int],
     *,

@@ -151,7 +151,6 @@ def test_an_engine_without_hidden_states_refuses_by_name() -> None:
     parts = DecodingComponents(engine=RecordedEngine(), drafter=Tapping(), verifier=rule(), sizing=FixedSizing(2))
     start = SessionRequest(prompt=torch.tensor([3, 4], dtype=torch.int32).numpy())
     sequence = Sequence(RecordedCache(1), RecordedSampler([5, 6]), start, Stats(method=""))
-    sequence.session, sequence.sizing, sequence.root = parts.drafter.open(start), parts.sizing.open(), 4
-    sequence.began = 0.0
+    sequence.resume(parts.drafter.open(start), parts.sizing.open(), 4, began=0.0)
     with pytest.raises(UnsupportedError, match="hidden states"):
         step([sequence], parts)

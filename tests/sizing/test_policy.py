@@ -14,10 +14,11 @@ from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.sizing import acceptance, exploration, isotonic
-from speculant.sizing.contract import Sizing, SizingState
+from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.policy import warm_up
+from speculant.sizing.state import SequenceSizing
 from speculant.sizing.step_cost import StepCost
 from speculant.verifiers.forest import Forest
 from speculant.verifiers.speculative_sampling import recursive_rejection
@@ -64,7 +65,7 @@ def best_fixed(truth: StepCost, rate: float) -> float:
     return float((((1 - rate ** (nodes + 1)) / (1 - rate)) / truth.of(nodes)).max())
 
 
-def trimmed(sizing: Sizing, draft: DraftTree, state: SizingState | None = None) -> DraftTree:
+def trimmed(sizing: Sizing, draft: DraftTree, state: SequenceSizing | None = None) -> DraftTree:
     """Return what is kept of the draft of one sequence, a new one if none is given."""
     [kept] = sizing.trim([sizing.open() if state is None else state], [draft])
     return kept

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from speculant.core.tree import DraftTree
-from speculant.sizing.contract import Sizing, SizingState
+from speculant.sizing.contract import Sizing
 from speculant.sizing.division import share
 from speculant.sizing.fixed import FixedSizing
+from speculant.sizing.state import SequenceSizing
 from trees import chain, random_draft
 from walks import adaptive, curve, observe, sampled
 
 
-def sizes(sizing: Sizing, states: list[SizingState], drafts: list[DraftTree]) -> list[int]:
+def sizes(sizing: Sizing, states: list[SequenceSizing], drafts: list[DraftTree]) -> list[int]:
     """Return how many nodes of each draft a pass takes."""
     return [len(draft) for draft in sizing.trim(states, drafts)]
 

@@ -221,13 +221,12 @@ class Batch:
             return
         try:
             done = step([generation.sequence for generation in active], self._parts)
-            observing = sum(each.observe_seconds for each in done.each)
             if done.each:
                 self.stats.add_round(
                     [each.draft for each in done.each],
                     sum(len(each.walk.tokens) for each in done.each),
                     target=done.target_seconds,
-                    draft=done.draft_seconds + observing,
+                    draft=done.draft_seconds + done.observe_seconds,
                 )
         except BaseException as error:
             self._collect(active)

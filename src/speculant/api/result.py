@@ -14,7 +14,7 @@ from speculant.core.logprobs import TokenLogprobs
 from speculant.core.model_engine import RequestCache
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
-from speculant.decoding.sequence import Sequence, Source, WatchedRound
+from speculant.decoding.sequence import Round, Sequence, Source
 from speculant.decoding.step import DecodingComponents, prefill, step
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Piece:
     texts: list[str]
     sources: list[Source]
     logprobs: list[TokenLogprobs] | None = None
-    rounds: tuple[WatchedRound, ...] = ()
+    rounds: tuple[Round, ...] = ()
     seconds: float = 0.0
 
 

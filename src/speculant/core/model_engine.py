@@ -86,7 +86,7 @@ class ModelEngine(Engine, Protocol):
         """
 
     def prepare(self, ids: Array, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Any:
-        """Return what a request is decoded by: ids, processors, criteria and cache, as `generate_capture.Call` has them.
+        """Return what a request is decoded by: ids, processors, criteria and cache; see `generate_capture.Call`.
 
         Args:
             ids: Int64[1, T], the prompt.

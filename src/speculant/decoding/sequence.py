@@ -28,8 +28,8 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedRound:
-    """A round of a text that is watched: its draft, and the walk through it."""
+class Round:
+    """What a round did to one text: its draft, and the walk through it, whose tokens are committed."""
 
     draft: DraftTree
     walk: Walk
@@ -92,7 +92,7 @@ class Sequence:
         self.began: float | None = None
         self.plain = plain
         self.untaught: list[int] = []
-        self.rounds: list[WatchedRound] | None = [] if watched else None
+        self.rounds: list[Round] | None = [] if watched else None
         self._claimed = False
 
     @property
@@ -125,28 +125,33 @@ class Sequence:
             raise UsageError("this request was decoded before; prepare it again to decode it once more.")
         self._claimed = True
 
-    def begin(self, session: Session, token: int, result: Pass, *, ended: bool) -> None:
-        """Take the session and the token that the prompt's pass, `result`, yielded; it belongs to no round."""
+    def begin(self, session: Session, sizing: SizingState, token: int, result: Pass, *, ended: bool) -> None:
+        """Take what drafts and the token that the prompt's pass, `result`, yielded; it belongs to no round."""
         if self._recorder is not None:
             self.logprobs = self._recorder.record(result.logits, [0], [token])
-        self.session, self.root, self.ended = session, token, ended
+        self.session, self.sizing, self.root, self.ended = session, sizing, token, ended
         self.sources.append(Source.PLAIN)
         self.stats.tokens = 1
 
-    def commit(self, draft: DraftTree, walk: Walk, result: Pass) -> None:
+    def resume(self, session: Session, sizing: SizingState, root: int, *, began: float) -> None:
+        """Take what drafts, and go on behind a root whose text is cached already; no prompt is read."""
+        self.session, self.sizing, self.root = session, sizing, root
+        self.began, self.ended = began, self.sampler.room == 0
+
+    def commit(self, done: Round, result: Pass) -> None:
         """Keep the cache rows of the root and of the accepted path as the text that they now are.
 
         Args:
-            draft: what was verified.
-            walk: what is committed of it.
+            done: what was verified, and what is committed of it.
             result: the pass over its root and nodes, whose logits still hold.
         """
+        draft, walk = done.draft, done.walk
         if self._recorder is not None:
             rows = [0, *(node + 1 for node in walk.path)]
             self.logprobs[len(self.sources) :] = self._recorder.record(result.logits, rows, walk.tokens)
         self.stats.add_round(draft, walk.path, walk.tokens)
         if self.rounds is not None:
-            self.rounds.append(WatchedRound(draft, walk))
+            self.rounds.append(done)
         self.sources += [Source.ACCEPTED] * len(walk.path) + [Source.BONUS if len(draft) else Source.PLAIN]
         self.root, self.ended = walk.tokens[-1], walk.ended
         self.cache.keep([0, *(node + 1 for node in walk.path)])  # last: an interrupted text may exceed its cache

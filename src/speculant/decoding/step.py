@@ -30,7 +30,7 @@ from speculant.core.engine import NO_OUTPUTS, Engine, Pass, RequestedOutputs, Ta
 from speculant.core.errors import DraftsRefusedError, OutOfMemoryError
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
-from speculant.decoding.sequence import Sequence
+from speculant.decoding.sequence import Round, Sequence
 from speculant.drafters.none import EmptySession
 from speculant.sizing.contract import Sizing, SizingState
 
@@ -46,33 +46,23 @@ class DecodingComponents:
     clock: Callable[[], float] = time.perf_counter
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedDraft:
-    """What a sequence is about to commit: a path of its draft, and the target's own token."""
-
-    sequence: Sequence
-    draft: DraftTree
-    result: Pass
-    walk: Walk
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What a round did to one sequence: its draft, what was committed, and the seconds that observing took."""
-
-    sequence: Sequence
-    draft: DraftTree
-    walk: Walk
-    observe_seconds: float
+Walked = list[tuple[Sequence, Round, Pass]]  # of each sequence what it is to commit, and the pass
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The rounds of all sequences that did not fail; the seconds of drafting and of the pass, which they shared."""
+    """The rounds of all sequences that did not fail.
+
+    Attributes:
+        each: by sequence.
+        draft_seconds, target_seconds: of drafting and of the pass, which they shared.
+        observe_seconds: of learning, all together.
+    """
 
     each: list[Round]
     draft_seconds: float
     target_seconds: float
+    observe_seconds: float = 0.0
 
 
 def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
@@ -84,7 +74,7 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
             round.
     """
     sequences, clock = [sequence for sequence in sequences if sequence.active], parts.clock
-    found: list[AcceptedDraft] = []
+    walked: Walked = []
     try:
         began = clock()
         sequences, drafts = _draft(sequences, parts)
@@ -94,13 +84,13 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         parts.engine.sample(_batch(sequences, drafts))
         began = clock()
         drafts, passes = _forward(sequences, drafts, parts)
-        _walk(sequences, drafts, passes, parts, found)
+        _walk(sequences, drafts, passes, parts, walked)
         target_seconds = clock() - began
-        rounds = _commit(found, parts)
-        result = Rounds(rounds, draft_seconds, target_seconds)
-        _observe(result, parts)
+        committed, observe_seconds = _commit(walked, parts)
+        result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds)
+        _observe([sequence for sequence, _ in committed], result, parts)
     except BaseException:
-        _commit(found, parts)  # interrupted between sequences: tokens that were drawn cannot be taken back
+        _commit(walked, parts)  # interrupted between sequences: tokens that were drawn cannot be taken back
         for sequence in sequences:
             sequence.cache.rollback()
         raise
@@ -168,9 +158,8 @@ def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     began = clock()
     session = EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
     session.observe(_make_verified(nothing, walk, result))
-    sequence.sizing = parts.sizing.open(session.forecast)
-    sequence.sizing.plain = sequence.plain
-    sequence.begin(session, walk.tokens[0], result, ended=walk.ended)
+    sizing = parts.sizing.open(session.forecast, plain=sequence.plain)
+    sequence.begin(session, sizing, walk.tokens[0], result, ended=walk.ended)
     sequence.stats.draft_seconds += clock() - began
     sequence.stats.seconds = clock() - (sequence.began or 0.0)
 
@@ -256,11 +245,7 @@ def _batch(sequences: list[Sequence], drafts: list[DraftTree]) -> list[tuple[Tar
 
 
 def _walk(
-    sequences: list[Sequence],
-    drafts: list[DraftTree],
-    passes: list[Pass],
-    parts: DecodingComponents,
-    found: list[AcceptedDraft],
+    sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], parts: DecodingComponents, walked: Walked
 ) -> None:
     """Find what each sequence commits, if its processors do not fail; the device is waited for once."""
     verifier, prepared = parts.verifier, dict[int, object]()
@@ -278,48 +263,52 @@ def _walk(
             try:
                 walk = verifier.walk(draft, read.get(place), sequence.sampler)
                 sequence.sampler.end_round()
-                found.append(AcceptedDraft(sequence, draft, result, walk))
+                walked.append((sequence, Round(draft, walk), result))
             except BaseException as error:
                 sequence.fail(error)
 
 
-def _commit(found: list[AcceptedDraft], parts: DecodingComponents) -> list[Round]:
-    """Commit and let each session learn; return what happened to those that did not fail, nor were committed before."""
-    rounds, rests = [], parts.drafter.needs.rests
-    for each in found:
-        sequence, draft, walk = each.sequence, each.draft, each.walk
+def _commit(walked: Walked, parts: DecodingComponents) -> tuple[list[tuple[Sequence, Round]], float]:
+    """Commit and let each session learn; return what happened, and the seconds of learning.
+
+    Sequences that failed or were committed before are left out.
+    """
+    committed, seconds, rests = list[tuple[Sequence, Round]](), 0.0, parts.drafter.needs.rests
+    for sequence, done, result in walked:
         if sequence.error is not None or len(sequence.sources) == len(sequence.sampler.tokens):
             continue
         try:
-            sequence.commit(draft, walk, each.result)
+            sequence.commit(done, result)
             began = parts.clock()
             if rests and _state(sequence).resting:
-                sequence.untaught += walk.tokens
+                sequence.untaught += done.walk.tokens
             else:
-                sequence.teach(_make_verified(draft, walk, each.result))
-            rounds.append(Round(sequence, draft, walk, parts.clock() - began))
+                sequence.teach(_make_verified(done.draft, done.walk, result))
+            own = parts.clock() - began
+            sequence.stats.draft_seconds += own
+            seconds += own
+            committed.append((sequence, done))
         except BaseException as error:
             sequence.fail(error)
-    return rounds
+    return committed, seconds
 
 
-def _observe(rounds: Rounds, parts: DecodingComponents) -> None:
+def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponents) -> None:
     """Let sizing and statistics learn from a round."""
     each = rounds.each
     if not each:
         return
-    observing = sum(done.observe_seconds for done in each)
-    for done in each:
-        stats = done.sequence.stats
-        stats.draft_seconds += rounds.draft_seconds / len(each) + done.observe_seconds
+    for sequence in sequences:
+        stats = sequence.stats
+        stats.draft_seconds += rounds.draft_seconds / len(each)
         stats.target_seconds += rounds.target_seconds
-        stats.seconds = parts.clock() - (done.sequence.began or 0.0)
+        stats.seconds = parts.clock() - (sequence.began or 0.0)
     parts.sizing.observe(
-        [_state(done.sequence) for done in each],
+        [_state(sequence) for sequence in sequences],
         [done.draft for done in each],
         [done.walk for done in each],
         target_seconds=rounds.target_seconds,
-        draft_seconds=rounds.draft_seconds + observing,
+        draft_seconds=rounds.draft_seconds + rounds.observe_seconds,
     )
 
 

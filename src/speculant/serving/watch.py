@@ -28,7 +28,7 @@ from speculant.serving.streams import EventStream, while_connected
 from speculant.serving.token_types import Finite
 
 if TYPE_CHECKING:
-    from speculant.decoding.sequence import WatchedRound
+    from speculant.decoding.sequence import Round
 
 CONTEXTS = 12
 
@@ -175,7 +175,7 @@ class Watch:
             },
         }
 
-    def _draft(self, watched: WatchedRound) -> dict[str, Any]:
+    def _draft(self, watched: Round) -> dict[str, Any]:
         draft, walk = watched.draft, watched.walk
         text = self._service.prompts.token_text
         return {

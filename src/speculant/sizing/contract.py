@@ -1,85 +1,63 @@
-"""What a round asks of a policy of sizes, and what such a policy keeps of each sequence."""
+"""What a round asks of a policy of sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from speculant.core.engine import MAX_NODES
-from speculant.core.tree import UNLIMITED, DraftTree, Float64
+from speculant.core.tree import DraftTree, Float64
 from speculant.core.verifier import Walk
-from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.pausing import Pausing
 
 Forecast = Callable[[int], Float64 | None]
 
 
-@dataclass(slots=True, eq=False)
-class SizingState:
-    """What a policy keeps of one sequence.
+class SizingState(Protocol):
+    """What a policy keeps of one sequence: opaque to the round, but for what the round reads before it drafts.
 
     Attributes:
-        acceptance: of this sequence.
-        wanted: the largest size of late, slowly falling.
-        sampled: whether its last draft was sampled.
-        forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
-        resting: whether neither this round nor the next asks for a draft, so that nothing is wanted of its pass.
-        asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
-        by_level: whether drafting is to be paid by the level in this round, else by the node.
-        levels: of this round's draft before it was trimmed.
+        depth: how deep the draft of this round may be.
         level_price, start_price, node_price: what a further level of this round's draft, drafting by levels at all, and
             a further node have to gain.
-        pausing: rounds without a draft.
-        text: the token before the root, and the root.
-        rounds, spent, queried: counts of rounds, nodes, query rows.
-        waited: whether the last round asked for no draft.
-        skipped, paused: counts of rounds without nodes, rounds without asking.
-        plain: whether no draft is ever asked for; what such a text does says nothing of drafts.
+        resting: whether neither this round nor the next asks for a draft, so that nothing is wanted of its pass.
     """
 
-    acceptance: AcceptanceModel
-    wanted: float = MAX_NODES
-    sampled: bool = False
-    forecast: Forecast | None = None
-    resting: bool = False
-    asked: int = 0
-    depth: int = UNLIMITED
-    by_level: bool = False
-    levels: int = 0
-    gain: float = 0.0
-    level_price: float = 0.0
-    start_price: float = 0.0
-    node_price: float = 0.0
-    pausing: Pausing = field(default_factory=Pausing)
-    text: list[int] = field(default_factory=lambda: [-1, -1])
-    rounds: int = 0
-    spent: int = 0
-    queried: int = 0
-    waited: bool = False
-    skipped: int = 0
-    paused: int = 0
-    plain: bool = False
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def level_price(self) -> float: ...
+
+    @property
+    def start_price(self) -> float: ...
+
+    @property
+    def node_price(self) -> float: ...
+
+    @property
+    def resting(self) -> bool: ...
 
 
 class Sizing(Protocol):
-    """Decides how many nodes the rounds of one or many sequences draft."""
+    """Decides how many nodes the rounds of one or many sequences draft. States are those that its `open` returned."""
 
-    def open(self, forecast: Forecast | None = None) -> SizingState:
-        """Return the state of a new sequence, whose drafting session may forecast what drafts gain."""
+    def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SizingState:
+        """Return the state of a new sequence, whose drafting session may forecast what drafts gain.
 
-    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+        Those that are decoded plainly are never asked for a draft, and say nothing of drafts.
+        """
+
+    def nodes(self, states: Sequence[Any]) -> list[int]:
         """Return the most nodes to ask the drafter for, for each sequence; 0 where it need not draft.
 
         How deep drafts may be is then in `SizingState.depth`.
         """
 
-    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+    def trim(self, states: Sequence[Any], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         """Return the parts of the drafts that one pass verifies; only chosen nodes are dropped, from the end."""
 
     def observe(
         self,
-        states: Sequence[SizingState],
+        states: Sequence[Any],
         drafts: Sequence[DraftTree],
         walks: Sequence[Walk],
         *,
@@ -88,5 +66,5 @@ class Sizing(Protocol):
     ) -> None:
         """Learn from a round: its drafts, what was committed, and the seconds of the pass and of drafting."""
 
-    def reason(self, state: SizingState) -> str:
+    def reason(self, state: Any) -> str:
         """Return one sentence on why a sequence's drafts had the sizes they had; empty if there is nothing to say."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from speculant.core.tree import DraftTree, Float64
-from speculant.sizing.contract import SizingState
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.isotonic import falling_fit
+from speculant.sizing.state import SequenceSizing
 
 
-def gains_of(state: SizingState, draft: DraftTree, exploration: ExplorationBonus | None) -> Float64:
+def gains_of(state: SequenceSizing, draft: DraftTree, exploration: ExplorationBonus | None) -> Float64:
     """Return Float64[N], what each node of a draft gains, made to fall: only heads of a draft are kept.
 
     Sampled drafts, which are kept whole, have no gains to compare.

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from speculant.core.tree import UNLIMITED, DraftTree
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast, SizingState
+from speculant.sizing.contract import Forecast
 from speculant.sizing.division import gains_of, heads, share
+from speculant.sizing.state import SequenceSizing
 
 
 class FixedSizing:
@@ -17,13 +18,13 @@ class FixedSizing:
     def __init__(self, nodes: int, *, depth: int = UNLIMITED) -> None:
         self._nodes, self._depth = nodes, depth
 
-    def open(self, forecast: Forecast | None = None) -> SizingState:
-        return SizingState(AcceptanceModel(), depth=self._depth)
+    def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SequenceSizing:
+        return SequenceSizing(AcceptanceModel(), depth=self._depth, plain=plain)
 
-    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+    def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:
         return [self._nodes for _ in states]
 
-    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+    def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         if len(drafts) < 2:
             return list(drafts)
         gains = [gains_of(state, draft, None) for state, draft in zip(states, drafts, strict=True)]
@@ -31,7 +32,7 @@ class FixedSizing:
 
     def observe(
         self,
-        states: Sequence[SizingState],
+        states: Sequence[SequenceSizing],
         drafts: Sequence[DraftTree],
         walks: Sequence[Walk],
         *,
@@ -43,5 +44,5 @@ class FixedSizing:
                 if len(draft):
                     state.acceptance.observe(draft, walk.path)
 
-    def reason(self, state: SizingState) -> str:
+    def reason(self, state: SequenceSizing) -> str:
         return ""

@@ -33,11 +33,12 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast, SizingState
+from speculant.sizing.contract import Forecast
 from speculant.sizing.division import gains_of, heads, share
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.pausing import Pausing
+from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
 _LEAST_ASKED = 4
@@ -77,12 +78,12 @@ class AdaptiveSizing:
         self._pausing = Pausing() if pausing is None else pausing
         self._counts = np.arange(len(latency.curve) + 1)
 
-    def open(self, forecast: Forecast | None = None) -> SizingState:
+    def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SequenceSizing:
         most = min(self._most, int(self._latency.sizes[-1]))
         acceptance, pausing = AcceptanceModel(self._acceptance), self._pausing.begin()
-        return SizingState(acceptance, wanted=most, forecast=forecast, pausing=pausing)
+        return SequenceSizing(acceptance, wanted=most, forecast=forecast, pausing=pausing, plain=plain)
 
-    def nodes(self, states: Sequence[SizingState]) -> list[int]:
+    def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:
         drafts = False
         for state in states:
             state.gain, state.depth, state.asked = 0.0, self._depth, 0
@@ -116,7 +117,7 @@ class AdaptiveSizing:
         node = price * max(0.0, float((costs / self._counts[1 : most + 1]).min()))
         return price * self._latency.further_level + node, node
 
-    def _chain_length(self, state: SizingState, most: int, sequences: int) -> int:
+    def _chain_length(self, state: SequenceSizing, most: int, sequences: int) -> int:
         """Return how many nodes pay, one a level, before any exists."""
         values = state.acceptance.by_depth(most)
         if not most:
@@ -127,7 +128,7 @@ class AdaptiveSizing:
         state.gain = max(0.0, float(gains[best]))  # without the time of drafting, to which `_plan` compares it
         return best + 1 if state.gain > 0 else 1  # one node at least, or nothing more would be learned
 
-    def _forecast_size(self, state: SizingState, gains: Float64, most: int, sequences: int) -> tuple[int, int]:
+    def _forecast_size(self, state: SequenceSizing, gains: Float64, most: int, sequences: int) -> tuple[int, int]:
         """Return how many nodes and levels pay, by what drafts of up to `most` nodes are expected to gain."""
         if not gains.size:
             return min(most, max(_LEAST_ASKED, int(2 * state.wanted))), UNLIMITED
@@ -142,7 +143,7 @@ class AdaptiveSizing:
         level, node = divmod(best, gains.shape[1])
         return node + 1, level + 1
 
-    def trim(self, states: Sequence[SizingState], drafts: Sequence[DraftTree]) -> list[DraftTree]:
+    def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
             state.levels = _levels_of(draft) if state.by_level else 0
             if state.by_level and not len(draft):
@@ -170,7 +171,7 @@ class AdaptiveSizing:
                 state.gain += self._learning(state, draft.queries) - cost
         return heads(drafts, kept)
 
-    def _learning(self, state: SizingState, queries: Queries) -> float:
+    def _learning(self, state: SequenceSizing, queries: Queries) -> float:
         """Return what query rows gain: as much as rejected nodes."""
         return 0.0 if self._exploration is None else float(self._exploration.bonus(queries, state.text[1]).sum())
 
@@ -198,7 +199,7 @@ class AdaptiveSizing:
 
     def observe(
         self,
-        states: Sequence[SizingState],
+        states: Sequence[SequenceSizing],
         drafts: Sequence[DraftTree],
         walks: Sequence[Walk],
         *,
@@ -248,7 +249,7 @@ class AdaptiveSizing:
                 self._plan(state, len(draft), len(states), asking, len(walk.path) - spent * len(drafts) / plain)
             state.waited = not state.asked
 
-    def _count_pause(self, state: SizingState, walk: Walk) -> None:
+    def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that goes on."""
         state.text = [*state.text, *walk.tokens][-2:]
         state.rounds += 1
@@ -258,7 +259,7 @@ class AdaptiveSizing:
         state.pausing.skip()
         self._pausing.follow(state.pausing)
 
-    def _plan(self, state: SizingState, nodes: int, sequences: int, asking: int, profit: float) -> None:
+    def _plan(self, state: SequenceSizing, nodes: int, sequences: int, asking: int, profit: float) -> None:
         """Set how much to ask for next, and whether to ask at all; `profit` as in `Pausing.observe`."""
         if state.pausing.left:
             state.pausing.skip()
@@ -273,7 +274,7 @@ class AdaptiveSizing:
             state.pausing.observe(state.gain, took, plain, profit, resumed=state.waited)
         self._pausing.follow(state.pausing)
 
-    def reason(self, state: SizingState) -> str:
+    def reason(self, state: SequenceSizing) -> str:
         if not state.rounds:
             return ""
         mean, queries = state.spent / state.rounds, state.queried / state.rounds

@@ -169,7 +169,7 @@ def _replay_one(drafter: Drafter, recording: Recording, budget: Budget, number: 
         if sequence.error is not None:
             raise sequence.error
         done = rounds.each[0]
-        log.learn_seconds.append(done.observe_seconds)
+        log.learn_seconds.append(rounds.observe_seconds)
         log.propose_seconds.append(rounds.draft_seconds)
         log.request.append(number)
         log.accepted.append(len(done.walk.path))
@@ -187,7 +187,6 @@ def make_recorded_sequence(recording: Recording, parts: DecodingComponents) -> S
     sampler = RecordedSampler(recording.output.tolist())
     sequence = Sequence(RecordedCache(len(recording.prompt) - 1), sampler, start, Stats(method=""))
     session = parts.drafter.open(start)
-    sequence.session, sequence.sizing = session, parts.sizing.open(session.forecast)
-    sequence.root = int(recording.prompt[-1]) if len(recording.prompt) else -1
-    sequence.began, sequence.ended = parts.clock(), sampler.room == 0
+    root = int(recording.prompt[-1]) if len(recording.prompt) else -1
+    sequence.resume(session, parts.sizing.open(session.forecast), root, began=parts.clock())
     return sequence
