@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from caches import use_empty_cache
 from models import tiny_model
 from speculant import Speculator
 from speculant.api.tuning import measure_step_cost, step_cost_file, stored_step_cost
@@ -19,7 +20,7 @@ from speculant.sizing.step_cost import read_step_cost
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use_empty_cache(monkeypatch, tmp_path)
 
 
 def test_every_size_is_timed(tmp_path: Path) -> None:

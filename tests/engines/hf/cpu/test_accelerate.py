@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from models import PHI3, tiny_model
 from speculant import Speculator
 from speculant.engines.hf.cpu.accelerate import prepare_model
-from speculant.engines.hf.cpu.build import load_native
 
 pytestmark = pytest.mark.usefixtures("compiled")
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
@@ -222,17 +221,6 @@ def test_a_failing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not fast.linears
     assert "false failed" in fast.notes[0]
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_compiled_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards the waiting time: compiled once, then loaded."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    load_native()
-    (library,) = (tmp_path / "speculant").iterdir()
-    built = library.stat().st_mtime_ns
-    load_native()
-    assert library.stat().st_mtime_ns == built
 
 
 def test_other_layers_are_left_alone() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from caches import use_empty_cache
 from speculant.engines.hf.cpu import measuring
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS
 from speculant.engines.hf.cpu.products import Products
@@ -17,14 +18,13 @@ from speculant.engines.hf.cpu.products import Products
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Measure small layers too, little of each, and keep the times in an empty folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measuring, "LEAST_TOTAL", 0)
     monkeypatch.setattr(measuring, "OPERATIONS", 1)
     monkeypatch.setattr(measuring, "MOST_TRIALS", 1)
-    return tmp_path / "speculant"
+    return use_empty_cache(monkeypatch, tmp_path)
 
 
-def test_times_are_kept(compiled: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_kept(folder: Path, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the waiting time, broken files, and that fewer rows never take longer than more."""
     products, layers = Products(compiled), [nn.Linear(64, 48), nn.Linear(64, 48), nn.Linear(16, 4)]
     found = measuring.kernel_times(layers, products, least=1000)

@@ -20,6 +20,7 @@ from peft import (
 )
 from torch import Tensor, nn
 
+from caches import use_empty_cache
 from models import tiny_model
 from passes import IDS, plain_text
 from speculant import Speculator
@@ -33,8 +34,7 @@ CAUSAL = TaskType.CAUSAL_LM
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep outcomes of other tests away."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "speculant"
+    return use_empty_cache(monkeypatch, tmp_path)
 
 
 def row_hook(least: int) -> Callable[..., Any]:
@@ -200,10 +200,8 @@ def test_changes_behind_a_speculators_back() -> None:
     check(False)
 
 
-@pytest.mark.parametrize(
-    ("fast", "sequences"),
-    [(False, 1), (True, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 2), (True, 1)))],
-)
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("sequences", [1, 2])
 def test_attention_switched_behind_a_speculators_back(fast: bool, sequences: int) -> None:
     """Guards `set_attn_implementation`: eager attention adds its masks, sdpa takes booleans."""
     model = tiny_model("llama", "sdpa")
