@@ -22,7 +22,7 @@ from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
-from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance
+from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains, SiblingAcceptance
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS as REGISTRY
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
@@ -37,7 +37,7 @@ SHAPES: dict[str, Any] = {
     "iid": lambda: Widths([3, 2], SiblingAcceptance(), replacement=True),
     "distinct": lambda: Widths([3, 2, 1], SiblingAcceptance(), replacement=False),
     "sequences": lambda: Sequences(3, LevelAcceptance()),
-    "best first": lambda: BestFirst(LevelAcceptance(), depth=4, top_k=3, least=0.0),
+    "best first": lambda: BestFirst(LevelGains(), depth=4, top_k=3, least=0.0),
     "best tree": lambda: BestTree(SiblingAcceptance(), depth=4, siblings=3),
 }
 
