@@ -61,7 +61,7 @@ def test_an_interrupted_run_goes_on_to_the_same_texts(tmp_path: Path, monkeypatc
         return continue_texts(*arguments, seed=seed, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("speculant.training.writing.continued", interrupted)
+        patch.setattr("speculant.training.writing.continue_texts", interrupted)
         with pytest.raises(KeyboardInterrupt):
             written(tmp_path / "parts")
     again = written(tmp_path / "parts")
