@@ -125,7 +125,7 @@ def serve() -> None:
 
 def timed_turn(name: str, size: int) -> float:
     """Return the seconds of CPU time of a round of `size` sequences, measured over many."""
-    from speculant.bench.replay.player import recorded_sequence
+    from speculant.bench.replay import player
     from speculant.decoding import step as decoding
     from speculant.drafters.copying.lookup import LookupDrafter
     from speculant.drafters.mix.drafter import MixDrafter
@@ -137,15 +137,17 @@ def timed_turn(name: str, size: int) -> float:
     drafters: dict[str, Any] = {"none": NoDrafter}
     drafters |= {"lookup": lambda: LookupDrafter(vocabulary=VOCABULARY)}
     drafters |= {"mix": lambda: MixDrafter(vocabulary=VOCABULARY)}
-    components: Any = getattr(decoding, "DecodingComponents", None) or vars(decoding)["Parts"]  # of earlier versions
+    # Earlier versions have other names.
+    components: Any = getattr(decoding, "DecodingComponents", None) or vars(decoding)["Parts"]
     parts = components(
         engine=RecordedEngine(vocabulary=VOCABULARY),
         drafter=drafters[name](),
         verifier=SampleThenFollow(),
         sizing=FixedSizing(0 if name == "none" else NODES),
     )
+    begin: Any = getattr(player, "make_recorded_sequence", None) or vars(player)["recorded_sequence"]
     rounds = max(1, ROUNDS[name] // (1 if size == 1 else 4))
-    sequences = [recorded_sequence(recording(seed, 17 * rounds), parts) for seed in range(size)]
+    sequences = [begin(recording(seed, 17 * rounds), parts) for seed in range(size)]
     gc.collect()
     gc.disable()
     began = time.process_time()
