@@ -65,7 +65,7 @@ def test_each_model_has_a_file_of_its_own() -> None:
     assert path == file_of(tiny_model("llama"))
     assert path != file_of(tiny_model("llama").to(torch.bfloat16))
     assert path != file_of(tiny_model("qwen3"))
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('{"nodes": [0, 64], "seconds": [1, 2]}')
     found = stored_step_cost(speculator.engine, speculator.fast, most=64)
     assert found is not None
