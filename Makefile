@@ -161,7 +161,10 @@ $(VENV)/.docs: $(VENV)/.ready
 	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
-DOCS_ENV := OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH"
+# Kernels that tests have compiled serve notebooks, too.
+KERNELS = $(firstword $(shell ls -td .pytest_cache/kernels-* 2>/dev/null))
+DOCS_ENV = OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" XDG_CACHE_HOME=$(CURDIR)/.pytest_cache/cache \
+	$(if $(KERNELS),NUMBA_CACHE_DIR=$(CURDIR)/$(KERNELS))
 docs: $(VENV)/.docs
 	$(DOCS_ENV) sphinx-build -c docs --fresh-env --fail-on-warning --keep-going --quiet . build/site
 
