@@ -190,15 +190,15 @@ def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: 
     return [
         Budget(
             nodes=min(most, max(0, sequence.cache.room - queries)) if sequence.depth > 0 else 0,
-            depth=min(sequence.depth, _state(sequence).depth),
+            depth=min(sequence.depth, state.depth),
             trees=trees,
             queries=sequence.cache.depth,
             branches=branches,
-            level_price=_state(sequence).level_price,
-            start_price=_state(sequence).start_price,
-            node_price=_state(sequence).node_price,
+            level_price=state.level_price,
+            start_price=state.start_price,
+            node_price=state.node_price,
         )
-        for sequence, most in zip(sequences, nodes, strict=True)
+        for sequence, state, most in zip(sequences, map(_state, sequences), nodes, strict=True)
     ]
 
 
