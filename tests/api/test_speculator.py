@@ -216,3 +216,13 @@ def test_drafts_are_no_deeper_than_allowed(nodes: int | str, method: str) -> Non
     speculator = Speculator.from_transformers(model, method=method, nodes=nodes, max_depth=2)
     found = speculator.generate([5, 9, 14, 3] * 8, max_new_tokens=40, temperature=0)
     assert 0 < len(found.stats.offered_by_depth) <= 2
+
+
+def test_another_drafter_has_the_same_needs() -> None:
+    """Guards `draft_with`: sizes and caches were set up for what the first drafter wants of passes."""
+    speculator = Speculator.from_transformers(tiny_model("llama"), method="lookup")
+    other = Speculator.from_transformers(tiny_model("llama"), method="maxgram").drafter
+    speculator.draft_with(other)
+    assert speculator.drafter is other
+    with pytest.raises(UsageError, match="needs something else"):
+        speculator.draft_with(Speculator.from_transformers(tiny_model("llama"), method="recycling").drafter)

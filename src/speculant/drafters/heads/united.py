@@ -182,7 +182,7 @@ class UnitedSession(Session):
         most = budget.nodes if budget.trees else len(weights)
         draft = heaviest(united.tokens, united.parents, weights, most)
         draft = draft.within(depth=budget.depth, trees=budget.trees).head(budget.nodes)
-        return draft.with_levels(self.own.levels)
+        return draft.with_levels(self.own.levels if len(drafted) else 0)
 
     def forecast(self, nodes: int) -> Float64:
         """Return nothing: the head's draft ends by itself where a level does not pay."""

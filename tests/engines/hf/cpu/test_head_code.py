@@ -140,6 +140,20 @@ def test_texts_run_together_as_alone(model: Any, name: str, dtype: torch.dtype) 
         assert torch.allclose(one.float(), own.float(), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_share_of_a_row_is_measured_once(model: Any, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    """Guards the measurement behind the price of a row: a share of a level, none without code, taken once."""
+    loaded = LoadedHead(eagle_head(**LARGE), HFTargetParts(model, fast=fast), kind="eagle", method="eagle2")
+    session = HeadDrafter(loaded).open(SessionRequest(prompt=np.arange(8, dtype=np.int32)))
+    nothing, tokens = DraftTree.empty(), np.array([3], np.int32)
+    session.observe(Verified(tree=nothing, path=EMPTY_PATH, tokens=tokens, hidden=states(8, 1)[0]))
+    share = session.text.row_share
+    assert 0 <= share <= 1
+    assert fast or not share
+    monkeypatch.setattr(text_module, "measure_row_share", lambda _: 7.0)
+    assert session.text.row_share == share
+
+
 def test_levels_extend_one_node_where_rows_take_as_long_as_levels(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the price of a row: with it each level extends its best node alone, without it several."""
     loaded = LoadedHead(eagle_head(**LARGE), HFTargetParts(model, fast=True), kind="eagle", method="eagle2")

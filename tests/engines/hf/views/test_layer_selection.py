@@ -147,3 +147,15 @@ def test_what_cannot_be_read_again() -> None:
         cache.reread(2, [0])
     with pytest.raises(UnsupportedError, match="takes no explicit masks"):
         opened(HFEngine(tiny_model("bloom"))).reread(2, [0])
+
+
+def test_layers_that_were_exchanged_are_found_again() -> None:
+    """Guards the place that is remembered: a list of layers put in place of the first one is the one that is read."""
+    model = tiny_model("llama")
+    found = find_layers(model)
+    assert found is not None
+    assert found.belongs_to(model)
+    model.model.layers = torch.nn.ModuleList(list(model.model.layers))
+    assert not found.belongs_to(model)
+    del model.model
+    assert not found.belongs_to(model)
