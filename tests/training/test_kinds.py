@@ -13,7 +13,7 @@ from models import tiny_model
 from speculant.core.errors import UsageError
 from speculant.core.references import load_object
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.drafters.heads.eagle3.new import default_taps
+from speculant.drafters.heads.eagle3.recipe import default_taps
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.files import Files
 from speculant.training.kind import TrainingKind

@@ -15,8 +15,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
-from speculant.drafters.heads.dflash.new import new_dflash
-from speculant.drafters.heads.dflash.recipe import DFlashRecipe
+from speculant.drafters.heads.dflash.recipe import DFlashRecipe, new_dflash
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from trainings import tiny_training
 

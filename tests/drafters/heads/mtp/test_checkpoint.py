@@ -15,7 +15,7 @@ from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.mtp import checkpoint as mtp
 from speculant.drafters.heads.mtp.layouts import REFUSED, find_layout, is_mtp, plain_name
-from speculant.drafters.heads.mtp.new import new_mtp
+from speculant.drafters.heads.mtp.recipe import new_mtp
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 

@@ -12,8 +12,7 @@ from eagles import target_model
 from models import hybrid_model
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.mtp.head import MtpHead
-from speculant.drafters.heads.mtp.new import new_mtp
-from speculant.drafters.heads.mtp.recipe import MtpRecipe
+from speculant.drafters.heads.mtp.recipe import MtpRecipe, new_mtp
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from unrolling import drafted_logits, target_rows, training_batch
 

@@ -10,15 +10,12 @@ import torch
 
 from feed_forward_heads import HIDDEN, heads, new_medusa, tiny_target
 from models import VOCABULARY, tiny_model
-from speculant.drafters.heads.blockwise.new import new_blockwise
-from speculant.drafters.heads.blockwise.recipe import BlockwiseRecipe
+from speculant.drafters.heads.blockwise.recipe import BlockwiseRecipe, new_blockwise
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.hydra.new import new_hydra, new_hydra_plus
-from speculant.drafters.heads.hydra.recipe import HydraRecipe
-from speculant.drafters.heads.medusa.new import new_medusa as built_medusa
+from speculant.drafters.heads.hydra.recipe import HydraRecipe, new_hydra, new_hydra_plus
 from speculant.drafters.heads.medusa.recipe import MedusaRecipe
-from speculant.drafters.heads.mlp.new import new_mlp
-from speculant.drafters.heads.mlp.recipe import MLPRecipe
+from speculant.drafters.heads.medusa.recipe import new_medusa as built_medusa
+from speculant.drafters.heads.mlp.recipe import MLPRecipe, new_mlp
 from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.engines.hf.views.target_parts import HFTargetParts
 

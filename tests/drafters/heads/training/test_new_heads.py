@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from feed_forward_heads import HEADS, HIDDEN, tiny_target
-from speculant.drafters.heads.blockwise.new import new_blockwise
-from speculant.drafters.heads.hydra.new import new_hydra
-from speculant.drafters.heads.medusa.new import new_medusa
-from speculant.drafters.heads.mlp.new import new_mlp
+from speculant.drafters.heads.blockwise.recipe import new_blockwise
+from speculant.drafters.heads.hydra.recipe import new_hydra
+from speculant.drafters.heads.medusa.recipe import new_medusa
+from speculant.drafters.heads.mlp.recipe import new_mlp
 
 
 def test_new_heads_begin_with_the_targets_output() -> None:

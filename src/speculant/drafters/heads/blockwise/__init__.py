@@ -25,7 +25,7 @@ BLOCKWISE = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.blockwise.new:new_blockwise",
+        build="speculant.drafters.heads.blockwise.recipe:new_blockwise",
         options={"inner": 0},
         recipe="speculant.drafters.heads.blockwise.recipe:BlockwiseRecipe",
         save="speculant.drafters.heads.blockwise.checkpoint:save",

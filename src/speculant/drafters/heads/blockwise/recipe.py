@@ -11,6 +11,7 @@ from speculant.drafters.heads.blockwise.head import BlockwiseHead
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.training.depths import depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import HEADS
 
 
 class BlockwiseRecipe(Recipe):
@@ -27,3 +28,8 @@ class BlockwiseRecipe(Recipe):
         states = self.head.states(batch.final[texts, rows])
         for depth in range(1, self.depth + 1):
             yield depth_output(target.project(states[:, depth - 1]), batch, target, depth)
+
+
+def new_blockwise(target: TargetParts, heads: int = HEADS, *, inner: int = 0) -> BlockwiseHead:
+    """Return blockwise heads for a target, each with D inner states unless `inner` says otherwise."""
+    return BlockwiseHead(target.hidden_size, inner or target.hidden_size, heads)

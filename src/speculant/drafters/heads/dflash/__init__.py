@@ -39,7 +39,7 @@ DFLASH = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.dflash.new:new_dflash",
+        build="speculant.drafters.heads.dflash.recipe:new_dflash",
         options={"layers": 1, "size": 5, "markov": 0, "confidence": False, "domino": 0, "selector": 0, "causal": False},
         recipe="speculant.drafters.heads.dflash.recipe:DFlashRecipe",
         save="speculant.drafters.heads.dflash.checkpoint:save",

@@ -33,7 +33,7 @@ EAGLE = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.eagle.new:new_eagle",
+        build="speculant.drafters.heads.eagle.recipe:new_eagle",
         recipe="speculant.drafters.heads.eagle.recipe:EagleRecipe",
         save="speculant.drafters.heads.eagle.checkpoint:save",
         depth=1,

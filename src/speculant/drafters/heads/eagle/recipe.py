@@ -17,6 +17,7 @@ from torch.nn.functional import smooth_l1_loss
 from speculant.drafters.heads.eagle.head import EagleHead
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import spread_weights, target_shape
 from speculant.drafters.heads.training.unrolled import Unrolled
 
 _NOISE_TOKENS = 512  # the length of text at which noise has its full size
@@ -64,3 +65,15 @@ class EagleRecipe(Recipe):
             return states
         size = self._noise * _NOISE_TOKENS / lengths.clamp(min=1)
         return states + (2 * torch.rand_like(states) - 1) * size[:, None, None].to(states.dtype)
+
+
+def new_eagle(target: TargetParts) -> EagleHead:
+    """Return a head that at first passes the hidden state on: `fc` is the identity on it, plus noise.
+
+    `fc` has no bias, as in the authors' heads for Llama 3: not every engine has a place for one.
+    """
+    head = EagleHead(target_shape(target), bias=False)
+    spread_weights(head)
+    with torch.no_grad():
+        head.fc.weight[:, target.hidden_size :] += torch.eye(target.hidden_size)
+    return head

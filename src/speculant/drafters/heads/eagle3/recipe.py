@@ -11,9 +11,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from speculant.drafters.heads.eagle3.head import Eagle3Head
+from speculant.core.errors import UsageError
+from speculant.core.tree import Int64
+from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import spread_weights, target_shape
 from speculant.drafters.heads.training.unrolled import Unrolled
 
 
@@ -52,3 +55,65 @@ class Eagle3Recipe(Recipe):
         numbers = torch.full((target.vocabulary,), -1, device=ids.device)
         numbers[ids] = torch.arange(len(ids), device=ids.device)
         return wanted[:, ids], numbers[tokens]
+
+
+def new_eagle3(
+    target: TargetParts, *, counts: Int64, vocabulary: int = 0, own_output: bool = True, inner: int = 0
+) -> Eagle3Head:
+    """Return a head that at first passes the last of the states that it reads on to the target's final norm.
+
+    Args:
+        target: of the head.
+        counts: Int64[V], how often each token stands in the texts.
+        vocabulary: how many tokens it can draft, the most frequent ones; 0 for all.
+        own_output: whether it has an output projection of its own, at first the target's.
+        inner: of its MLP; 0 for the target's.
+    """
+    shape, ids = eagle3_shape(target, counts, vocabulary, own_output, inner=inner)
+    head = Eagle3Head(shape, ids=ids)
+    begin_as_target(head, target)
+    return head
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Return the decoder layers of a target that EAGLE-3 reads, from 0: the authors', or even ones of shallow targets.
+
+    The authors' are the outputs of layers 1, L / 2 - 1 and L - 4, which collapse where there are 6 layers or fewer.
+    """
+    taps = (1, layers // 2 - 1, layers - 4)
+    return taps if taps[0] < taps[1] < taps[2] else tuple(sorted({min(1, layers - 2), layers // 2, layers - 1} - {-1}))
+
+
+def eagle3_shape(
+    target: TargetParts, counts: Int64, vocabulary: int, own_output: bool, layers: int = 1, *, inner: int = 0
+) -> tuple[Eagle3Shape, Tensor | None]:
+    """Return the shape of a head, and the tokens that it can draft, ascending; None for all."""
+    if not 0 <= vocabulary <= target.vocabulary:
+        raise UsageError(f"vocabulary must be 0 to {target.vocabulary}, the target's, not {vocabulary}.")
+    reduced = vocabulary if vocabulary < target.vocabulary else 0
+    ids = torch.from_numpy(counts).argsort(descending=True, stable=True)[:reduced].sort().values if reduced else None
+    shape = Eagle3Shape(
+        layer=target_shape(target, **{"inner": inner} if inner else {}),
+        taps=default_taps(target.layers),
+        target_hidden=target.hidden_size,
+        vocabulary=target.vocabulary,
+        layers=layers,
+        draft_vocabulary=reduced,
+        own_output=own_output,
+    )
+    return shape, ids
+
+
+def begin_as_target(head: Eagle3Head, target: TargetParts) -> None:
+    """Give a head its first weights."""
+    hidden = target.hidden_size
+    spread_weights(head)
+    with torch.no_grad():
+        head.fc.weight[:, -hidden:] += torch.eye(hidden)
+        signs = torch.ones(hidden)
+        signs[1::2] = -1  # its mean is 0 and its mean square 1, so that any norm returns it times the weights
+        own = target.norm(signs.to(target.projection())).float().cpu() * signs
+        head.norm.weight.copy_(own)
+        if head.shape.own_output:
+            weights = target.projection().float().cpu()
+            head.lm_head.weight.copy_(weights if head.ids is None else weights[head.ids])

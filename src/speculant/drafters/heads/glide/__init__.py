@@ -26,7 +26,7 @@ GLIDE = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.glide.new:new_glide",
+        build="speculant.drafters.heads.glide.recipe:new_glide",
         recipe="speculant.drafters.heads.glide.recipe:GlideRecipe",
         save="speculant.drafters.heads.glide.checkpoint:save",
         depth=5,

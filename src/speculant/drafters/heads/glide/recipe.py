@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import torch
 
-from speculant.drafters.heads.glide.head import GlideHead
+from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
 from speculant.drafters.heads.head import TargetParts, TargetPasses
 from speculant.drafters.heads.training.depths import depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import copy_embeddings, copy_projection, spread_weights, target_shape
 
 
 class GlideRecipe(Recipe):
@@ -45,3 +46,12 @@ class GlideRecipe(Recipe):
         )
         for depth in range(1, self.depth + 1):
             yield depth_output(logits[:, depth - 1], batch, target, depth)
+
+
+def new_glide(target: TargetParts) -> GlideHead:
+    """Return a GLIDE head of the target's sizes; embeddings and output projection begin as the target's."""
+    head = GlideHead(target_shape(target), target_cross_shape(target), vocabulary=target.vocabulary)
+    spread_weights(head)
+    copy_embeddings(head.embed_tokens, target)
+    copy_projection(head.lm_head, target)
+    return head

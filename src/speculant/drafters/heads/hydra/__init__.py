@@ -25,7 +25,7 @@ HYDRA = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.hydra.new:new_hydra",
+        build="speculant.drafters.heads.hydra.recipe:new_hydra",
         options={"blocks": 1},
         recipe="speculant.drafters.heads.hydra.recipe:HydraRecipe",
         save="speculant.drafters.heads.hydra.checkpoint:save",
@@ -48,7 +48,7 @@ HYDRA_PLUS = HeadKind(
     ),
     methods=HYDRA.methods,
     training=HeadTraining(
-        build="speculant.drafters.heads.hydra.new:new_hydra_plus",
+        build="speculant.drafters.heads.hydra.recipe:new_hydra_plus",
         recipe="speculant.drafters.heads.hydra.recipe:HydraRecipe",
         save="speculant.drafters.heads.hydra.checkpoint:save",
         depth=4,

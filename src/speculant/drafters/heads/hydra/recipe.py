@@ -2,6 +2,8 @@
 
 The decoder layer of Hydra++ runs once over the whole texts (Ankner et al. 2024, arXiv 2402.05109, section 4). Its
 dropouts take part while the head is in training mode.
+
+Residual blocks begin as the identity, so a head begins with what the target itself predicts for the root.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.hydra.head import LAST, HydraHead
+from speculant.drafters.heads.hydra.head import LAST, HydraHead, HydraShape
+from speculant.drafters.heads.layers import LayerShape
+from speculant.drafters.heads.residual import ResBlock
 from speculant.drafters.heads.training.depths import anchor_tokens, depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import HEADS, copy_projections, target_shape
 
 
 class HydraRecipe(Recipe):
@@ -37,3 +43,43 @@ class HydraRecipe(Recipe):
                 embeddings = target.embed(anchor_tokens(batch, depth))
             contexts = torch.cat([contexts, embeddings.to(contexts.dtype)], dim=-1)
             yield depth_output(self.head.project(contexts, depth - 1), batch, target, depth)
+
+
+_SPREAD = 0.02  # of weights that read drafted tokens, at first
+
+
+def new_hydra(
+    target: TargetParts, heads: int = HEADS, *, blocks: int = 1, prefix: LayerShape | None = None
+) -> HydraHead:
+    """Return Hydra heads for a target.
+
+    Args:
+        target: of the heads.
+        heads: how many.
+        blocks: residual blocks of each.
+        prefix: of the decoder layer of Hydra++, whose inputs are dropped out by 0.2 as in the authors' training; None
+            for Hydra.
+    """
+    head = HydraHead(
+        HydraShape(
+            hidden=target.hidden_size,
+            vocabulary=target.vocabulary,
+            heads=heads,
+            blocks=blocks,
+            prefix=prefix,
+            dropout=0.0 if prefix is None else 0.2,
+        )
+    )
+    copy_projections(head, target)
+    for block in head.modules():
+        if isinstance(block, ResBlock) and block.res_connection is not None:
+            nn.init.normal_(block.res_connection.weight, std=_SPREAD)
+            nn.init.zeros_(block.res_connection.bias)
+            with torch.no_grad():
+                block.res_connection.weight[:, : target.hidden_size] += torch.eye(target.hidden_size)
+    return head
+
+
+def new_hydra_plus(target: TargetParts, heads: int = HEADS) -> HydraHead:
+    """Return Hydra++ heads with a decoder layer like the target's, and four blocks each as the authors' have."""
+    return new_hydra(target, heads, blocks=4, prefix=target_shape(target))

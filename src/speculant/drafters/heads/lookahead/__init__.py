@@ -26,7 +26,7 @@ PASS = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.lookahead.new:new_lookahead",
+        build="speculant.drafters.heads.lookahead.recipe:new_lookahead",
         options={"count": 4},
         recipe="speculant.drafters.heads.lookahead.recipe:LookaheadRecipe",
         save="speculant.drafters.heads.lookahead.checkpoint:save",

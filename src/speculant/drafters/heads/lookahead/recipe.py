@@ -55,3 +55,13 @@ class LookaheadRecipe(Recipe):
         seen[length:, length:] = torch.kron(torch.eye(len(rows), device=ids.device), own).bool()
         output = target.run(given[None], torch.cat([places, positions])[None], seen[None, None])
         return output[0, length:].reshape(len(rows), count, -1)
+
+
+def new_lookahead(target: TargetParts, *, count: int = 4) -> LookaheadHead:
+    """Return so many look-ahead embeddings, which begin as the mean of the target's, plus noise."""
+    head = LookaheadHead(count, target.hidden_size, vocabulary=target.vocabulary)
+    with torch.no_grad():
+        table = target.embed(torch.arange(target.vocabulary, device=target.projection().device))
+        noise = torch.randn(head.look_ahead.shape) * table.std().cpu()
+        head.look_ahead.copy_(table.mean(0).cpu() + 0.1 * noise)
+    return head

@@ -25,7 +25,7 @@ MEDUSA = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.medusa.new:new_medusa",
+        build="speculant.drafters.heads.medusa.recipe:new_medusa",
         options={"blocks": 1, "own": False},
         recipe="speculant.drafters.heads.medusa.recipe:MedusaRecipe",
         save="speculant.drafters.heads.medusa.checkpoint:save",

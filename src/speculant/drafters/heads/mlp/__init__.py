@@ -25,7 +25,7 @@ MLP = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.mlp.new:new_mlp",
+        build="speculant.drafters.heads.mlp.recipe:new_mlp",
         options={"inner": 0, "tied": False},
         recipe="speculant.drafters.heads.mlp.recipe:MLPRecipe",
         save="speculant.drafters.heads.mlp.checkpoint:save",

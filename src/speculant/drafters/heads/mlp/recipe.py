@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.mlp.head import MLPHead
+from speculant.drafters.heads.mlp.head import MLPHead, MLPShape
 from speculant.drafters.heads.training.depths import anchor_tokens, depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import HEADS
 
 
 class MLPRecipe(Recipe):
@@ -28,3 +29,17 @@ class MLPRecipe(Recipe):
         for depth in range(1, self.depth + 1):
             states = self.head.step(states, anchor_tokens(batch, depth), depth - 1)
             yield depth_output(self.head.project(states, depth - 1), batch, target, depth)
+
+
+def new_mlp(target: TargetParts, steps: int = HEADS, *, inner: int = 0, tied: bool = False) -> MLPHead:
+    """Return an MLP speculator for a target, with a state of D numbers unless `inner` says otherwise."""
+    return MLPHead(
+        MLPShape(
+            hidden=target.hidden_size,
+            inner=inner or target.hidden_size,
+            vocabulary=target.vocabulary,
+            steps=steps,
+            tied=tied,
+            scaled=True,
+        )
+    )

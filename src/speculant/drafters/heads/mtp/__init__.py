@@ -26,7 +26,7 @@ MTP = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.mtp.new:new_mtp",
+        build="speculant.drafters.heads.mtp.recipe:new_mtp",
         recipe="speculant.drafters.heads.mtp.recipe:MtpRecipe",
         save="speculant.drafters.heads.mtp.checkpoint:save",
         depth=4,

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.mtp.head import MtpHead
-from speculant.drafters.heads.target_layer import TargetLayer
+from speculant.drafters.heads.mtp.module import MtpModule
+from speculant.drafters.heads.target_layer import FULL, TargetLayer
 from speculant.drafters.heads.training.anchor_grid import AnchorGrid
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import SPREAD
 
 
 class MtpRecipe(Recipe):
@@ -68,3 +70,33 @@ class MtpRecipe(Recipe):
                 tokens=batch.ids[text, place + depth + 1],
                 extra=smooth_l1_loss(found.float(), true.float()),
             )
+
+
+def new_mtp(target: TargetParts) -> MtpHead:
+    """Return a head whose layer and final norm are copies of the target's last ones.
+
+    At first it passes the target's state on to them: the norms before the projection only scale, and the projection is
+    the identity on the state, plus noise on both inputs.
+
+    Raises:
+        UnsupportedError: the target has no layer of full attention to begin with.
+    """
+    module = MtpModule(target, [target.new_layer(None, FULL)])
+    module.float().requires_grad_(True)
+    for norm in (module.enorm, module.hnorm):
+        _flatten(norm, target.hidden_size)
+    nn.init.normal_(module.eh_proj.weight, std=SPREAD)
+    with torch.no_grad():
+        module.eh_proj.weight[:, target.hidden_size :] += torch.eye(target.hidden_size)
+    return MtpHead([module])
+
+
+def _flatten(norm: nn.Module, hidden: int) -> None:
+    """Make a norm multiply by 1 alone, whether its class multiplies by its weights or by these plus 1."""
+    weight = norm.weight
+    assert isinstance(weight, nn.Parameter)
+    signs = torch.ones(hidden, device=weight.device)
+    signs[1::2] = -1  # its mean is 0 and its mean square 1, so that any norm returns it times the weights
+    with torch.no_grad():
+        shift = (norm(signs) * signs - weight).mean().round()
+        weight.fill_(1 - float(shift))

@@ -25,7 +25,7 @@ SPECDEC = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.specdec.new:new_specdec",
+        build="speculant.drafters.heads.specdec.recipe:new_specdec",
         options={"encoder": 4, "decoder": 1},
         recipe="speculant.drafters.heads.specdec.recipe:SpecDecRecipe",
         save="speculant.drafters.heads.specdec.checkpoint:save",

@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.specdec.head import SpecDecHead
 from speculant.drafters.heads.training.depths import depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
+from speculant.drafters.heads.training.shapes import (
+    SPREAD,
+    copy_embeddings,
+    copy_projection,
+    spread_weights,
+    target_shape,
+)
 
 
 class SpecDecRecipe(Recipe):
@@ -46,3 +53,15 @@ class SpecDecRecipe(Recipe):
         seen = (places <= rows[:, None] + 1)[:, None].expand(-1, head.depth, -1)
         own = torch.ones(len(rows), head.depth, head.depth, dtype=torch.bool, device=rows.device)
         return head.fill(positions, join, torch.cat([seen, own], dim=-1))
+
+
+def new_specdec(target: TargetParts, *, encoder: int = 4, decoder: int = 1, block: int = 8) -> SpecDecHead:
+    """Return a drafter of the target's sizes; embeddings and output projection begin as the target's."""
+    head = SpecDecHead(
+        target_shape(target), vocabulary=target.vocabulary, encoder=encoder, decoder=decoder, block=block
+    )
+    spread_weights(head)
+    nn.init.normal_(head.embed_tokens.weight, std=SPREAD)
+    copy_embeddings(head.embed_tokens, target)
+    copy_projection(head.lm_head, target)
+    return head
