@@ -83,6 +83,7 @@ def puct(
     tokens[0], parents[0], first[0], length[0], visits[0], scores[0] = root, -1, -1, 0, 0, 0.0
     count = 1
     for _ in range(ITERATIONS):
+        # 1. Descend by the largest score (PUCT) to a leaf, and expand it.
         node, depth = 0, 1
         states[0, 0], states[0, 1] = before, root
         while depth < STATES:
@@ -112,11 +113,13 @@ def puct(
             depth += 1
             if leaf:
                 break
+        # 2. Play out from it, and credit the value to all nodes of the path.
         value = _roll_out(young, old, base, states, depth, rule, random, row, weights)
         while node >= 0:
             visits[node] += 1
             scores[node] += value
             node = parents[node]
+    # 3. Bring the nodes into pre-order, with parents by their new places.
     order = np.empty(count, np.int64)
     place = np.empty(count, np.int64)
     stack = np.empty(count, np.int64)

@@ -78,6 +78,7 @@ def best_first(
     back, back_weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
     count = 0
     for rank in range(-1, limit - 1):
+        # 1. Take the best node that is not expanded yet, the root first; stop where its children cannot enter.
         joint, ceiling = np.float32(1), np.float32(math.inf)
         a, b, depth = before, root, np.int32(1)  # of the children
         if rank >= 0:
@@ -90,6 +91,7 @@ def best_first(
             joint, ceiling, b = joints[slot], scores[rank], np.int64(tokens[slot])
             a = root if parents[slot] < 0 else np.int64(tokens[order[parents[slot]]])
 
+        # 2. Read the row of two tokens, and what it reserves for unseen successors.
         length = 0 if a == NONE else lookup(young, old, base, a, b, rule, row, row_weights)
         total = 0
         for i in range(length):
@@ -98,6 +100,7 @@ def best_first(
         open_share = joint * np.float32(opened / (total + opened))
         spread = np.float32(1 + exploration / math.sqrt(1 + total / UNIT))
 
+        # 3. Go on only if its best child can enter; the row of one token shares what is reserved.
         scale = joint / np.float32(total + opened)
         most = row_weights[0] * scale if length else np.float32(0)
         if count == limit and (most + open_share) * spread <= scores[limit - 1]:
@@ -108,6 +111,7 @@ def best_first(
             back_total += back_weights[i]
         back_scale = open_share / np.float32(back_total + escape * UNIT * back_length + 1)
         most_back = back_weights[0] * back_scale if back_length else np.float32(0)
+        # 4. Insert the children of both rows by score; a child of both counts once.
         for i in range(length + back_length):
             if i < length:
                 token, p = row[i], row_weights[i] * scale

@@ -160,6 +160,7 @@ def gather(
     """
     features.buckets[:] = -1
     count, at, weight_set = 0, 0, 0
+    # 1. Read the row of every input that names successors.
     for i in range(COPY):
         length = 0
         if i == CACHE:
@@ -171,6 +172,7 @@ def gather(
         elif hashes[i] != np.uint64(0):
             length = look_up(wide if WIDE[i] else narrow, hashes[i], features.tokens, features.weights, i)
         features.lengths[i] = length
+    # 2. Their entries become candidates, each with a state: the share of its row, how full the row is, first or not.
     for i in range(COPY):
         length, total = features.lengths[i], 0
         features.absent[i] = UNKNOWN
@@ -191,6 +193,7 @@ def gather(
                     features.named[1, at] = (share * TOTALS + band) * 2 + (1 if k == 0 else 0)
                     at += 1
         features.ends[i] = at
+    # 3. The token that followed the repetition is a candidate of its own input.
     features.absent[COPY] = UNKNOWN
     if copied != NOWHERE:
         if copied_length >= 6:
@@ -203,6 +206,7 @@ def gather(
             at += 1
     features.ends[COPY] = at
     features.absent[RECENCY], features.ends[RECENCY] = UNKNOWN, at
+    # 4. Frozen bases add theirs.
     features.chosen[1] = 0
     for b in range((len(features.absent) - INPUTS) // BASE_CONTEXTS):
         lines = bases.first if b == 0 else (bases.second if b == 1 else bases.third)
@@ -210,12 +214,14 @@ def gather(
         count, at = _gather_base(lines, bases.bits[b], first, hashes, vocabulary, most, count, at, features)
     if has_scores(len(features.absent)):
         features.absent[-1], features.ends[-1] = UNKNOWN, at
+    # 5. Recency and frequency describe every candidate, whichever input named it.
     for c in range(count):
         token = features.candidates[c]
         use = np.int64(history.last_use[token])
         distance = log_band(now - use, DISTANCES - 2) if use >= 0 else DISTANCES - 1
         features.bands[c] = mixer.bands[token]
         features.recency[c] = distance * FREQUENCIES + features.bands[c]
+    # 6. The set of weights follows from the longest context that is known.
     if features.absent[TARGET_TWO] != UNKNOWN:
         weight_set += SETS // 2
     features.chosen[0] = weight_set

@@ -195,11 +195,13 @@ def most_probable(
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     history, bounds, count = History(text, length, last_use, links), score_bounds(mixer), 0
     for rank in range(-1, limit - 1):
+        # 1. Take the best node that is not expanded yet, the root first; stop where its children cannot enter.
         joint = np.float32(1)
         if rank >= 0:
             if rank >= count or (count == limit and joints[rank] * np.float32(cut) <= joints[limit - 1]):
                 break
             joint = joints[rank]
+        # 2. Fill the window with its last tokens: the path to the root, and the text before it.
         at, node, depth = WINDOW, rank, 0
         while node >= 0:
             if at > 0:
@@ -214,6 +216,7 @@ def most_probable(
             at, back = at - 1, back - 1
             window[at] = text[back]
         hash_contexts(window[at:], WINDOW - at, mixer.frequency, hashes)
+        # 3. Follow the repetition that the node continues, or seek one.
         place, agreed = copy[0], copy[1]
         if rank >= 0:
             place, agreed = places[order[rank]], lengths[order[rank]]
@@ -222,6 +225,7 @@ def most_probable(
         if place >= length:
             place, agreed = NOWHERE, 0
         copied = text[place] if place != NOWHERE else NOWHERE
+        # 4. Collect the candidates, and mix what the inputs say of each, as far as one could still enter.
         needed = joints[limit - 1] / joint if count == limit else np.float32(0)
         most = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
         last = np.int64(window[WINDOW - 1])
@@ -231,6 +235,7 @@ def most_probable(
         least = _logit(needed) if needed > 0 else np.float32(-math.inf)
         combine(mixer, features, found)
         add_scores(mixer, scorer, window[at:], topic, features, found, least, bounds)
+        # 5. Insert the candidates by joint probability.
         for c in range(found):
             z = features.logits[c]
             if z <= least:
