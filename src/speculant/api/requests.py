@@ -158,7 +158,8 @@ class Preparation:
         if bias:
             first.append(LogitBias(bias, call.ids.device))
         call.processors = [*first, *call.processors]
-        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=undrafted)
+        known = undrafted or engine.capabilities.media  # all of its inputs
+        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=known)
         cache = engine.open_prepared(call, plain=undrafted)
         if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")

@@ -16,13 +16,14 @@ from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
 from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
 from speculant.engines.hf.draft_rows import NewRows
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, as_ids, finish_pass
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, finish_pass
 from speculant.engines.hf.opening import AnySequence
 from speculant.engines.hf.prompt import PromptPart
 from speculant.engines.hf.states.adapter import cache_class
@@ -153,17 +154,17 @@ class BatchPass:
 
     def _together(self, requests: Sequence[Joining], planned: Sequence[NewRows], needs: RequestedOutputs) -> list[Pass]:
         counts = [len(new.ids) for new in planned]
-        device = self._runner.model.device
-        ids, positions = (
-            as_ids(np.concatenate(each)).to(device)
-            for each in zip(*((new.ids, new.positions) for new in planned), strict=True)
-        )
         caches = [cache for cache, _, _ in requests]
+        given = [cache.rows_input(new.ids, new.positions, None) for cache, new in zip(caches, planned, strict=True)]
         recorder = self._recorder(caches, planned)
         cache = self._joined(caches, counts, [new.mask for new in planned], recorder)
         total = sum(cache.length + len(new.rows) for (cache, _, _), new in zip(requests, planned, strict=True))
         output = self._runner.verify(
-            PassInput(ids, positions, self._masks()),
+            PassInput(
+                torch.cat([each.ids for each in given], dim=1),
+                join_positions([each.positions for each in given]),
+                self._masks(),
+            ),
             cache,
             needs=needs,
             config=config_changes(cache),
@@ -199,6 +200,14 @@ class BatchPass:
     def _masks(self) -> object:
         capabilities = self._runner.capabilities
         return stand_in_masks(self._runner.model.device, mixed=capabilities.mixed, window=capabilities.window)
+
+
+def join_positions(each: Sequence[Tensor]) -> Tensor:
+    """Return positions [1, n] and [A, 1, n] of several sequences side by side; text has the same on all A axes."""
+    axes = max((positions.shape[0] for positions in each if positions.ndim > 2), default=None)
+    if axes is not None:
+        each = [positions if positions.ndim > 2 else positions.expand(axes, 1, -1) for positions in each]
+    return torch.cat([*each], dim=-1)
 
 
 def _one_after_the_other(requests: Sequence[Request], needs: RequestedOutputs) -> list[Pass]:

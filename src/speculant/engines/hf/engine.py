@@ -33,6 +33,7 @@ from speculant.engines.hf.probe.capabilities import (
     plain_capabilities,
 )
 from speculant.engines.hf.probe.live_check import LiveCheck, Sample
+from speculant.engines.hf.probe.media_check import MediaCheck, open_media
 from speculant.engines.hf.probe.model_state import state_of
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
@@ -72,7 +73,7 @@ class HFEngine:
         self._latest: list[Any] = []  # see `PlainTargetCache`
         self._runner = ModelRunner(model, self._checked(model), self.acceleration)
         self._batch = BatchPass(self._runner)
-        self._live = LiveCheck(self._runner)
+        self._live, self._media = LiveCheck(self._runner), MediaCheck(self._runner)
         self._sample: Sample | None = None
 
     @property
@@ -108,7 +109,7 @@ class HFEngine:
             found = merge(found, outcome, type(runner.model).__name__)
             self._refuse(found)
         runner.capabilities, self._state = found, state
-        self._batch, self._live = BatchPass(runner), LiveCheck(runner)
+        self._batch, self._live, self._media = BatchPass(runner), LiveCheck(runner), MediaCheck(runner)
 
     def _checked(self, model: Any) -> HFCapabilities:
         """Return what the class, config and adapter promise.
@@ -172,7 +173,7 @@ class HFEngine:
         """Return why no drafts can be verified on a request, though the model takes drafts; "" if they can."""
         capabilities = self.capabilities
         if capabilities.media and set(prepared.others) - {"use_cache"}:
-            return "drafts are not verified behind images and other media yet"
+            return self._media.reason(prepared)
         if prepared.prepare_inputs is not None:
             return "other code than the model's prepares its inputs"
         if capabilities.drafts_padded or prepared.padding is None:
@@ -185,6 +186,8 @@ class HFEngine:
         """Return the cache of a request; the model's own methods decode a plain one."""
         if plain:
             return PlainTargetCache(prepared, self._latest)
+        if self.capabilities.media and prepared.others:
+            return open_media(self._runner, prepared)
         return self.open(
             prepared.ids[:, prepared.start :],
             cache=prepared.cache,

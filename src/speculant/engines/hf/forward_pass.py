@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,13 +33,15 @@ class PassInput:
 
     Attributes:
         ids: Int64[1, n].
-        positions: Int64[1, n].
+        positions: Int64[1, n], or [A, 1, n] where a family has A axes of them.
         mask: what the model takes as `attention_mask`.
+        others: what it reads beside these, such as images.
     """
 
     ids: Tensor
     positions: Tensor
     mask: Any
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +115,7 @@ class ModelRunner:
             UnsupportedError: hidden states or a subset of layers are not available on this model.
         """
         held, mixers = self._states_of(cache, recorder)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {**given.others}
         if self.capabilities.takes_positions:
             options["position_ids"] = given.positions
         count, index, last = given.ids.shape[1], None, False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,10 @@ class Prompt:
         ids: Int64[1, T].
         seen: Bool[T], False at padding; None without padding.
         shift: cache slot minus position, of all tokens behind the prompt.
+        whole: whether it must be read in one pass.
     """
+
+    whole = False
 
     def __init__(self, ids: Tensor, *, padding: Tensor | None, positions: Tensor | None) -> None:
         """Find out where the positions of what follows begin.
@@ -78,6 +82,15 @@ class Prompt:
         """Return what a pass over some of its tokens reads, all before them being cached."""
         padding = None if self._padding is None else self._padding[:, :end]
         return PassInput(self.ids[:, start:end], self._positions_of(start, end), padding)
+
+    def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
+        """Return what a pass over rows behind the prompt reads.
+
+        Args:
+            ids, positions: Int64[1, n].
+            mask: of the rows, as the model takes it.
+        """
+        return PassInput(ids, positions, mask)
 
     def padding_mask(self, total: int) -> Tensor | None:
         """Return the 2-D mask of a pass in which every row attends to all before it; None without padding.

@@ -46,7 +46,7 @@ class PromptReader:
         check_queries(needs, self._runner.capabilities)
         left = len(self._prompt) - start
         # Where factors or windows go by the pass, a prompt in several passes would be another prompt.
-        at_once = self._limit.reads_at_once or self._runner.capabilities.window_by_cache
+        at_once = self._prompt.whole or self._limit.reads_at_once or self._runner.capabilities.window_by_cache
         end = start + (left if most is None or at_once else min(most, left))
         # Of a prompt that is read in parts, only the last part's last row is wanted unless all rows are.
         wanted = needs if needs.prompt or end == len(self._prompt) else NO_OUTPUTS

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
-from speculant.core.tree import UNLIMITED, Bool, DraftTree, Int32
+from speculant.core.tree import UNLIMITED, Bool, DraftTree, Int32, Int64
 from speculant.engines.hf.cache import (
     begin_own_pass,
     cached_length,
@@ -57,6 +57,7 @@ class HFTargetCache:
         cache: DynamicCache | None = None,
         padding: Tensor | None = None,
         positions: Tensor | None = None,
+        prompt: Prompt | None = None,
     ) -> None:
         """Prepare a sequence.
 
@@ -66,11 +67,12 @@ class HFTargetCache:
             cache: what is cached of it already; fewer tokens than T.
             padding: Int64[1, T], 0 at padding, or None.
             positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+            prompt: the prompt where it is more than text, instead of padding and positions.
 
         Raises:
             UnsupportedError: the cache is of a kind that cannot be rolled back.
         """
-        self._runner, self._prompt = runner, Prompt(ids, padding=padding, positions=positions)
+        self._runner, self._prompt = runner, prompt or Prompt(ids, padding=padding, positions=positions)
         self._limit = RotaryLimit(runner, self._prompt)
         self._reader = PromptReader(runner, self._prompt, self._limit)
         self.cache = runner.empty_cache(cache)
@@ -97,7 +99,7 @@ class HFTargetCache:
     @property
     def rereads(self) -> bool:
         """Whether committed tokens can be read again: states cannot be taken back."""
-        return not self._runner.capabilities.states
+        return not (self._runner.capabilities.states or self._prompt.whole)
 
     @property
     def uncommitted(self) -> int:
@@ -350,6 +352,11 @@ class HFTargetCache:
             mask = self._prompt.padding_mask(self._length + len(rows)) if plain else self._mask(rows, before)
         return NewRows(tokens.astype(np.int64), positions, mask, rows)
 
+    def rows_input(self, ids: Int64, positions: Int64, mask: Any) -> PassInput:
+        """Return what a pass over rows behind the prompt reads: Int64[n] tokens at positions, with their mask."""
+        device = self._prompt.ids.device
+        return self._prompt.following(as_ids(ids).to(device), as_ids(positions).to(device), mask)
+
     def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
         """Take note that a pass through these layers has appended the rows."""
         self._rows, self._layers = new.rows, layers
@@ -369,8 +376,7 @@ class HFTargetCache:
             logits = graphs.forward(self, new.ids, new.rows, shift=self._prompt.shift, seen=self._prompt.seen)
             if logits is not None:
                 return PassOutput(logits)
-        device = self._prompt.ids.device
-        given = PassInput(as_ids(new.ids).to(device), as_ids(new.positions).to(device), new.mask)
+        given = self.rows_input(new.ids, new.positions, new.mask)
         options: dict[str, Any] = {"needs": needs, "layers": layers, "embeddings": embeddings}
         if capabilities.states and (len(new.rows) == 1 or self._plain):
             begin_own_pass(self.cache, 1, capabilities.mixers)

@@ -16,12 +16,12 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget
-from speculant.core.tree import Bool, Int32
+from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.batch_attention import config_changes, stand_in_masks
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.caches.row_retrieval import NO_QUERIES, RetrievalCache
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, as_ids
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput
 from speculant.engines.hf.probe.capabilities import HFCapabilities, base_model, check_model
 from speculant.engines.hf.views.layer_selection import shares_keys
 
@@ -47,6 +47,8 @@ class FullText(Protocol):
 
     def plan(self, tokens: Int32, parents: Int32, *, explicit: bool) -> NewRows: ...
 
+    def rows_input(self, ids: Int64, positions: Int64, mask: Any) -> PassInput: ...
+
     def drop_partial(self) -> None: ...
 
 
@@ -67,11 +69,8 @@ class HFSparseCache:
             raise UsageError("the text has rows that were neither kept nor dropped; roll its cache back before.")
         capabilities, device = runner.capabilities, runner.model.device
         new = text.plan(np.array([root], np.int32), ROOT_ROW, explicit=True)
-        given = PassInput(
-            as_ids(new.ids).to(device),
-            as_ids(new.positions).to(device),
-            stand_in_masks(device, mixed=capabilities.mixed, window=capabilities.window),
-        )
+        masks = stand_in_masks(device, mixed=capabilities.mixed, window=capabilities.window)
+        given = text.rows_input(new.ids, new.positions, masks)
         own = getattr(runner.model.config.get_text_config(decoder=True), "_attn_implementation", None) or "eager"
         joined = RetrievalCache(
             text.cache,
@@ -100,12 +99,10 @@ class HFSparseCache:
         return self.forward(np.array([root], np.int32), ROOT_ROW)
 
     def forward(self, tokens: Int32, parents: Int32) -> Tensor:
-        cache, device = self._chosen(), self._runner.model.device
+        cache = self._chosen()
         before, rows = len(self._rows), self._rows.grown(parents)
         positions = rows.depths[before:] + (self._text.position - 1)
-        given = PassInput(
-            as_ids(tokens.astype(np.int64)).to(device), as_ids(positions).to(device), self._mask(rows, before)
-        )
+        given = self._text.rows_input(tokens.astype(np.int64), positions, self._mask(rows, before))
         try:
             output = self._runner.verify(given, cache, total=self._held[1] + len(rows))
         except BaseException:

@@ -1,0 +1,100 @@
+"""A check before drafts are first verified behind images, sound or video of some kind.
+
+No config says what a class does with positions and masks behind media, so the first prompt with certain inputs is read
+twice more: by the model's own decoding, and by a sequence that verifies a small draft. Both must give the same logits.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from speculant.core.errors import OutOfMemoryError
+from speculant.engines.hf.cache import holds_text
+from speculant.engines.hf.caches.plain_cache import PlainTargetCache
+from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.media import MediaError, MediaPrompt
+from speculant.engines.hf.probe.rounds import wrong_rows
+from speculant.engines.hf.sampling.generate_capture import Call
+from speculant.engines.hf.target_cache import HFTargetCache
+
+_STEPS = 4  # tokens that plain decoding chooses behind the prompt
+_NO_PARENT = np.array([-1], np.int32)  # of a root
+
+logger = logging.getLogger(__name__)
+
+
+class MediaCheck:
+    """Knows behind which inputs drafts are verified on one model, as it is now."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._known: dict[frozenset[str], str] = {}  # by the names of the inputs
+
+    def reason(self, call: Call) -> str:
+        """Return why no drafts can be verified behind a prompt with media; "" where they can.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+        """
+        capabilities = self._runner.capabilities
+        if len(call.ids) > 1:
+            return "several rows with images or other media are decoded together"
+        if call.padding is not None and not bool(call.padding.all()):
+            return "drafts are not verified behind padding and media"
+        if call.cache is not None and holds_text(call.cache):
+            return "drafts are not verified where media go on from a cache"
+        if capabilities.replays:
+            return "drafts are not verified behind media where the cache can only be copied"
+        if capabilities.rope_limit is not None:
+            return "drafts are not verified behind media where rotary factors change with the length of the text"
+        names = frozenset(call.others)
+        if names not in self._known:
+            self._known[names] = self._difference(call)
+        return self._known[names]
+
+    def _difference(self, call: Call) -> str:
+        try:
+            ours, plain = open_media(self._runner, call), PlainTargetCache(call, [])
+            first = plain.prefill().logits
+            tokens, expected = [int(first[-1].argmax())], []
+            for _ in range(_STEPS):
+                expected.append(plain.forward(np.array(tokens[-1:], np.int32), _NO_PARENT).logits[-1])
+                plain.keep([0])
+                tokens.append(int(expected[-1].argmax()))
+            ours.prefill()
+            found = [*self._drafted(ours, tokens)]
+        except OutOfMemoryError:
+            raise
+        except MediaError as error:
+            return str(error)
+        except Exception as error:  # whatever a model makes of masks and positions it does not expect
+            logger.info("a probe of %s behind media failed", type(self._runner.model).__name__, exc_info=True)
+            return f"passes over drafts behind these media fail with {type(error).__name__}: {str(error).strip():.200}"
+        if wrong_rows(torch.stack(found), torch.stack(expected), self._runner.model.dtype).numel():
+            return "drafts behind these media would change this model's logits"
+        return ""
+
+    def _drafted(self, ours: HFTargetCache, tokens: list[int]) -> list[torch.Tensor]:
+        """Return the logits [V] behind each token but the last, by a drafted pass and one behind its kept rows."""
+        right, last = tokens[: _STEPS - 1], tokens[_STEPS - 1]
+        if ours.trees:  # a wrong node stands between the right ones
+            drafted = [right[0], right[1] + 1 if right[1] == 0 else right[1] - 1, *right[1:]]
+            rows, parents = [0, 2, 3], [-1, 0, 0, 2]
+        else:
+            drafted, rows, parents = right, [0, 1, 2], [-1, 0, 1]
+        logits = ours.forward(np.array(drafted, np.int32), np.array(parents, np.int32)).logits
+        found = [logits[row] for row in rows]
+        ours.keep(rows)
+        return [*found, ours.forward(np.array([last], np.int32), _NO_PARENT).logits[0]]
+
+
+def open_media(runner: ModelRunner, call: Call) -> HFTargetCache:
+    """Return a new sequence whose prompt has media.
+
+    Raises:
+        MediaError: drafts cannot follow it.
+    """
+    return HFTargetCache(runner, call.ids, prompt=MediaPrompt(call))

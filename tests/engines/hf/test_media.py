@@ -1,0 +1,85 @@
+"""Drafts behind prompts with images and sound: the text is that of `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from media_models import build_media_model
+from speculant import Speculator
+from speculant.engines.hf.media import MediaError, MediaPrompt
+
+DRAFTED = ("llava", "gemma3", "mistral3", "qwen3_vl", "qwen3_5", "qwen2_audio")
+
+
+def _generate(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[int]:
+    torch.manual_seed(1)
+    ids: list[int] = model.generate(**inputs, max_new_tokens=32, **options)[0].tolist()
+    return ids
+
+
+def _prepared(speculator: Speculator, inputs: dict[str, torch.Tensor]) -> Any:
+    """Return what `generate` prepares of a prompt."""
+    options = {name: value for name, value in inputs.items() if name != "input_ids"}
+    return speculator.engine.prepare(inputs["input_ids"], max_new_tokens=4, cache=None, options=options)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_text_behind_media_is_that_of_generate(name: str) -> None:
+    """Guards positions on several axes, windows, states and types of tokens, with trees whose nodes are accepted."""
+    model, inputs = build_media_model(name)
+    expected = _generate(model, inputs, do_sample=False)
+    speculator = Speculator.from_transformers(model, method="mix", nodes=6)
+    for _ in range(2):  # the second text is known to the memory
+        assert _generate(model, inputs, do_sample=False, custom_generate=speculator) == expected
+    assert not speculator.engine.obstacle(_prepared(speculator, inputs)), "decoded plainly"
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
+def test_sampled_text_behind_media(name: str) -> None:
+    """Guards sampling: with the same random stream, the text is that of `generate`."""
+    model, inputs = build_media_model(name)
+    expected = _generate(model, inputs, do_sample=True, temperature=0.8)
+    speculator = Speculator.from_transformers(model, method="mix", nodes=6)
+    assert _generate(model, inputs, do_sample=True, temperature=0.8, custom_generate=speculator) == expected
+
+
+def test_text_alone_and_media_share_a_model() -> None:
+    """Guards what a family keeps on its modules, such as Qwen's offsets: no request sees those of another."""
+    model, inputs = build_media_model("qwen3_vl")
+    text = {name: inputs[name][:, :6] for name in ("input_ids", "attention_mask")}
+    expected = [_generate(model, each, do_sample=False) for each in (inputs, text, inputs)]
+    speculator = Speculator.from_transformers(model, method="mix", nodes=6)
+    drafted = [_generate(model, each, do_sample=False, custom_generate=speculator) for each in (inputs, text, inputs)]
+    assert drafted == expected
+
+
+def test_what_cannot_be_drafted_for_is_decoded_plainly() -> None:
+    """Guards Mllama, whose images are rows of a cache of their own: same text, and the reason is told."""
+    model, inputs = build_media_model("mllama")
+    expected = _generate(model, inputs, do_sample=False)
+    speculator = Speculator.from_transformers(model, method="mix")
+    assert _generate(model, inputs, do_sample=False, custom_generate=speculator) == expected
+    assert "media" in speculator.engine.obstacle(_prepared(speculator, inputs))
+
+
+def test_several_rows_with_media_are_decoded_by_the_model() -> None:
+    """Guards batches of `generate`, whose media belong to no single row."""
+    model, inputs = build_media_model("llava")
+    both = {name: torch.cat([value, value]) for name, value in inputs.items()}
+    expected = model.generate(**both, max_new_tokens=12, do_sample=False)
+    speculator = Speculator.from_transformers(model, method="mix")
+    found = model.generate(**both, max_new_tokens=12, do_sample=False, custom_generate=speculator)
+    assert torch.equal(found, expected)
+
+
+def test_prompts_given_as_embeddings_are_not_taken() -> None:
+    """Guards `inputs_embeds`: a prompt of which the tokens are unknown says so."""
+    model, inputs = build_media_model("llava")
+    speculator = Speculator.from_transformers(model, method="mix")
+    call = _prepared(speculator, inputs)
+    call.inputs = call.inputs | {"inputs_embeds": torch.zeros(1, inputs["input_ids"].shape[1], 32)}
+    with pytest.raises(MediaError, match="embeddings"):
+        MediaPrompt(call)
