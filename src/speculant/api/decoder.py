@@ -60,6 +60,7 @@ class Decoder:
         verifier: Verifier | None = None,
         notes: Sequence[str] = (),
         bases: Sequence[MixBase] = (),
+        processor: Any = None,
     ) -> None:
         """Put the parts together; the constructors of `Speculator` are the usual ways in.
 
@@ -70,6 +71,7 @@ class Decoder:
             options: how drafts are sized and passes are run; None for the defaults.
             notes: what the user should know of the drafter; they join the notes of every request.
             bases: those that the drafter was built with.
+            processor: the model's, for images and other media; or None.
 
         Raises:
             UnsupportedError: the model cannot be decoded; or, if `strict`, drafts cannot be verified on it.
@@ -89,7 +91,7 @@ class Decoder:
         known = stored_step_cost(self.engine, self._fast, most=most_rows(drafter.needs, 1))
         self._sizes = Sizes(replace(asked, nodes=self.nodes), drafter.needs, known=known)
         self.last_stats: Stats | None = None
-        self._preparation = Preparation(self.engine, tokenizer, method=method)
+        self._preparation = Preparation(self.engine, tokenizer, method=method, processor=processor)
 
     @property
     def model(self) -> Any:
@@ -112,7 +114,8 @@ class Decoder:
         """Return the continuation of a prompt piece by piece.
 
         Args:
-            prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}).
+            prompt: text, token ids, an id tensor [T] or [1, T], or chat messages ({"role", "content"}), whose content
+                may have images and other media, see `speculant.api.media_prompts`; or a dict that a processor returned.
             options: `speculant.options.request.RequestOptions` describes them: `max_new_tokens`, `temperature`, `seed`,
                 `stop`, `cache`, `constraint`, ..., and any field of transformers' GenerationConfig.
 

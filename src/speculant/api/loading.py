@@ -18,6 +18,7 @@ from speculant.engines.hf.loading import (
     is_bundled,
     load_config,
     load_model,
+    load_processor,
     load_tokenizer,
     means_bundled,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "is_bundled",
     "load_config",
     "load_model",
+    "load_processor",
     "load_tokenizer",
     "means_bundled",
 ]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
+from speculant.api.media_prompts import check_inputs, encode_messages, has_media
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
-from speculant.core.errors import PromptError, TokenizerError, UsageError
+from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import Stats
 from speculant.decoding.sequence import Sequence as DecodedSequence
@@ -47,22 +48,23 @@ REFUSED = {
 }
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
-Message = dict[str, str]
-Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
+Message = dict[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor | Mapping[str, Any]
 
 
 class Preparation:
     """Prepares requests to one model."""
 
-    def __init__(self, engine: ModelEngine, tokenizer: Any, *, method: str) -> None:
+    def __init__(self, engine: ModelEngine, tokenizer: Any, *, method: str, processor: Any = None) -> None:
         """Take the parts that all requests share.
 
         Args:
             engine: runs the model.
             tokenizer: the model's, or None.
             method: the drafting method's name, for the records.
+            processor: the model's, for images and other media; or None.
         """
-        self._engine, self._tokenizer, self._method = engine, tokenizer, method
+        self._engine, self._tokenizer, self._method, self._processor = engine, tokenizer, method, processor
         self._compiler = ConstraintCompiler(tokenizer, engine.capabilities.vocabulary)
 
     def request(self, prompt: Prompt, asked: RequestOptions) -> Generation:
@@ -81,7 +83,8 @@ class Preparation:
         temperature = None if asked.temperature is None else read_temperature(asked.temperature)
         bias = check_logit_bias(asked.logit_bias, self._engine.capabilities.vocabulary)
         strings = check_stop(asked.stop)
-        ids = self._encode(prompt)
+        ids, media = self._encode(prompt)
+        options |= media
         padding = options.get("attention_mask")
         self._check_length(ids, padding)
         positions, taken = self._engine.capabilities.positions, self._positions_taken(ids, padding)
@@ -230,7 +233,21 @@ class Preparation:
         ids: list[int] = self._tokenizer(text, add_special_tokens=not begun)["input_ids"]
         return ids
 
-    def _encode(self, prompt: Prompt) -> torch.Tensor:
+    def _encode(self, prompt: Prompt) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the ids Int64[1, T] of a prompt, and its other inputs where it has media."""
+        if isinstance(prompt, Mapping):
+            inputs = check_inputs(prompt)
+        elif _is_chat(prompt) and has_media(prompt):
+            inputs = encode_messages(self._processor, prompt)
+        else:
+            return self._encode_text(prompt), {}
+        if set(inputs) - {"input_ids", "attention_mask"} and not self._engine.capabilities.media:
+            raise UnsupportedError("this model takes text alone: leave out images and other media.")
+        device = self._engine.model.device
+        given = {name: value.to(device) if hasattr(value, "to") else value for name, value in inputs.items()}
+        return self._encode_text(given.pop("input_ids")), given
+
+    def _encode_text(self, prompt: Prompt) -> torch.Tensor:
         vocabulary = self._engine.capabilities.vocabulary
         if isinstance(prompt, torch.Tensor):
             ids = prompt if prompt.ndim == 2 else prompt[None]
@@ -240,8 +257,8 @@ class Preparation:
             if not prompt:
                 raise PromptError("the prompt is empty.")
             ids = torch.tensor([self._tokenizer(prompt)["input_ids"]])
-        elif isinstance(prompt, Sequence) and prompt and all(isinstance(each, dict) for each in prompt):
-            ids = torch.tensor([self.encode_chat(prompt)])  # type: ignore[arg-type]
+        elif _is_chat(prompt):
+            ids = torch.tensor([self.encode_chat(prompt)])
         elif isinstance(prompt, Sequence) and prompt and all(isinstance(each, str) for each in prompt):
             raise PromptError("this prompt is a list of texts; pass one text, or all of them to `generate_batch`.")
         else:
@@ -272,6 +289,10 @@ class Preparation:
         if call.padding is None or not self.by_slot:
             return 0
         return int(call.padding[0, call.start :].bool().int().argmax())
+
+
+def _is_chat(prompt: Any) -> TypeGuard[Sequence[Message]]:
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(each, dict) for each in prompt)
 
 
 def _check(options: dict[str, Any], asked: RequestOptions) -> None:

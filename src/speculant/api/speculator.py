@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.api.bases import open_bases
 from speculant.api.decoder import Decoder
-from speculant.api.loading import bundled_head_folder, load_model, means_bundled
+from speculant.api.loading import bundled_head_folder, load_model, load_processor, means_bundled
 from speculant.api.options import check_alone, check_model_object, check_nodes
 from speculant.core.byte_size import MEMORY_LIMIT, check_bytes
 from speculant.core.drafter import Persistent
@@ -35,7 +35,8 @@ class Speculator(Decoder):
 
         Args:
             model: a transformers causal LM, or a PEFT model around one.
-            tokenizer: its tokenizer; without one prompts must be ids, and results have no text.
+            tokenizer: its tokenizer; without one prompts must be ids, and results have no text. Models that take images
+                or other media: their processor, which holds the tokenizer.
             options: fields of `DraftingOptions`, which describes them.
 
         Raises:
@@ -44,10 +45,12 @@ class Speculator(Decoder):
         """
         from speculant.api.draft_caches import check_merged, drafts_of  # here, since these load the engine
         from speculant.api.engines import can_verify, check_engine_can
+        from speculant.api.media_prompts import split_processor
         from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
         from speculant.engines.hf.cpu.accelerate import CpuAcceleration
         from speculant.engines.hf.probe.capabilities import optional_layers
 
+        tokenizer, processor = split_processor(tokenizer)
         asked = DraftingOptions(**options)
         method, verifier, head, online, share = asked.method, asked.verifier, asked.head, asked.online, asked.share
         draft_model, draft_tokenizer, drafter = asked.draft_model, asked.draft_tokenizer, asked.drafter
@@ -138,6 +141,7 @@ class Speculator(Decoder):
             verifier=rule,
             notes=notes,
             bases=bases,
+            processor=processor,
         )
         if memory is not None and Path(memory).exists():
             speculator.load(memory)
@@ -161,7 +165,7 @@ class Speculator(Decoder):
         """
         check_before_loading(options)
         model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
-        return cls.from_transformers(model, tokenizer, **options)
+        return cls.from_transformers(model, load_processor(name, model) or tokenizer, **options)
 
     @classmethod
     def from_gguf(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
 from speculant.core.hub import hub_advice, why_missing
 from speculant.engines.hf.tokenizer_files import load_tokenizer_file
+
+logger = logging.getLogger(__name__)
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
@@ -190,6 +193,25 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         advice = "Name a folder that has tokenizer.json." if Path(source).exists() else hub_advice()
         raise TokenizerError(f"no tokenizer in {source}: {first.rstrip('.')}. {advice}") from error
+
+
+def load_processor(name: str | None, model: Any) -> Any:
+    """Return the processor of a model that takes images or other media; None where there is none or it cannot be used.
+
+    Args:
+        name: where the model was loaded from.
+        model: of transformers.
+    """
+    if model.config.get_text_config(decoder=True) is model.config:
+        return None
+    from transformers import AutoProcessor
+
+    try:
+        found = AutoProcessor.from_pretrained(find_model(name))
+    except Exception:  # files that are missing, packages that are: text can be decoded without
+        logger.info("%s has no processor that can be used here", name, exc_info=True)
+        return None
+    return found if hasattr(found, "tokenizer") else None
 
 
 def default_device() -> str:

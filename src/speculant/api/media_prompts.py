@@ -1,0 +1,151 @@
+"""Prompts with images, sound or video: chat messages whose content has such parts, through the model's processor.
+
+Parts are written as transformers or as OpenAI's API writes them:
+
+| part | what it names |
+|---|---|
+| `{"type": "text", "text": ...}` | text |
+| `{"type": "image", "image": ...}` | a path, a PIL image, an array, a `data:` URL |
+| `{"type": "image_url", "image_url": {"url": ...}}` | the same, in OpenAI's words |
+| `{"type": "audio", "audio": ...}` | a path or an array of samples at the rate of the model's feature extractor |
+| `{"type": "input_audio", "input_audio": {"data": ...}}` | base64 of an audio file |
+| `{"type": "video", "video": ...}` | a path or a list of frames |
+
+Nothing is fetched: a prompt that names an address on the network is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from speculant.core.errors import FileError, PromptError, UnsupportedError
+
+KINDS = ("image", "audio", "video")
+_OPENAI = {"image_url": ("image", "url"), "input_audio": ("audio", "data")}
+_NETWORK = ("http://", "https://", "ftp://")
+
+
+def split_processor(given: Any) -> tuple[Any, Any]:
+    """Return the tokenizer and the processor of what was given: a tokenizer, which has no processor, or a processor."""
+    tokenizer = getattr(given, "tokenizer", None)
+    if tokenizer is None or not callable(getattr(given, "apply_chat_template", None)):
+        return given, None
+    return tokenizer, given
+
+
+def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the content of a message has parts that are not text."""
+    return any(part.get("type") != "text" for message in messages for part in _parts(message))
+
+
+def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return the model's inputs for chat messages, `input_ids` Int64[1, T] among them, ready for the next answer.
+
+    Args:
+        processor: of the model; None where there is none.
+        messages: {"role", "content"}, of which content may be a list of parts.
+
+    Raises:
+        UnsupportedError: there is no processor, or it has no chat template.
+        FileError: a file cannot be read.
+        PromptError: a part is not understood, or names an address on the network.
+    """
+    if processor is None:
+        raise UnsupportedError(
+            "images and other media need the model's processor: give AutoProcessor.from_pretrained(...) where a "
+            "tokenizer is given."
+        )
+    if not getattr(processor, "chat_template", None):
+        raise UnsupportedError("the model's processor has no chat template; give the inputs that it makes as a dict.")
+    read = [{**message, "content": [_read(part) for part in _parts(message)]} for message in messages]
+    try:
+        inputs = processor.apply_chat_template(
+            read, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )
+    except Exception as error:  # as many kinds as there are processors
+        raise PromptError(f"the model's processor refuses these messages: {error}") from error
+    return dict(inputs)
+
+
+def check_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs that a processor made.
+
+    Raises:
+        PromptError: they have no token ids.
+    """
+    if not isinstance(inputs.get("input_ids"), Tensor):
+        raise PromptError(
+            "a prompt given as a dict holds what a processor returns: 'input_ids' as a tensor, and media."
+        )
+    return dict(inputs)
+
+
+def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if isinstance(content, Sequence) and all(isinstance(part, Mapping) for part in content):
+        return [*content]
+    return []
+
+
+def _read(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part as processors take it, images decoded."""
+    kind = part.get("type")
+    if kind == "text":
+        return dict(part)
+    if kind in _OPENAI:
+        kind, name = _OPENAI[kind]
+        value = part.get(part["type"])
+        value = value.get(name) if isinstance(value, Mapping) else value
+        if kind == "audio" and isinstance(value, str):
+            _decode(value)
+            return {"type": kind, kind: value}  # as transformers reads it
+    elif kind in KINDS:
+        value = next((part[name] for name in (kind, "path", "url") if name in part), None)
+    else:
+        raise PromptError(f"a part of a message is text, {', '.join(KINDS)}, image_url or input_audio, not {kind!r}.")
+    if value is None:
+        raise PromptError(f"a part of the type '{kind}' names none: write {{'type': '{kind}', '{kind}': PATH}}.")
+    if isinstance(value, str) and value.startswith(_NETWORK):
+        raise PromptError(f"nothing is fetched from the network: load {value:.80} yourself, and give the file.")
+    return {"type": kind, kind: _open_image(value) if kind == "image" else _open_other(value, kind)}
+
+
+def _open_image(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("data:"):
+        value = io.BytesIO(_decode(value.partition(",")[2]))
+    if not isinstance(value, str | Path | io.BytesIO):
+        return value  # an image, or an array of one
+    name = "an image in the prompt" if isinstance(value, io.BytesIO) else str(value)
+    try:
+        from PIL import Image
+
+        with Image.open(value) as image:
+            return image.convert("RGB")
+    except ImportError as error:
+        raise UnsupportedError("images are read by Pillow: pip install 'speculant[media]'.") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise FileError(f"cannot read {name} as an image: {error}.") from error
+
+
+def _open_other(value: Any, kind: str) -> Any:
+    if isinstance(value, str | Path):
+        if not Path(value).is_file():
+            raise FileError(f"there is no {kind} file at {value}.")
+        return str(value)
+    return value
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PromptError(f"media in the prompt are not valid base64: {error}.") from error
