@@ -22,6 +22,7 @@ from speculant.core.drafter import SessionRequest
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import Stats
+from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.engines.hf.sampling.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
 from speculant.engines.hf.sampling.logprobs import TopLogprobs
@@ -168,7 +169,7 @@ class Preparation:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
         sampler = make_sampler(call.ids, plan)
         start = SessionRequest(
-            prompt=ids[0, self._padding_read(call) :].to(torch.int32).cpu().numpy().astype(np.int32),
+            prompt=_read_by_drafters(call, ids[0, self._padding_read(call) :]),
             sampling=sampling_settings(call),
             seed=_drafting_seed(seed),
             target=cache,
@@ -289,6 +290,12 @@ class Preparation:
         if call.padding is None or not self.by_slot:
             return 0
         return int(call.padding[0, call.start :].bool().int().argmax())
+
+
+def _read_by_drafters(call: Call, ids: torch.Tensor) -> Int32:
+    """Return the text that drafts go on from, Int32[T]: what an encoder reads stands before the decoder's tokens."""
+    read = ids if call.source is None else torch.cat([call.source[0], ids])
+    return read.to(torch.int32).cpu().numpy().astype(np.int32)
 
 
 def _is_chat(prompt: Any) -> TypeGuard[Sequence[Message]]:

@@ -92,7 +92,7 @@ class Capabilities:
         by_slot: whether positions are counted by the rows of a cache, padding included.
         reads_padding: whether padding in front of a text decides its tokens.
         drafts_padded: whether drafts are verified behind padding.
-        media: whether the model also takes images, sound or other inputs, with which drafts are not verified.
+        media: whether the model also reads images, sound or other inputs, such as what an encoder made of a source.
         keeps_logits: whether a pass can leave out the logits of all but the last rows.
         cache_argument: the keyword by which the model's own `generate` takes a cache.
         notes: what the user should know.

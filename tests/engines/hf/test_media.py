@@ -9,7 +9,8 @@ import torch
 
 from media_models import build_media_model
 from speculant import Speculator
-from speculant.engines.hf.media import MediaError, MediaPrompt
+from speculant.engines.hf.media import MediaPrompt
+from speculant.engines.hf.prompt import UnusualPromptError
 
 DRAFTED = ("llava", "gemma3", "mistral3", "qwen3_vl", "qwen3_5", "qwen2_audio")
 
@@ -62,7 +63,7 @@ def test_what_cannot_be_drafted_for_is_decoded_plainly() -> None:
     expected = _generate(model, inputs, do_sample=False)
     speculator = Speculator.from_transformers(model, method="mix")
     assert _generate(model, inputs, do_sample=False, custom_generate=speculator) == expected
-    assert "media" in speculator.engine.obstacle(_prepared(speculator, inputs))
+    assert speculator.engine.obstacle(_prepared(speculator, inputs))
 
 
 def test_several_rows_with_media_are_decoded_by_the_model() -> None:
@@ -81,5 +82,5 @@ def test_prompts_given_as_embeddings_are_not_taken() -> None:
     speculator = Speculator.from_transformers(model, method="mix")
     call = _prepared(speculator, inputs)
     call.inputs = call.inputs | {"inputs_embeds": torch.zeros(1, inputs["input_ids"].shape[1], 32)}
-    with pytest.raises(MediaError, match="embeddings"):
+    with pytest.raises(UnusualPromptError, match="embeddings"):
         MediaPrompt(call)

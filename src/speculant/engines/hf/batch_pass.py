@@ -46,6 +46,8 @@ class BatchPass:
         self.prompt_note = ""  # the same for prompts
         if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
+        elif runner.capabilities.encoder or runner.capabilities.placing:
+            self.note = "this model is told positions for one text at a time, so the texts of a batch take turns."
         elif not runner.capabilities.batches:
             self.note = "passes over several texts change this model's logits, so they are run one after the other."
 

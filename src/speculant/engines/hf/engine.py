@@ -32,8 +32,8 @@ from speculant.engines.hf.probe.capabilities import (
     check_model,
     plain_capabilities,
 )
+from speculant.engines.hf.probe.first_prompt import FirstPromptCheck, open_prompt
 from speculant.engines.hf.probe.live_check import LiveCheck, Sample
-from speculant.engines.hf.probe.media_check import MediaCheck, open_media
 from speculant.engines.hf.probe.model_state import state_of
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
@@ -73,7 +73,7 @@ class HFEngine:
         self._latest: list[Any] = []  # see `PlainTargetCache`
         self._runner = ModelRunner(model, self._checked(model), self.acceleration)
         self._batch = BatchPass(self._runner)
-        self._live, self._media = LiveCheck(self._runner), MediaCheck(self._runner)
+        self._live, self._first = LiveCheck(self._runner), FirstPromptCheck(self._runner)
         self._sample: Sample | None = None
 
     @property
@@ -103,13 +103,13 @@ class HFEngine:
         if self._state is None or (state[0], state[2]) != (self._state[0], self._state[2]):
             self.changes += 1
         found = self._checked(runner.model)
-        if found.drafts:
+        if found.drafts and not found.encoder:  # which is checked by its first prompt
             with torch.random.fork_rng():  # a model in training mode draws from the default streams
                 outcome = probe_outcome(runner.model, found, self.acceleration, entry=self.entry, largest=self._largest)
             found = merge(found, outcome, type(runner.model).__name__)
             self._refuse(found)
         runner.capabilities, self._state = found, state
-        self._batch, self._live, self._media = BatchPass(runner), LiveCheck(runner), MediaCheck(runner)
+        self._batch, self._live, self._first = BatchPass(runner), LiveCheck(runner), FirstPromptCheck(runner)
 
     def _checked(self, model: Any) -> HFCapabilities:
         """Return what the class, config and adapter promise.
@@ -167,27 +167,34 @@ class HFEngine:
                 "`model.generate(..., custom_generate=speculator)`."
             )
         given = {} if cache is None else {self.capabilities.cache_argument: cache}
-        return prepare_call(self.entry, ids, max_new_tokens=max_new_tokens, **given, **options)
+        call = prepare_call(self.entry, ids, max_new_tokens=max_new_tokens, **given, **options)
+        if self.model.config.is_encoder_decoder:
+            call.source = ids
+        return call
 
     def obstacle(self, prepared: Call) -> str:
         """Return why no drafts can be verified on a request, though the model takes drafts; "" if they can."""
-        capabilities = self.capabilities
-        if capabilities.media and set(prepared.others) - {"use_cache"}:
-            return self._media.reason(prepared)
+        if self._is_unusual(prepared):
+            return self._first.reason(prepared)
         if prepared.prepare_inputs is not None:
             return "other code than the model's prepares its inputs"
-        if capabilities.drafts_padded or prepared.padding is None:
+        if self.capabilities.drafts_padded or prepared.padding is None:
             return ""
-        read = len(prepared.ids) == 1 or capabilities.reads_padding
+        read = len(prepared.ids) == 1 or self.capabilities.reads_padding
         padded = read and not bool(prepared.padding[:, prepared.start :].all())
         return "padding in front of a text changes what this model makes of drafts" if padded else ""
+
+    def _is_unusual(self, prepared: Call) -> bool:
+        """Return whether a prompt is more than text."""
+        capabilities = self.capabilities
+        return capabilities.encoder or (capabilities.media and bool(set(prepared.others) - {"use_cache"}))
 
     def open_prepared(self, prepared: Call, *, plain: bool) -> AnySequence | PlainTargetCache:
         """Return the cache of a request; the model's own methods decode a plain one."""
         if plain:
             return PlainTargetCache(prepared, self._latest)
-        if self.capabilities.media and prepared.others:
-            return open_media(self._runner, prepared)
+        if self._is_unusual(prepared):
+            return open_prompt(self._runner, prepared)
         return self.open(
             prepared.ids[:, prepared.start :],
             cache=prepared.cache,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
@@ -25,6 +25,7 @@ from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.topk import top_on_host
 from speculant.engines.hf.views.extra_embeddings import with_embeddings
 from speculant.engines.hf.views.layer_selection import LayerSelection, shares_keys
+from speculant.engines.hf.views.row_positions import with_positions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +37,16 @@ class PassInput:
         positions: Int64[1, n], or [A, 1, n] where a family has A axes of them.
         mask: what the model takes as `attention_mask`.
         others: what it reads beside these, such as images.
+        cross: what the decoder of an encoder-decoder has read of its source, or None.
+        keys: Int64[L], the positions of all rows behind this pass, where the model is placed rows by a view.
     """
 
     ids: Tensor
     positions: Tensor
     mask: Any
     others: Mapping[str, Any] = field(default_factory=dict)
+    cross: DynamicCache | None = None
+    keys: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,9 +120,12 @@ class ModelRunner:
             UnsupportedError: hidden states or a subset of layers are not available on this model.
         """
         held, mixers = self._states_of(cache, recorder)
+        names = self.capabilities.inputs
+        if given.cross is not None:
+            held = EncoderDecoderCache(held, given.cross)
         options: dict[str, Any] = {**given.others}
         if self.capabilities.takes_positions:
-            options["position_ids"] = given.positions
+            options[names.positions] = given.positions
         count, index, last = given.ids.shape[1], None, False
         if wanted is not None:
             index = torch.tensor(wanted, device=self.model.device)
@@ -128,13 +136,14 @@ class ModelRunner:
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
             model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config, mixers)
+            if given.keys is not None:
+                model = with_positions(model, self.capabilities.placing, given.positions[0], given.keys)
             if embeddings is not None:
                 model = with_embeddings(model, self.model, self.capabilities.vocabulary, embeddings)
             output = model(
-                input_ids=given.ids.to(self.model.device),
-                attention_mask=given.mask,
                 use_cache=True,
                 return_dict=True,
+                **{names.ids: given.ids.to(self.model.device), names.mask: given.mask},
                 **{self.capabilities.cache_argument: held},
                 **options,
             )

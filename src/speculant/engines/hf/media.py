@@ -3,28 +3,22 @@
 `generate` computes positions (on several axes where a family has them), types of tokens and what the media are, and the
 prompt's pass reads the media once. What follows is text: its rows are given positions, on the axes on which the model's
 own methods place the next token, and nothing else. Whether that is all a model reads there, a check finds out
-(`probe/media_check.py`).
+(`probe/first_prompt.py`).
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
 
 from speculant.engines.hf.forward_pass import PassInput
-from speculant.engines.hf.prompt import Prompt
+from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import HANDLED, Call
 
 _OWN = {*HANDLED, "input_ids", "return_dict"}  # inputs that a pass is given anyway, or in another form
-
-
-class MediaError(Exception):
-    """Drafts cannot follow this prompt; the message gives the reason, as part of a sentence."""
 
 
 class MediaPrompt(Prompt):
@@ -39,14 +33,14 @@ class MediaPrompt(Prompt):
             call: what `generate` prepared, of one row.
 
         Raises:
-            MediaError: drafts cannot follow it.
+            UnusualPromptError: drafts cannot follow it.
         """
         super().__init__(call.ids, padding=None, positions=None)
-        if "next_sequence_length" not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters:
-            raise MediaError("this release of transformers prepares passes behind media in another way")
+        if not slices_by_length():
+            raise UnusualPromptError("this release of transformers prepares passes behind media in another way")
         inputs, model = dict(call.inputs), call.model
         if inputs.get("inputs_embeds") is not None:
-            raise MediaError("the prompt is given as embeddings")
+            raise UnusualPromptError("the prompt is given as embeddings")
         count = call.ids.shape[1]
         first = model.prepare_inputs_for_generation(
             call.ids, next_sequence_length=count, is_first_iteration=True, **inputs

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import Bool
 from speculant.engines.hf.forward_pass import PassInput
+
+
+class UnusualPromptError(Exception):
+    """Drafts cannot follow a prompt that is more than text; the message gives the reason, as part of a sentence."""
+
+
+def slices_by_length() -> bool:
+    """Return whether this release of transformers is told how many of the ids a pass reads."""
+    return "next_sequence_length" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)

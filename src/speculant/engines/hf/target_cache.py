@@ -8,6 +8,7 @@ accepted rows only have to be moved together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -357,6 +358,12 @@ class HFTargetCache:
         device = self._prompt.ids.device
         return self._prompt.following(as_ids(ids).to(device), as_ids(positions).to(device), mask)
 
+    def _placed(self, given: PassInput, new: NewRows) -> PassInput:
+        """Return the input of a pass with the positions of its rows and of all rows before, counted as slots are."""
+        depths, device = torch.from_numpy(new.rows.depths), given.ids.device
+        keys = torch.cat([torch.arange(self._length), depths + (self._length - 1)]).to(device)
+        return replace(given, positions=keys[None, -len(new.ids) :], keys=keys)
+
     def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
         """Take note that a pass through these layers has appended the rows."""
         self._rows, self._layers = new.rows, layers
@@ -377,6 +384,8 @@ class HFTargetCache:
             if logits is not None:
                 return PassOutput(logits)
         given = self.rows_input(new.ids, new.positions, new.mask)
+        if capabilities.placing and len(new.rows) > 1:
+            given = self._placed(given, new)
         options: dict[str, Any] = {"needs": needs, "layers": layers, "embeddings": embeddings}
         if capabilities.states and (len(new.rows) == 1 or self._plain):
             begin_own_pass(self.cache, 1, capabilities.mixers)

@@ -9,13 +9,11 @@ remembered, and returned where it is asked for again.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
 
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import ModelError, UnsupportedError
@@ -23,6 +21,7 @@ from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.forward_pass import out_of_memory
 from speculant.engines.hf.probe.capabilities import STATE_ON_MODULES, decode_mode
+from speculant.engines.hf.prompt import slices_by_length
 from speculant.engines.hf.sampling.generate_capture import Call
 from speculant.engines.hf.views.model_view import twin
 
@@ -162,7 +161,7 @@ class PlainTargetCache:
     def _decode(self) -> Any:
         behind = torch.tensor([self._tokens], device=self._prompt.device)
         ids = torch.cat([self._prompt, behind], dim=1)
-        sliced = {"next_sequence_length": 1 if self._kwargs.get("use_cache") else None} if _slices_by_length() else {}
+        sliced = {"next_sequence_length": 1 if self._kwargs.get("use_cache") else None} if slices_by_length() else {}
         with decode_mode(self._model):
             return self._model(
                 **self._model.prepare_inputs_for_generation(ids, **sliced, **self._kwargs), return_dict=True
@@ -175,8 +174,3 @@ def _is_empty(cache: Any) -> bool:
         return cache is None or int(cache.get_seq_length()) == 0
     except (ValueError, AttributeError):  # one of states only
         return False
-
-
-def _slices_by_length() -> bool:
-    """Return whether this release of transformers is told how many of the ids a pass reads."""
-    return "next_sequence_length" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters

@@ -17,6 +17,7 @@ from speculant.core.engine import Capabilities, make_refused
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.states.mixers import Mixers, find_mixers
 from speculant.engines.hf.views.model_view import find_layers
+from speculant.engines.hf.views.row_positions import find_placing
 
 TREE_ATTENTION = ("sdpa", "eager")
 INDEXED_LAYERS = {"indexed_attention"}
@@ -41,6 +42,19 @@ OWN_SCHEMES = {  # model types whose passes go by rules of their own, and those 
 }
 
 
+@dataclass(frozen=True, slots=True)
+class InputNames:
+    """What a class calls the inputs of rows that text consists of."""
+
+    ids: str = "input_ids"
+    mask: str = "attention_mask"
+    positions: str = "position_ids"
+
+
+TEXT_INPUTS = InputNames()
+DECODER_INPUTS = InputNames("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HFCapabilities(Capabilities):
     """How drafts are verified on a transformers model.
@@ -62,6 +76,9 @@ class HFCapabilities(Capabilities):
         indexed: whether there are layers that choose the tokens they attend to by an index.
         mixers: where there are layers whose cache is a state, of which passes over drafts are recorded; None without.
         replays: whether the cache can only be copied: chains are verified, and accepted tokens may be read again.
+        inputs: what the class calls the rows that it reads.
+        placing: the modules that place rows by slots, and are told the positions of a tree's rows by a view.
+        encoder: whether there is an encoder, whose states every pass reads beside the rows.
     """
 
     additive: bool = False
@@ -78,6 +95,9 @@ class HFCapabilities(Capabilities):
     indexed: bool = False
     mixers: Mixers | None = None
     replays: bool = False
+    inputs: InputNames = TEXT_INPUTS
+    placing: tuple[str, ...] = ()
+    encoder: bool = False
 
     @property
     def states(self) -> bool:
@@ -106,7 +126,7 @@ def check_model(model: Any) -> HFCapabilities:
     text = config.get_text_config(decoder=True)
     check_generates(model)
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedError(f"{name} is an encoder-decoder model, on which drafts are not verified yet.")
+        return _check_decoder(model, base)
     parameters = inspect.signature(base.forward).parameters
     layers = set(getattr(text, "layer_types", None) or ())
     others = layers - KNOWN_LAYERS - INDEXED_LAYERS - WITHOUT_CACHE
@@ -125,7 +145,7 @@ def check_model(model: Any) -> HFCapabilities:
 
     notes: list[str] = []
     attention = getattr(text, "_attn_implementation", None) or "eager"
-    trees = True
+    trees, placing = True, tuple[str, ...]()
     if replays:
         trees = False
         notes.append(
@@ -147,9 +167,14 @@ def check_model(model: Any) -> HFCapabilities:
     elif "chunked_attention" in layers:
         trees = False
         notes.append(f"{name} attends in chunks: drafts are verified as chains.")
-    elif ("position_ids" not in parameters and _attends(mixers, layers)) or _has_alibi(text):
+    elif _has_alibi(text):
         trees = False
         notes.append(f"{name} takes no position ids: drafts are verified as chains.")
+    elif "position_ids" not in parameters and _attends(mixers, layers):
+        placing = find_placing(base)
+        trees = bool(placing)
+        if not trees:
+            notes.append(f"{name} takes no position ids: drafts are verified as chains.")
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
@@ -193,7 +218,45 @@ def check_model(model: Any) -> HFCapabilities:
         attends=_attends(mixers, layers),
         mixers=mixers,
         replays=replays,
+        placing=placing,
+        batches=not placing,
         cache_argument=next((each for each in CACHE_ARGUMENTS if each in parameters), CACHE_ARGUMENTS[0]),
+        notes=tuple(notes),
+    )
+
+
+def _check_decoder(model: Any, base: Any) -> HFCapabilities:
+    """Return how drafts may be verified on the decoder of an encoder-decoder; its first prompt tells whether they are.
+
+    Raises:
+        UnsupportedError: they cannot.
+    """
+    config, name, parameters = base.config, type(base).__name__, inspect.signature(base.forward).parameters
+    if config.model_type in OWN_SCHEMES:
+        raise UnsupportedError(f"{name} {OWN_SCHEMES[config.model_type]}.")
+    if "decoder_input_ids" not in parameters or "past_key_values" not in parameters:
+        raise UnsupportedError(f"{name} is an encoder-decoder model without a cache of its decoder's rows.")
+    attention = getattr(config, "_attn_implementation", None) or "eager"
+    placing, positions = find_placing(base), DECODER_INPUTS.positions in parameters
+    trees = attention in TREE_ATTENTION and (positions or bool(placing))
+    notes = list[str]()
+    if not trees:
+        notes.append(f"{name} takes no positions for its decoder: drafts are verified as chains.")
+    if model.dtype in (torch.bfloat16, torch.float16):
+        notes.append(f"{str(model.dtype).removeprefix('torch.')}: near-ties can flip against plain decoding.")
+    slots = [getattr(config, each, None) for each in ("max_target_positions", "max_position_embeddings")]
+    return HFCapabilities(
+        trees=trees,
+        additive=attention == "eager",
+        vocabulary=config.get_text_config(decoder=True).vocab_size,
+        keeps_logits="logits_to_keep" in parameters,
+        takes_positions=positions,
+        slots=next((int(each) for each in slots if each), None),
+        batches=False,
+        media=True,
+        inputs=DECODER_INPUTS,
+        placing=() if positions else placing,
+        encoder=True,
         notes=tuple(notes),
     )
 

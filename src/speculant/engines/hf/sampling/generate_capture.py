@@ -20,13 +20,19 @@ HANDLED = {
 }
 NEED_SAMPLING = ("do_sample", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
+HANDLED_OF_DECODERS = {
+    *("decoder_attention_mask", "decoder_position_ids", "past_key_values", "use_cache", "logits_to_keep"),
+    "cache_position",
+}
+
 
 class Call:
     """Takes the place of the decoding loop, keeps its arguments and decodes nothing.
 
     In front of `start` ids Int64[1, T] are padding that the target need not read; processors and criteria see it.
-    `inputs` are all of the model's, `others` those that this loop does not know, and `prepare_inputs` is what somebody
-    has put in the place of the model's own `prepare_inputs_for_generation`, else None.
+    `source` are the ids of what an encoder reads, where they are known. `inputs` are all of the model's, `others` those
+    that this loop does not know, and `prepare_inputs` is what somebody has put in the place of the model's own
+    `prepare_inputs_for_generation`, else None.
     """
 
     start = 0
@@ -38,6 +44,7 @@ class Call:
     cache: Any
     padding: Tensor | None
     positions: Tensor | None
+    source: Tensor | None = None
     others: dict[str, Any]
     inputs: dict[str, Any]
     prepare_inputs: Any
@@ -55,13 +62,17 @@ class Call:
         self.model, self.ids, self.config = model, input_ids, generation_config
         self.processors, self.criteria = list(logits_processor), list(stopping_criteria)
         self.cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
-        self.padding = model_kwargs.get("attention_mask")
-        self.positions, axes = model_kwargs.get("position_ids"), None
+        handled, axes = HANDLED, None
+        if model.config.is_encoder_decoder:  # other masks and positions are the encoder's
+            handled = HANDLED_OF_DECODERS
+            self.padding, self.positions = model_kwargs.get("decoder_attention_mask"), None
+        else:
+            self.padding, self.positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
         if self.positions is not None and self.positions.ndim > 2:  # [A, B, T], alike in text
             axes = self.positions if (self.positions != self.positions[:1]).any() else None
             self.positions = self.positions[0]
         self.others = {
-            name: value for name, value in model_kwargs.items() if name not in HANDLED and _given(name, value)
+            name: value for name, value in model_kwargs.items() if name not in handled and _given(name, value)
         }
         if axes is not None:
             self.others["position_ids"] = axes

@@ -1,12 +1,13 @@
-"""A check before drafts are first verified behind images, sound or video of some kind.
+"""A check before drafts are first verified behind prompts that are more than text: media, or an encoder's states.
 
-No config says what a class does with positions and masks behind media, so the first prompt with certain inputs is read
-twice more: by the model's own decoding, and by a sequence that verifies a small draft. Both must give the same logits.
+No config says what a class does with positions and masks there, so the first prompt with certain inputs is read twice
+more: by the model's own decoding, and by a sequence that verifies a small draft. Both must give the same logits.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,9 +15,11 @@ import torch
 from speculant.core.errors import OutOfMemoryError
 from speculant.engines.hf.cache import holds_text
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
+from speculant.engines.hf.encoded import EncodedPrompt
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.media import MediaError, MediaPrompt
+from speculant.engines.hf.media import MediaPrompt
 from speculant.engines.hf.probe.rounds import wrong_rows
+from speculant.engines.hf.prompt import UnusualPromptError
 from speculant.engines.hf.sampling.generate_capture import Call
 from speculant.engines.hf.target_cache import HFTargetCache
 
@@ -26,7 +29,7 @@ _NO_PARENT = np.array([-1], np.int32)  # of a root
 logger = logging.getLogger(__name__)
 
 
-class MediaCheck:
+class FirstPromptCheck:
     """Knows behind which inputs drafts are verified on one model, as it is now."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -34,30 +37,42 @@ class MediaCheck:
         self._known: dict[frozenset[str], str] = {}  # by the names of the inputs
 
     def reason(self, call: Call) -> str:
-        """Return why no drafts can be verified behind a prompt with media; "" where they can.
+        """Return why no drafts can be verified behind a prompt with media or an encoder's states; "" where they can.
 
         Raises:
             OutOfMemoryError: the device is full.
         """
         capabilities = self._runner.capabilities
         if len(call.ids) > 1:
-            return "several rows with images or other media are decoded together"
+            return "several rows with media, or of an encoder-decoder, are decoded together"
         if call.padding is not None and not bool(call.padding.all()):
-            return "drafts are not verified behind padding and media"
+            return "drafts are not verified behind padding and media, or padding of a decoder"
         if call.cache is not None and holds_text(call.cache):
-            return "drafts are not verified where media go on from a cache"
+            return "drafts are not verified where media or a decoder go on from a cache"
         if capabilities.replays:
             return "drafts are not verified behind media where the cache can only be copied"
         if capabilities.rope_limit is not None:
             return "drafts are not verified behind media where rotary factors change with the length of the text"
         names = frozenset(call.others)
         if names not in self._known:
-            self._known[names] = self._difference(call)
+            self._known[names] = self._find_difference(call)
         return self._known[names]
+
+    def _find_difference(self, call: Call) -> str:
+        """Return what is wrong with drafts behind a prompt; of an encoder-decoder's trees, chains may be right."""
+        found, capabilities = self._difference(call), self._runner.capabilities
+        if not found or not (capabilities.encoder and capabilities.trees):
+            return found
+        note = f"trees would change the logits of this class ({found}): drafts are verified as chains."
+        chains = replace(capabilities, trees=False, placing=(), notes=(*capabilities.notes, note))
+        self._runner.capabilities = chains
+        if found := self._difference(call):
+            self._runner.capabilities = capabilities
+        return found
 
     def _difference(self, call: Call) -> str:
         try:
-            ours, plain = open_media(self._runner, call), PlainTargetCache(call, [])
+            ours, plain = open_prompt(self._runner, call), PlainTargetCache(call, [])
             first = plain.prefill().logits
             tokens, expected = [int(first[-1].argmax())], []
             for _ in range(_STEPS):
@@ -68,13 +83,15 @@ class MediaCheck:
             found = [*self._drafted(ours, tokens)]
         except OutOfMemoryError:
             raise
-        except MediaError as error:
+        except UnusualPromptError as error:
             return str(error)
         except Exception as error:  # whatever a model makes of masks and positions it does not expect
-            logger.info("a probe of %s behind media failed", type(self._runner.model).__name__, exc_info=True)
-            return f"passes over drafts behind these media fail with {type(error).__name__}: {str(error).strip():.200}"
+            logger.info(
+                "a probe of %s behind its first prompt failed", type(self._runner.model).__name__, exc_info=True
+            )
+            return f"passes over drafts behind such prompts fail with {type(error).__name__}: {str(error).strip():.200}"
         if wrong_rows(torch.stack(found), torch.stack(expected), self._runner.model.dtype).numel():
-            return "drafts behind these media would change this model's logits"
+            return "drafts behind such prompts would change this model's logits"
         return ""
 
     def _drafted(self, ours: HFTargetCache, tokens: list[int]) -> list[torch.Tensor]:
@@ -91,10 +108,11 @@ class MediaCheck:
         return [*found, ours.forward(np.array([last], np.int32), _NO_PARENT).logits[0]]
 
 
-def open_media(runner: ModelRunner, call: Call) -> HFTargetCache:
-    """Return a new sequence whose prompt has media.
+def open_prompt(runner: ModelRunner, call: Call) -> HFTargetCache:
+    """Return a new sequence whose prompt is more than text.
 
     Raises:
-        MediaError: drafts cannot follow it.
+        UnusualPromptError: drafts cannot follow it.
     """
-    return HFTargetCache(runner, call.ids, prompt=MediaPrompt(call))
+    kind = EncodedPrompt if runner.capabilities.encoder else MediaPrompt
+    return HFTargetCache(runner, call.ids, prompt=kind(call))

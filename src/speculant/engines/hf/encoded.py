@@ -1,0 +1,53 @@
+"""What an encoder-decoder continues: the decoder's first tokens, beside the encoder's states of a source.
+
+The cross-attention of a text reads the source once, in the pass over its first tokens. Its keys and values belong to
+the prompt and never change, so only rows of the decoder's own attention are kept or dropped with drafts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.engines.hf.forward_pass import PassInput
+from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
+from speculant.engines.hf.sampling.generate_capture import Call
+
+_DECODERS = ("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids")
+_OWN = {*_DECODERS, "past_key_values", "use_cache", "return_dict", "logits_to_keep", "cache_position"}
+
+
+class EncodedPrompt(Prompt):
+    """The first tokens of a decoder, whose every pass has the encoder's states."""
+
+    whole = True
+
+    def __init__(self, call: Call) -> None:
+        """Take what `generate` prepared, of one row.
+
+        Raises:
+            UnusualPromptError: drafts cannot follow it.
+        """
+        super().__init__(call.ids, padding=None, positions=None)
+        if call.inputs.get("decoder_inputs_embeds") is not None:
+            raise UnusualPromptError("the decoder's first tokens are given as embeddings")
+        sliced = {"next_sequence_length": len(self)} if slices_by_length() else {}
+        inputs = call.model.prepare_inputs_for_generation(call.ids, is_first_iteration=True, **sliced, **call.inputs)
+        self._others = {name: value for name, value in inputs.items() if name not in _OWN and value is not None}
+        self._cross = DynamicCache()
+
+    @property
+    def plain(self) -> bool:
+        """Its rows are not those of another source's text with the same tokens."""
+        return False
+
+    def part(self, start: int, end: int) -> PassInput:
+        """Return what the pass over the first tokens reads."""
+        return self.following(self.ids[:, start:end], torch.arange(start, end, device=self.ids.device)[None], None)
+
+    def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
+        """Return what any pass reads: rows of the decoder, and the source."""
+        return PassInput(ids, positions, mask, self._others, self._cross)

@@ -1,0 +1,97 @@
+"""Views of models that place rows by their slots in the cache, which place the rows of a draft by their depths.
+
+Two kinds of modules do so, and take no position ids from outside:
+
+- Embeddings of positions that are looked up from the cache's length on (BART, mBART, Marian, Pegasus, M2M100, NLLB,
+  Blenderbot): the view asks the module for a range that holds all positions, and chooses one for each row.
+- A bias by the distance of slots (T5, mT5, LongT5, Switch): the view asks for that of the distances between positions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from speculant.engines.hf.views.model_view import twin, view_module
+
+_LENGTH = "past_key_values_length"  # the argument of the first kind
+
+
+def find_placing(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules that place rows of a model's decoder by their slots."""
+    decoder: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model  # type: ignore[operator]
+    found = [
+        name
+        for name, module in decoder.named_modules()
+        if (name.endswith("embed_positions") and _LENGTH in inspect.signature(module.forward).parameters)
+        or (getattr(module, "has_relative_attention_bias", False) and hasattr(module, "_relative_position_bucket"))
+    ]
+    prefix = next((name for name, module in model.named_modules() if module is decoder), "")
+    return tuple(f"{prefix}.{name}" if prefix else name for name in found)
+
+
+def with_positions(source: Any, names: tuple[str, ...], rows: Tensor, keys: Tensor) -> Any:
+    """Return a view of a model whose decoder places rows as told.
+
+    Args:
+        source: the model, or a view of it.
+        names: from `find_placing`.
+        rows: Int64[n], the positions of the rows of the pass.
+        keys: Int64[L], the positions of all rows of the cache, these included.
+
+    Raises:
+        UnsupportedError: a module on the way runs in a way of its own (compiled, or patched).
+    """
+    view = source
+    for name in names:
+        path = tuple(name.split("."))
+        inner = view
+        for each in path:
+            inner = getattr(inner, each)
+        placed = _placed_bias(inner, rows, keys) if hasattr(inner, "compute_bias") else _PlacedEmbeddings(inner, rows)
+        view = view_module(view, path, placed)
+    return view
+
+
+class _PlacedEmbeddings(nn.Module):
+    """Embeddings of given positions, by a module that knows those of a range alone."""
+
+    def __init__(self, inner: nn.Module, rows: Tensor) -> None:
+        super().__init__()
+        self._inner, self._rows = [inner], rows  # not a submodule: the model's own
+
+    def forward(self, given: Any, *args: Any, **options: Any) -> Tensor:
+        first, last = int(self._rows.min()), int(self._rows.max())
+        count, inner = last - first + 1, self._inner[0]
+        if isinstance(given, Tensor):  # ids, of which only the number counts, or embeddings [1, n, D]
+            given = given[:, :1].expand(-1, count, *given.shape[2:])
+        else:  # a shape
+            given = (given[0], count, *given[2:])
+        asked: dict[str, Any] = {_LENGTH: first}
+        if "inputs_embeds" in inspect.signature(inner.forward).parameters:
+            asked["inputs_embeds"] = None
+        found: Tensor = inner(given, **asked)
+        return found[..., self._rows - first, :]
+
+
+def _placed_bias(inner: nn.Module, rows: Tensor, keys: Tensor) -> nn.Module:
+    """Return a view of an attention whose bias goes by the distance of positions."""
+    view = twin(inner, modules={})
+
+    def compute_bias(query_length: int, key_length: int, *_args: Any, **_options: Any) -> Tensor:
+        distances = keys[None, :key_length] - rows[-query_length:, None]
+        found: Any = inner._relative_position_bucket
+        options: dict[str, Any] = {  # UMT5's takes none
+            "bidirectional": not inner.is_decoder,
+            "num_buckets": inner.relative_attention_num_buckets,
+            "max_distance": inner.relative_attention_max_distance,
+        }
+        known = inspect.signature(found).parameters
+        buckets = found(distances, **{name: value for name, value in options.items() if name in known})
+        bias: Tensor = inner.relative_attention_bias(buckets)  # type: ignore[operator]
+        return bias.permute(2, 0, 1)[None]
+
+    view.__dict__["compute_bias"] = compute_bias
+    return view

@@ -1,0 +1,130 @@
+"""Drafts on the decoders of encoder-decoders: the text is that of `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from speculant import Speculator
+
+VOCABULARY = 128
+TOKENS: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+BART: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "max_position_embeddings": 200,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+    **TOKENS,
+}
+T5: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    **TOKENS,
+}
+WHISPER: dict[str, Any] = {
+    **{name: value for name, value in BART.items() if name not in ("max_position_embeddings", "forced_eos_token_id")},
+    "num_mel_bins": 8,
+    "max_source_positions": 16,
+    "max_target_positions": 64,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+SOURCE = torch.randint(5, 120, (1, 11), generator=torch.Generator().manual_seed(5))
+
+
+def build_encoder_decoder(name: str, attention: str = "sdpa") -> Any:
+    """Return a tiny random model whose logits are spread, so that every key of a row matters."""
+    torch.manual_seed(3)
+    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "bart": (transformers.BartForConditionalGeneration, transformers.BartConfig, BART),
+        "marian": (transformers.MarianMTModel, transformers.MarianConfig, BART),
+        "m2m_100": (transformers.M2M100ForConditionalGeneration, transformers.M2M100Config, BART),
+        "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config, T5),
+        "umt5": (transformers.UMT5ForConditionalGeneration, transformers.UMT5Config, T5),
+        "whisper": (transformers.WhisperForConditionalGeneration, transformers.WhisperConfig, WHISPER),
+    }
+    kind, config, sizes = kinds[name]
+    model = kind._from_config(config(**sizes), attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def _generate(model: Any, **options: Any) -> list[int]:
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {"max_new_tokens": 40, "do_sample": False}
+    if model.config.model_type == "whisper":
+        sound = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(2))
+        settings["input_features"] = sound
+    else:
+        settings["input_ids"] = SOURCE
+    ids: list[int] = model.generate(**settings | options)[0].tolist()
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [(name, "sdpa") for name in ("bart", "marian", "m2m_100", "t5", "umt5", "whisper")] + [("bart", "eager")],
+)
+@pytest.mark.filterwarnings("ignore")  # transformers warns of Whisper's own options
+def test_text_is_that_of_generate(name: str, attention: str) -> None:
+    """Guards learned, sinusoidal and relative positions of trees, cross-attention, and rows kept of a path."""
+    model = build_encoder_decoder(name, attention)
+    expected = _generate(model)
+    speculator = Speculator.from_transformers(model, method="mix", nodes=7, fast=False)
+    for _ in range(2):  # the second text is known to the memory
+        assert _generate(model, custom_generate=speculator) == expected
+    stats = speculator.last_stats
+    assert stats is not None
+    assert stats.mat > 2
+    assert speculator.engine.capabilities.trees
+
+
+def test_sampled_text_is_that_of_generate() -> None:
+    """Guards sampling on a decoder: with the same random stream, the text is that of `generate`."""
+    model = build_encoder_decoder("t5")
+    expected = _generate(model, do_sample=True, top_k=0)
+    speculator = Speculator.from_transformers(model, method="mix", nodes=7, fast=False)
+    assert _generate(model, do_sample=True, top_k=0, custom_generate=speculator) == expected
+
+
+def test_drafts_copy_from_the_source() -> None:
+    """Guards prompt lookup over what the encoder reads, and texts of a batch, which take turns."""
+    model = build_encoder_decoder("bart")
+    expected = _generate(model)[1:]
+    speculator = Speculator.from_transformers(model, method="lookup", fast=False)
+    prompt = SOURCE[0].tolist()
+    generation = speculator.prepare(prompt, max_new_tokens=40, temperature=0)
+    assert generation.sequence.start.prompt.tolist() == [*prompt, 2]
+    assert speculator.generate(prompt, max_new_tokens=40, temperature=0).ids == expected
+    batch = speculator.generate_batch([prompt, prompt[:6], prompt], max_new_tokens=40, temperature=0)
+    assert [batch[0].ids, batch[2].ids] == [expected] * 2
+
+
+def test_texts_end_at_the_last_position_of_a_decoder() -> None:
+    """Guards tables of positions: no draft reaches beyond them, where a lookup would fail."""
+    model = build_encoder_decoder("whisper")
+    expected = _generate(model, max_new_tokens=63)
+    speculator = Speculator.from_transformers(model, method="mix", nodes=16, fast=False)
+    for _ in range(2):
+        assert _generate(model, max_new_tokens=63, custom_generate=speculator) == expected
