@@ -3,7 +3,7 @@
 Two kinds of modules do so, and take no position ids from outside:
 
 - Embeddings of positions that are looked up from the cache's length on (BART, mBART, Marian, Pegasus, M2M100, NLLB,
-  Blenderbot): the view asks the module for a range that holds all positions, and chooses one for each row.
+  Blenderbot): the view asks the module for those of the rows, or where it takes a range alone, for one that holds all.
 - A bias by the distance of slots (T5, mT5, LongT5, Switch): the view asks for that of the distances between positions.
 """
 
@@ -63,8 +63,12 @@ class _PlacedEmbeddings(nn.Module):
         self._inner, self._rows = [inner], rows  # not a submodule: the model's own
 
     def forward(self, given: Any, *args: Any, **options: Any) -> Tensor:
+        inner = self._inner[0]
+        if options.get("position_ids") is not None and options["position_ids"].ndim == 1:  # made by the decoder
+            known: Tensor = inner(given, *args, **options | {"position_ids": self._rows})
+            return known
         first, last = int(self._rows.min()), int(self._rows.max())
-        count, inner = last - first + 1, self._inner[0]
+        count = last - first + 1
         if isinstance(given, Tensor):  # ids, of which only the number counts, or embeddings [1, n, D]
             given = given[:, :1].expand(-1, count, *given.shape[2:])
         else:  # a shape
