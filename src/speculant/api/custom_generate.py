@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.generation import GenerateDecoderOnlyOutput, logits_process, stopping_criteria
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+    logits_process,
+    stopping_criteria,
+)
 
 from speculant.api.batch import Batch, BatchError
 from speculant.api.options import check_stop
@@ -24,6 +30,7 @@ from speculant.core.errors import TokenizerError, UnsupportedError
 from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.cache import holds_text, usable_cache
 from speculant.engines.hf.sampling.generate_capture import Call, check
+from speculant.engines.hf.target_cache import HFTargetCache
 
 PARTS = (logits_process.LogitsProcessor, stopping_criteria.StoppingCriteria)
 OWN = {logits_process.__name__, stopping_criteria.__name__}
@@ -225,11 +232,15 @@ def _output(rows: Sequence[Generation], config: Any) -> Any:
     )
     if not config.return_dict_in_generate:
         return sequences
-    return GenerateDecoderOnlyOutput(
+    cache = rows[0].result.cache if len(rows) == 1 else None
+    if cache is not None and isinstance(rows[0].target, HFTargetCache):
+        cache = rows[0].target.whole_cache
+    kind = GenerateEncoderDecoderOutput if isinstance(cache, EncoderDecoderCache) else GenerateDecoderOnlyOutput
+    return kind(
         sequences=sequences,
         scores=_steps([sampler.scores for sampler in samplers], pad) if samplers[0].keeps_scores else None,
         logits=_steps([sampler.logits for sampler in samplers], pad) if samplers[0].keeps_logits else None,
-        past_key_values=rows[0].result.cache if len(rows) == 1 else None,
+        past_key_values=cache,
     )
 
 

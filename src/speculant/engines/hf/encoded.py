@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from speculant.engines.hf.forward_pass import PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
@@ -47,6 +47,10 @@ class EncodedPrompt(Prompt):
     def part(self, start: int, end: int) -> PassInput:
         """Return what the pass over the first tokens reads."""
         return self.following(self.ids[:, start:end], torch.arange(start, end, device=self.ids.device)[None], None)
+
+    def whole_cache(self, cache: DynamicCache) -> EncoderDecoderCache:
+        """Return the decoder's rows with those of the source, as passes of the class have them."""
+        return EncoderDecoderCache(cache, self._cross)
 
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
         """Return what any pass reads: rows of the decoder, and the source."""

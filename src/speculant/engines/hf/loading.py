@@ -104,7 +104,7 @@ def load_model(
     device: str | None = None,
     attention: str | None = None,
 ) -> tuple[Any, Any]:
-    """Load a causal LM, or a multimodal model that writes text, and its tokenizer (None if it has none).
+    """Load a model that writes text, causal, multimodal or with an encoder, and its tokenizer (None if it has none).
 
     Args:
         name: a folder or a hub id; None or "bundled" for the bundled story model.
@@ -140,16 +140,19 @@ def load_model(
 
 
 def _auto_class(source: str) -> Any:
-    """Return the class of transformers that knows a model's config: for causal models, or for multimodal ones."""
+    """Return the class of transformers that knows a model's config: causal, multimodal, or with an encoder."""
     import transformers
 
-    kinds = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
-    known = [getattr(transformers, kind) for kind in kinds if hasattr(transformers, kind)]
     try:
-        config = type(transformers.AutoConfig.from_pretrained(source))
+        config = transformers.AutoConfig.from_pretrained(source)
     except (OSError, ValueError):  # an adapter's folder, or what the class itself says best
-        return known[0]
-    return next((kind for kind in known if config in kind._model_mapping), known[0])
+        return transformers.AutoModelForCausalLM
+    if getattr(config, "is_encoder_decoder", False):  # some of which have a causal class, too, of the decoder alone
+        kinds: tuple[str, ...] = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
+    else:
+        kinds = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
+    known = [getattr(transformers, kind) for kind in kinds if hasattr(transformers, kind)]
+    return next((kind for kind in known if type(config) in kind._model_mapping), transformers.AutoModelForCausalLM)
 
 
 def load_config(source: str) -> Any:
@@ -202,7 +205,8 @@ def load_processor(name: str | None, model: Any) -> Any:
         name: where the model was loaded from.
         model: of transformers.
     """
-    if model.config.get_text_config(decoder=True) is model.config:
+    hears = getattr(model, "main_input_name", "") == "input_features"
+    if model.config.get_text_config(decoder=True) is model.config and not hears:
         return None
     from transformers import AutoProcessor
 

@@ -103,6 +103,10 @@ class Prompt:
         """
         return PassInput(ids, positions, mask)
 
+    def whole_cache(self, cache: Any) -> Any:
+        """Return what the model itself would hold of the text, given the cache of its rows."""
+        return cache
+
     def padding_mask(self, total: int) -> Tensor | None:
         """Return the 2-D mask of a pass in which every row attends to all before it; None without padding.
 

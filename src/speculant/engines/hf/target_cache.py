@@ -103,6 +103,11 @@ class HFTargetCache:
         return not (self._runner.capabilities.states or self._prompt.whole)
 
     @property
+    def whole_cache(self) -> Any:
+        """What the model itself would hold of the text: beside its rows, those of a source."""
+        return self._prompt.whole_cache(self.cache)
+
+    @property
     def uncommitted(self) -> int:
         """How many rows `forward` has appended since the last `keep` or `rollback`."""
         return len(self._rows)

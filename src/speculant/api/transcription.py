@@ -1,0 +1,133 @@
+"""Speech to text with drafts: Whisper's own long-form decoding, of which every pass over a segment is drafted for.
+
+Segments, timestamps, forced language and task tokens, suppressed tokens and the fallback to higher temperatures are
+those of transformers' `generate`, which calls the speculator where its decoding loop would start. So the text is that
+of plain decoding, while a memory learns what speakers and transcripts repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.core.errors import FileError, UnsupportedError, UsageError
+from speculant.core.stats import Stats
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from speculant.api.speculator import Speculator
+
+TASKS = ("transcribe", "translate")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a transcript, from `start` to `end` seconds of the recording."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """What was said.
+
+    Attributes:
+        text: all of it.
+        segments: with their times; empty where no timestamps were asked for.
+        seconds: of the recording.
+        stats: of its last segment's decoding; None where nothing was decoded.
+    """
+
+    text: str
+    segments: tuple[Segment, ...]
+    seconds: float
+    stats: Stats | None
+
+
+def transcribe(
+    speculator: Speculator,
+    processor: Any,
+    sound: np.ndarray[Any, Any],
+    *,
+    language: str | None = None,
+    task: str | None = None,
+    timestamps: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Transcript:
+    """Return the transcript of a recording of any length.
+
+    Args:
+        speculator: of a Whisper model.
+        processor: the model's, with its feature extractor.
+        sound: Float32[N], samples at the rate of the feature extractor.
+        language: such as "en" or "german"; None lets the model find out.
+        task: "transcribe", or "translate" into English; None for the model's default.
+        timestamps: whether segments are wanted; recordings longer than a window always have them inside.
+        options: further keywords of Whisper's `generate`, such as `temperature`, `logprob_threshold`,
+            `compression_ratio_threshold`, `no_speech_threshold`, `condition_on_prev_tokens`.
+
+    Raises:
+        UnsupportedError: the model is none that hears.
+        UsageError: Whisper refuses an option.
+    """
+    model, extractor = speculator.model, getattr(processor, "feature_extractor", None)
+    if model.main_input_name != "input_features" or extractor is None or not hasattr(model, "generate_with_fallback"):
+        raise UnsupportedError("this model does not transcribe sound; name a Whisper model, such as whisper-small.")
+    if task not in (None, *TASKS):
+        raise UsageError(f"a task is {' or '.join(TASKS)}, not '{task}'.")
+    rate, window = int(extractor.sampling_rate), int(extractor.n_samples)
+    features = extractor(
+        sound,
+        sampling_rate=rate,
+        return_tensors="pt",
+        return_attention_mask=True,
+        **({"truncation": False, "padding": "longest"} if len(sound) > window else {}),
+    ).to(model.device, model.dtype)
+    asked = {name: value for name, value in (("language", language), ("task", task)) if value is not None}
+    try:
+        found = model.generate(
+            **features,
+            **asked,
+            **(options or {}),
+            return_timestamps=timestamps or len(sound) > window,
+            return_segments=True,
+            custom_generate=speculator,
+        )
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"Whisper refuses this: {error}") from error
+    decode = processor.tokenizer.decode
+    pieces = tuple(
+        Segment(float(each["start"]), float(each["end"]), decode(each["tokens"], skip_special_tokens=True))
+        for each in found["segments"][0]
+    )
+    text = decode(found["sequences"][0], skip_special_tokens=True).strip()
+    return Transcript(
+        text=text, segments=pieces if timestamps else (), seconds=len(sound) / rate, stats=speculator.last_stats
+    )
+
+
+def read_sound(path: str | Path, rate: int) -> np.ndarray[Any, Any]:
+    """Return the samples of an audio file, Float32[N], of one channel at a rate.
+
+    Raises:
+        FileError: there is no such file, or it is no sound that can be read.
+        UnsupportedError: the packages that read it are not installed.
+    """
+    if not Path(path).is_file():
+        raise FileError(f"there is no audio file at {path}.")
+    try:
+        import soundfile
+        import soxr
+    except (ImportError, OSError) as error:
+        raise UnsupportedError("audio files are read by packages: pip install 'speculant[media]'.") from error
+    try:
+        samples, own = soundfile.read(str(path), dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
+        raise FileError(f"cannot read {path} as sound: {error}. WAV, FLAC, OGG and MP3 are read.") from error
+    one: np.ndarray[Any, Any] = samples.mean(axis=1)
+    return one if own == rate else soxr.resample(one, own, rate)

@@ -1,0 +1,93 @@
+"""`speculant transcribe`: speech to text by Whisper models, with drafts."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from speculant.cli.binding import Take, bind
+from speculant.cli.commands import Command
+from speculant.core.errors import UsageError
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
+
+HELP = """\
+Transcribe a recording of any length with a Whisper model.
+
+The text goes to standard output, everything else to standard error. It is that of plain decoding: segments, timestamps
+and the fallback to higher temperatures are transformers'. Needs the packages of speculant[media]."""
+
+EXAMPLES = """
+speculant transcribe talk.wav --model openai/whisper-small
+speculant transcribe talk.mp3 --model your/whisper --language de --timestamps
+speculant transcribe talk.flac --model your/whisper --memory talks.speculant
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("transcribe", cls=Command, help=HELP, epilog=EXAMPLES)(bind(transcribe))
+
+
+def transcribe(
+    audio: Annotated[str, typer.Argument(metavar="AUDIO", help="a WAV, FLAC, OGG or MP3 file")],
+    language: Annotated[
+        str | None, typer.Option("--language", metavar="NAME", help="of the speech; default: the model finds out")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="transcribe, or translate into English")
+    ] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="a line for each segment, with its times")] = False,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="write text and segments as JSON; - prints it instead")
+    ] = None,
+    *,
+    drafting: Annotated[DraftingOptions, Take(without=("head", "draft_model", "draft_dtype", "draft_device"))],
+    model: ModelOptions,
+) -> int:
+    """Check, load, transcribe."""
+    from speculant.api.transcription import TASKS, read_sound
+    from speculant.cli.files import JSON, check_no_input, check_result, check_writable
+    from speculant.cli.loading import check_drafting, check_named, load_speculator
+    from speculant.cli.terminal import waiting
+
+    if model.model is None:
+        raise UsageError("name a Whisper model by --model, such as openai/whisper-small or a folder of one.")
+    if task not in (None, *TASKS):
+        raise UsageError(f"--task is {' or '.join(TASKS)}, not '{task}'.")
+    if drafting.memory is not None:
+        check_writable(drafting.memory)
+        check_no_input("--memory", drafting.memory, [audio])
+    check_result("--json", json, JSON, [audio, drafting.memory])
+    check_drafting(drafting)
+    check_named(model, drafting)
+    loaded = load_speculator(model, drafting)
+
+    from speculant.api.loading import load_processor
+    from speculant.api.transcription import transcribe as decode
+
+    processor = load_processor(model.model, loaded.speculator.model)
+    extractor = getattr(processor, "feature_extractor", None)
+    sound = read_sound(audio, 16_000 if extractor is None else int(extractor.sampling_rate))
+    try:
+        with waiting(f"transcribing {audio}"):
+            found = decode(loaded.speculator, processor, sound, language=language, task=task, timestamps=timestamps)
+    finally:
+        if loaded.memory is not None:
+            loaded.speculator.save(loaded.memory)
+        loaded.speculator.close()
+    record = {"text": found.text, "seconds": found.seconds, "segments": [asdict(each) for each in found.segments]}
+    if json == "-":
+        print(json_module.dumps(record, ensure_ascii=False))
+        return 0
+    if json is not None:
+        with open(json, "w", encoding="utf-8") as file:
+            file.write(json_module.dumps(record, ensure_ascii=False, indent=1) + "\n")
+    for each in found.segments:
+        print(f"[{each.start:8.2f} {each.end:8.2f}] {each.text.strip()}")
+    if not found.segments:
+        print(found.text)
+    return 0

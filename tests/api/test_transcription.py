@@ -1,0 +1,126 @@
+"""Speech to text: transcripts are those of Whisper's own decoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from transformers import (
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+    WhisperTokenizer,
+)
+
+from models import tiny_model
+from speculant import Speculator
+from speculant.api.transcription import read_sound, transcribe
+from speculant.cli.main import main
+from speculant.core.errors import FileError, UnsupportedError, UsageError
+
+RATE, VOCABULARY = 16_000, 128
+END, START, NO_TIMES = 5, 2, 90
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of Whisper's own options
+
+
+@pytest.fixture(scope="module")
+def whisper() -> tuple[Any, Any]:
+    """Return a tiny random model that hears a second at a time, and its processor."""
+    torch.manual_seed(3)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": END, "decoder_start_token_id": START}
+    limits = {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64}
+    config = WhisperConfig(vocab_size=VOCABULARY, **sizes, **heads, **tokens, **limits)
+    config.suppress_tokens = config.begin_suppress_tokens = None
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
+    model.generation_config = GenerationConfig(
+        **tokens,
+        no_timestamps_token_id=NO_TIMES,
+        begin_suppress_tokens=[7],
+        max_length=60,
+        is_multilingual=False,
+        return_timestamps=False,
+        prev_sot_token_id=3,
+        max_initial_timestamp_index=20,
+    )
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = WhisperTokenizer(vocab=words, merges=[], unk_token="w4", bos_token="w1", eos_token=f"w{END}")
+    return model, WhisperProcessor(WhisperFeatureExtractor(feature_size=8, chunk_length=1), tokenizer)
+
+
+def _sound(seconds: float) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1).normal(0, 0.3, int(seconds * RATE)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seconds", [0.8, 3.4])
+def test_transcripts_are_those_of_whisper(whisper: tuple[Any, Any], seconds: float) -> None:
+    """Guards short and long form, with the fallback to higher temperatures: tokens and times are the same."""
+    model, processor = whisper
+    options = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.35}
+    options |= {"no_speech_threshold": 0.6}
+    speculator = Speculator.from_transformers(model, method="mix", nodes=7, fast=False)
+    own = model.generate
+    plain = list[Any]()
+
+    def generate(*args: Any, **given: Any) -> Any:
+        given.pop("custom_generate")
+        found = own(*args, **given)
+        plain.append(found)
+        return found
+
+    torch.manual_seed(0)
+    model.generate = generate
+    try:
+        expected = transcribe(speculator, processor, _sound(seconds), timestamps=True, options=options)
+    finally:
+        del model.generate
+    for _ in range(2):
+        torch.manual_seed(0)
+        assert transcribe(speculator, processor, _sound(seconds), timestamps=True, options=options).segments == (
+            expected.segments
+        )
+    stats = speculator.last_stats
+    assert stats is not None
+    assert stats.mat > 1.5
+    assert plain
+
+
+def test_command(whisper: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the command: a file at another rate, text or JSON, and what is no model that hears."""
+    model, processor = whisper
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    file = tmp_path / "talk.wav"
+    soundfile.write(file, np.stack([_sound(1.6)] * 2, axis=1), 44_100)
+    command = ["transcribe", str(file), "--model", str(tmp_path), "--timestamps", "--json", "-", "--no-fast"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds"] == pytest.approx(1.6 * RATE / 44_100, abs=0.01)
+    assert main(["transcribe", str(file), "--model", str(tmp_path), "--no-fast"]) == 0
+    assert main(["transcribe", str(tmp_path / "none.wav"), "--model", str(tmp_path)]) == 1
+    assert "no audio file" in capsys.readouterr().err
+
+
+def test_faults(whisper: tuple[Any, Any], tmp_path: Path) -> None:
+    """Guards messages: what is no sound, no task, or no model that hears says so."""
+    (tmp_path / "text.wav").write_text("not sound")
+    with pytest.raises(FileError, match="as sound"):
+        read_sound(tmp_path / "text.wav", RATE)
+    model, processor = whisper
+    speculator = Speculator.from_transformers(model, method="mix", fast=False)
+    with pytest.raises(UsageError, match="not 'sing'"):
+        transcribe(speculator, processor, _sound(0.5), task="sing")
+    with pytest.raises(UnsupportedError, match="Whisper"):
+        transcribe(Speculator.from_transformers(tiny_model("llama"), method="mix"), processor, _sound(0.5))
