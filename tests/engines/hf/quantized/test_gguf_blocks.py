@@ -5,26 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
+from gguf_bytes import random_blocks
 from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_kinds import KINDS
 from speculant.engines.hf.quantized.weight import pack
-
-# Where the float16 numbers of a block stand; MXFP4 has none.
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2),
-          "Q6_K": (208,), "MXFP4": ()}  # fmt: skip
-
-
-def random_blocks(kind: str, outs: int, k: int, seed: int = 0) -> Tensor:
-    """Return blocks of random bytes, of which every pattern is valid, with finite scales."""
-    generator = torch.Generator().manual_seed(seed)
-    layout = KINDS[kind]
-    blocks = torch.randint(0, 256, (outs, k // layout.inputs, layout.size), dtype=torch.uint8, generator=generator)
-    for at in HALVES.get(kind, (0,)):
-        high = blocks[..., at + 1]
-        high[(high & 124) == 124] ^= 64  # exponents of 31 are infinities and NaN
-    return blocks.reshape(outs, -1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
