@@ -1,8 +1,9 @@
-"""GGUF files of tiny models of each architecture, written by the package `gguf` as llama.cpp's converter names things."""
+"""GGUF files of tiny models of each architecture, written with the package `gguf` as llama.cpp's converter does."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,13 @@ def family_file(name: str, kind: str = "f32") -> Path:
 
 
 def write_family(
-    model: Any, architecture: Architecture, path: Path, *, leave_out: str = "", extra: dict[str, Any] | None = None
+    model: Any,
+    architecture: Architecture,
+    path: Path,
+    *,
+    leave_out: str = "",
+    extra: dict[str, Any] | None = None,
+    describe: Callable[[Any], None] | None = None,
 ) -> None:
     """Write a model's weights and settings.
 
@@ -104,10 +111,15 @@ def write_family(
         path: of the file.
         leave_out: a tensor that is to be missing.
         extra: more tensors, by name.
+        describe: writes a tokenizer, or more settings; None for a file without a tokenizer.
     """
-
     writer: Any = gguf.GGUFWriter(str(path), architecture.name)
     _describe(writer, model.config, architecture.name)
+    if describe is None:
+        writer.add_vocab_size(model.config.vocab_size)
+        writer.add_tokenizer_model("none")
+    else:
+        describe(writer)
     for name, values in (_tensors(model, architecture) | (extra or {})).items():
         if name != leave_out:
             writer.add_tensor(name, np.ascontiguousarray(values))
@@ -134,8 +146,6 @@ def _describe(writer: Any, config: Any, name: str) -> None:
     writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
     kind = rope["rope_type"]
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
