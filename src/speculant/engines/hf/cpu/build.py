@@ -32,9 +32,11 @@ LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not ot
 FOLDER = Path(__file__).parent
 SOURCES = tuple(
     FOLDER / f"{name}.cpp"
-    for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "head_draft", "checksum")
+    for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "head_draft", "checksum", "quantized")
 )
-HEADERS = tuple(FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h", "head_step.h"))
+HEADERS = tuple(
+    FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h", "head_step.h", "quantized.h")
+)
 
 # Arguments and results: pointers, sizes, numbers and unsigned 64-bit numbers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint64}
@@ -54,6 +56,9 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "add_norm": ("ppppps", ""),
     "gate": ("ppppsi", ""),
     "checksum": ("psi", "u"),
+    "quantized_linear": ("ppppsii", ""),
+    "quantized_linears": ("pppipsii", ""),
+    "quantized_rows": ("ppsp", ""),
 }
 
 
