@@ -32,7 +32,17 @@ LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not ot
 FOLDER = Path(__file__).parent
 SOURCES = tuple(
     FOLDER / f"{name}.cpp"
-    for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "head_draft", "checksum", "quantized")
+    for name in (
+        "linear",
+        "linear_bf16",
+        "layer",
+        "attention",
+        "head_step",
+        "head_draft",
+        "checksum",
+        "quantized",
+        "gguf_blocks",
+    )
 )
 HEADERS = tuple(
     FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h", "head_step.h", "quantized.h")
@@ -59,6 +69,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "quantized_linear": ("ppppsii", ""),
     "quantized_linears": ("pppipsii", ""),
     "quantized_rows": ("ppsp", ""),
+    "pack_gguf_blocks": ("ippsspppppi", "i"),
 }
 
 
