@@ -22,25 +22,27 @@ namespace {
 constexpr int OUTS = 16, PADDING = 128, CHUNK = 256;  // inputs that are read at a time
 constexpr int64_t HUGE_PAGE = 2 << 20;
 
-uint16_t read_16(const uint8_t *from) {
-  uint16_t found;
-  std::memcpy(&found, from, 2);
+template <class Word>
+Word read(const uint8_t *from) {
+  Word found;
+  std::memcpy(&found, from, sizeof found);
   return found;
 }
 
-// Fields of `bits` bits: first the lowest ones of all bytes of a run, then the next ones.
-template <int BITS_EACH, int RUN>
-void split(const uint8_t *from, int bytes, uint8_t *out) {
-  for (int start = 0; start < bytes; start += RUN)
-    for (int shift = 0; shift < 8; shift += BITS_EACH, out += RUN)
-      for (int i = 0; i < RUN; i++) out[i] = from[start + i] >> shift & ((1 << BITS_EACH) - 1);
-}
+typedef uint64_t Words __attribute__((vector_size(16)));
 
-template <int BITS_EACH, int RUN>
-void add_split(const uint8_t *from, int bytes, int up, uint8_t *out) {
-  for (int start = 0; start < bytes; start += RUN)
-    for (int shift = 0; shift < 8; shift += BITS_EACH, out += RUN)
-      for (int i = 0; i < RUN; i++) out[i] |= (from[start + i] >> shift & ((1 << BITS_EACH) - 1)) << up;
+// A byte each from fields of EACH bits in BYTES bytes: of each RUN bytes first all lowest fields, then all next ones.
+// They are put above the lowest UP bits of values that are there, if UP is not 0.
+template <int EACH, int RUN, int BYTES, int UP = 0>
+void split(const uint8_t *from, uint8_t *out) {
+  constexpr uint64_t MASK = ~0ull / 255 * ((1 << EACH) - 1);
+  for (int start = 0; start < BYTES; start += RUN)
+    for (int shift = 0; shift < 8; shift += EACH, out += RUN)
+      for (int i = 0; i < RUN; i += sizeof(Words)) {
+        Words words = (read<Words>(from + start + i) >> shift & MASK) << UP;
+        if (UP) words |= read<Words>(out + i);
+        std::memcpy(out + i, &words, sizeof words);
+      }
 }
 
 struct Plain {  // float16 scales, one per block of 32
@@ -48,8 +50,8 @@ struct Plain {  // float16 scales, one per block of 32
   static constexpr int INPUTS = 32, GROUP = 32, SCALE_FACTOR = 0, MIN_FACTOR = 0;
   static constexpr bool FACTORS = false;
   static void scales(const uint8_t *block, uint16_t *scales, uint16_t *minima) {
-    *scales = read_16(block);
-    *minima = read_16(block + 2);
+    *scales = read<uint16_t>(block);
+    *minima = read<uint16_t>(block + 2);
   }
 };
 
@@ -57,7 +59,7 @@ template <int AT, bool HAS_MINIMA>
 struct FourBits : Plain {
   static constexpr int SIZE = AT + 16, BITS = 4;
   static constexpr bool MINIMA = HAS_MINIMA;
-  static void values(const uint8_t *block, uint8_t *out) { split<4, 16>(block + AT, 16, out); }
+  static void values(const uint8_t *block, uint8_t *out) { split<4, 16, 16>(block + AT, out); }
 };
 
 template <int AT, bool HAS_MINIMA>
@@ -65,10 +67,12 @@ struct FiveBits : Plain {
   static constexpr int SIZE = AT + 20, BITS = 8;
   static constexpr bool MINIMA = HAS_MINIMA;
   static void values(const uint8_t *block, uint8_t *out) {
-    uint32_t fifth;
-    std::memcpy(&fifth, block + AT, 4);
-    split<4, 16>(block + AT + 4, 16, out);
-    for (int i = 0; i < 32; i++) out[i] |= (fifth >> i & 1) << 4;
+    split<4, 16, 16>(block + AT + 4, out);
+    for (int i = 0; i < 4; i++) {  // bit b of a byte to byte b of a word, as 16
+      const uint64_t bits = block[AT + i] * (~0ull / 255) & 0x8040201008040201ull;
+      const uint64_t word = read<uint64_t>(out + 8 * i) | ((bits + ~0ull / 255 * 127) >> 3 & ~0ull / 255 * 16);
+      std::memcpy(out + 8 * i, &word, 8);
+    }
   }
 };
 
@@ -97,7 +101,7 @@ struct Super {  // int8 scales with float16 factors per block of 256
 struct Q2_K : Super {
   static constexpr int SIZE = 84, BITS = 4, GROUP = 16, SCALE_FACTOR = 80, MIN_FACTOR = 82;
   static constexpr bool MINIMA = true;
-  static void values(const uint8_t *block, uint8_t *out) { split<2, 32>(block + 16, 64, out); }
+  static void values(const uint8_t *block, uint8_t *out) { split<2, 32, 64>(block + 16, out); }
   static void scales(const uint8_t *block, int8_t *scales, int8_t *minima) {
     for (int i = 0; i < 16; i++) scales[i] = block[i] & 15, minima[i] = block[i] >> 4;
   }
@@ -107,8 +111,8 @@ struct Q3_K : Super {
   static constexpr int SIZE = 110, BITS = 4, GROUP = 16, SCALE_FACTOR = 108, MIN_FACTOR = 0;
   static constexpr bool MINIMA = false;
   static void values(const uint8_t *block, uint8_t *out) {
-    split<2, 32>(block + 32, 64, out);
-    add_split<1, 32>(block, 32, 2, out);
+    split<2, 32, 64>(block + 32, out);
+    split<1, 32, 32, 2>(block, out);
   }
   static void scales(const uint8_t *block, int8_t *scales, int8_t *) {
     const uint8_t *low = block + 96, *high = block + 104;
@@ -135,14 +139,14 @@ struct SixBitScales : Super {  // of Q4_K and Q5_K
 
 struct Q4_K : SixBitScales {
   static constexpr int SIZE = 144, BITS = 4;
-  static void values(const uint8_t *block, uint8_t *out) { split<4, 32>(block + 16, 128, out); }
+  static void values(const uint8_t *block, uint8_t *out) { split<4, 32, 128>(block + 16, out); }
 };
 
 struct Q5_K : SixBitScales {
   static constexpr int SIZE = 176, BITS = 8;
   static void values(const uint8_t *block, uint8_t *out) {
-    split<4, 32>(block + 48, 128, out);
-    add_split<1, 32>(block + 16, 32, 4, out);
+    split<4, 32, 128>(block + 48, out);
+    split<1, 32, 32, 4>(block + 16, out);
   }
 };
 
@@ -150,8 +154,8 @@ struct Q6_K : Super {
   static constexpr int SIZE = 210, BITS = 8, GROUP = 16, SCALE_FACTOR = 208, MIN_FACTOR = 0;
   static constexpr bool MINIMA = false;
   static void values(const uint8_t *block, uint8_t *out) {
-    split<4, 64>(block, 128, out);
-    add_split<2, 32>(block + 128, 64, 4, out);
+    split<4, 64, 128>(block, out);
+    split<2, 32, 64, 4>(block + 128, out);
   }
   static void scales(const uint8_t *block, int8_t *scales, int8_t *) { std::memcpy(scales, block + 192, 16); }
 };
@@ -159,9 +163,9 @@ struct Q6_K : Super {
 struct Iq4Xs : Super {
   static constexpr int SIZE = 136, BITS = 4, GROUP = 32, SCALE_FACTOR = 0, MIN_FACTOR = 0;
   static constexpr bool MINIMA = false;
-  static void values(const uint8_t *block, uint8_t *out) { split<4, 16>(block + 8, 128, out); }
+  static void values(const uint8_t *block, uint8_t *out) { split<4, 16, 128>(block + 8, out); }
   static void scales(const uint8_t *block, int8_t *scales, int8_t *) {
-    const int high = read_16(block + 2);
+    const int high = read<uint16_t>(block + 2);
     for (int i = 0; i < 8; i++)
       scales[i] = (int8_t)((block[4 + i / 2] >> 4 * (i & 1) & 15 | (high >> 2 * i & 3) << 4) - 32);
   }
@@ -175,19 +179,33 @@ struct Target {
   uint16_t *min_factors;
 };
 
+typedef uint32_t Four __attribute__((vector_size(16)));
+
+Four read_four(const uint32_t *from) { return read<Four>((const uint8_t *)from); }
+
 // Four inputs of each of 16 rows are 64 bytes in the kernels' order; of 4 bits, two such lines share 64 bytes.
 template <int BITS>
 void store_values(const uint32_t rows[OUTS][CHUNK / 4], int inputs, uint32_t *out) {
-  if constexpr (BITS == 8) {
-    for (int line = 0; line < inputs / 4; line++)
-      for (int row = 0; row < OUTS; row++) out[line * OUTS + row] = rows[row][line];
-  } else {
-    uint32_t halves[OUTS][CHUNK / 8];
-    for (int row = 0; row < OUTS; row++)
-      for (int line = 0; line < inputs / 8; line++) halves[row][line] = rows[row][2 * line] | rows[row][2 * line + 1] << 4;
-    for (int line = 0; line < inputs / 8; line++)
-      for (int row = 0; row < OUTS; row++) out[line * OUTS + row] = halves[row][line];
-  }
+  for (int line = 0; line < inputs * BITS / 32; line += 4)
+    for (int row = 0; row < OUTS; row += 4) {
+      Four taken[4];
+      for (int i = 0; i < 4; i++)
+        if constexpr (BITS == 8) {
+          taken[i] = read_four(&rows[row + i][line]);
+        } else {
+          const Four first = read_four(&rows[row + i][2 * line]), second = read_four(&rows[row + i][2 * line + 4]);
+          taken[i] = __builtin_shuffle(first, second, Four{0, 2, 4, 6}) |
+                     __builtin_shuffle(first, second, Four{1, 3, 5, 7}) << 4;
+        }
+      const Four low_01 = __builtin_shuffle(taken[0], taken[1], Four{0, 4, 1, 5});
+      const Four high_01 = __builtin_shuffle(taken[0], taken[1], Four{2, 6, 3, 7});
+      const Four low_23 = __builtin_shuffle(taken[2], taken[3], Four{0, 4, 1, 5});
+      const Four high_23 = __builtin_shuffle(taken[2], taken[3], Four{2, 6, 3, 7});
+      const Four turned[4] = {
+          __builtin_shuffle(low_01, low_23, Four{0, 1, 4, 5}), __builtin_shuffle(low_01, low_23, Four{2, 3, 6, 7}),
+          __builtin_shuffle(high_01, high_23, Four{0, 1, 4, 5}), __builtin_shuffle(high_01, high_23, Four{2, 3, 6, 7})};
+      for (int i = 0; i < 4; i++) std::memcpy(out + (line + i) * OUTS + row, &turned[i], sizeof(Four));
+    }
 }
 
 template <class Kind>
@@ -219,9 +237,9 @@ void pack_block(const uint8_t *blocks, const int64_t *order, int64_t block, int6
       std::fill(minima[row] + done / Kind::GROUP, minima[row] + GROUPS, Scale(0));
       if constexpr (Kind::FACTORS) {
         const int64_t at = (block * chunks + chunk) * OUTS + row;
-        to.scale_factors[at] = real ? read_16(from + Kind::SCALE_FACTOR) : 0;
+        to.scale_factors[at] = real ? read<uint16_t>(from + Kind::SCALE_FACTOR) : 0;
         if constexpr (Kind::MINIMA)  // subtracted in the file: the sign of a float16 is its highest bit
-          to.min_factors[at] = real ? read_16(from + Kind::MIN_FACTOR) ^ 0x8000 : 0;
+          to.min_factors[at] = real ? read<uint16_t>(from + Kind::MIN_FACTOR) ^ 0x8000 : 0;
       }
     }
     store_values<Kind::BITS>(rows, room, (uint32_t *)(values + start * OUTS * Kind::BITS / 8));
