@@ -61,7 +61,9 @@ def byte_level_file(split: str) -> Path:
         writer.add_token_merges(merges)
         writer.add_bos_token_id(len(tokens))
         writer.add_eos_token_id(len(tokens) + 1)
-        writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}")
+        writer.add_chat_template(
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        )
 
     return _write(f"tokens-{split}", len(types), describe)
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 OUTER = MappingProxyType(
@@ -26,7 +27,8 @@ OUTER = MappingProxyType(
     }
 )
 HEAD = "output.weight"  # without it the head is the embedding
-ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # no weights: see config
+ROPE_FREQS = "rope_freqs.weight"  # by which rotary frequencies are divided, as Llama 3's are
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # the same, by the length of the text
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _INNER = MappingProxyType(
     {
@@ -61,6 +63,7 @@ class Architecture:
         paired: whether rows of q and k are stored by rotary pairs.
         shifted_norms: whether norms are stored with 1 added.
         optional_biases: whether biases may be missing one by one, where they are 0.
+        rope: tensors that describe the rotary embedding.
         settings: keys of the metadata, behind the architecture's name, that only this one has and `gguf_config` reads.
     """
 
@@ -70,6 +73,7 @@ class Architecture:
     paired: bool = False
     shifted_norms: bool = False
     optional_biases: bool = False
+    rope: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
 
     def parameter(self, tensor: str) -> str | None:
@@ -91,20 +95,18 @@ class Architecture:
         module = ".".join(parts[1:-1])
         return outer.get(parameter) or f"blk.{parts[0]}.{inner.get(module, module)}.{parts[-1]}"
 
-    def restore_rows(self, tensor: str, rows: Tensor, *, heads: int, key_heads: int) -> Tensor:
-        """Return the rows of a tensor in the order of transformers.
+    def row_order(self, tensor: str, outs: int, *, heads: int, key_heads: int) -> Tensor | None:
+        """Return which row of a tensor each row in transformers is, int64 [outs]; None for the file's order.
 
         Args:
             tensor: its name in the file.
-            rows: [outs, ...], also of a quantised matrix: rows of blocks.
+            outs: how many rows it has.
             heads, key_heads: how many heads q and k have.
         """
         counts = {"attn_q": heads, "attn_k": key_heads}
         found = _LAYER.fullmatch(tensor)
         count = counts.get(found[2]) if found and self.paired else None
-        if count is None:
-            return rows
-        return rows.reshape(count, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+        return None if count is None else torch.arange(outs).reshape(count, -1, 2).transpose(1, 2).reshape(-1)
 
     def restore_norm(self, parameter: str, values: Tensor) -> Tensor:
         """Return the weights of a norm as transformers has them, float32; other tensors as they are."""
@@ -115,9 +117,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         each.name: each
         for each in (
-            Architecture(name="llama", model_type="llama", paired=True, optional_biases=True),
+            Architecture(name="llama", model_type="llama", paired=True, optional_biases=True, rope=(ROPE_FREQS,)),
             Architecture(
-                name="mistral3", model_type="ministral3", paired=True, settings=("attention.temperature_scale",)
+                name="mistral3",
+                model_type="ministral3",
+                paired=True,
+                rope=(ROPE_FREQS,),
+                settings=("attention.temperature_scale",),
             ),
             Architecture(name="qwen2", model_type="qwen2"),
             Architecture(name="qwen3", model_type="qwen3", inner=_QK_NORMS),
@@ -145,7 +151,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                     "final_logit_softcapping",
                 ),
             ),
-            Architecture(name="phi3", model_type="phi3", inner=_FUSED, settings=("attention.sliding_window",)),
+            Architecture(
+                name="phi3",
+                model_type="phi3",
+                inner=_FUSED,
+                rope=(LONG, SHORT),
+                settings=("attention.sliding_window",),
+            ),
         )
     }
 )

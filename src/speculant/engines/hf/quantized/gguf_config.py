@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from speculant.core.errors import ModelError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, HEAD, Architecture
+from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, HEAD, LONG, SHORT, Architecture
 from speculant.engines.hf.quantized.gguf_file import GgufFile
 
 _SIZES = MappingProxyType(
@@ -84,7 +84,8 @@ def read_config(file: GgufFile) -> Any:
     found = _Settings(file, architecture)
     found.check()
     values = found.sizes() | {"rope_parameters": found.rope()}
-    values |= _SPECIAL.get(architecture.name, _nothing)(found, values)
+    if architecture.name in _SPECIAL:
+        values |= _SPECIAL[architecture.name](found, values)
     values |= {
         "tie_word_embeddings": HEAD not in file.tensors,
         **{key: found.token(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
@@ -130,8 +131,8 @@ class _Settings:
         if isinstance(found, list) and found:
             if any(each != found[0] for each in found):
                 raise UnsupportedError(
-                    f"'{self._prefix}{key}' of {self.file.path} differs between layers, which Speculant's own passes do "
-                    "not know. Use llama.cpp (--engine llamacpp)."
+                    f"'{self._prefix}{key}' of {self.file.path} differs between layers, which Speculant's own passes "
+                    "do not know. Use llama.cpp (--engine llamacpp)."
                 )
             found = found[0]
         if isinstance(found, bool) or not isinstance(found, int) or found < 1:
@@ -219,12 +220,12 @@ class _Settings:
             return {"rope_type": "default", "rope_theta": theta}
         if kind == "linear":
             return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-        if kind == "longrope":
-            return {"rope_type": "longrope", "rope_theta": theta}
+        if kind == "longrope" and self.architecture.name == "phi3":
+            return {"rope_type": "default", "rope_theta": theta}  # what the factors in the file become
         if kind != "yarn":
             raise UnsupportedError(
-                f"the rotary embedding of {self.file.path} is scaled by '{kind!s:.40}', which Speculant's own passes do "
-                "not know. Use llama.cpp (--engine llamacpp)."
+                f"the rotary embedding of {self.file.path} is scaled by '{kind!s:.40}', which Speculant's own passes "
+                "do not know. Use llama.cpp (--engine llamacpp)."
             )
         found = {
             "rope_type": "yarn",
@@ -253,11 +254,7 @@ class _Settings:
         return ModelError(f"{self.file.path} cannot be used: '{self._prefix}{key}' {what}. Convert the model again.")
 
 
-def _nothing(found: _Settings, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
-
-
-def _llama(found: _Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+def _llama(found: _Settings, _: Mapping[str, Any]) -> dict[str, Any]:
     tensors = found.file.tensors
     return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 
@@ -303,11 +300,8 @@ def _phi3(found: _Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     original = found.integer("rope.scaling.original_context_length", values["max_position_embeddings"])
     rope = dict(values["rope_parameters"])
     rope["partial_rotary_factor"] = found.integer("rope.dimension_count", size) / size
-    factors = {
-        name: found.file.tensors.get(f"rope_factors_{name.removesuffix('_factor')}.weight")
-        for name in ("short_factor", "long_factor")
-    }
-    if all(factors.values()):
+    factors = {"short_factor": found.file.tensors.get(SHORT), "long_factor": found.file.tensors.get(LONG)}
+    if None not in factors.values():
         rope |= {name: each.floats().tolist() for name, each in factors.items() if each is not None}
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
         rope["factor"] = values["max_position_embeddings"] / original

@@ -19,7 +19,8 @@ from speculant.core.errors import FileError, ModelError, ModelNotFoundError, Uns
 from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_header import Header, Value, read_header
 from speculant.engines.hf.quantized.gguf_kinds import FLOATS, KINDS
-from speculant.engines.hf.quantized.weight import GroupedValues
+from speculant.engines.hf.quantized.gguf_packing import unpack_packed
+from speculant.engines.hf.quantized.weight import GroupedValues, QuantizedWeight
 from speculant.engines.llamacpp.file import check_file
 
 T = TypeVar("T", bound=Value)
@@ -86,6 +87,21 @@ class GgufTensor:
         """
         outs, k = self.check_matrix()
         return unpack(self.data, self.kind, outs, k)
+
+    def packed(self, *, order: Tensor | None = None, threads: int | None = None) -> QuantizedWeight:
+        """Return a quantised matrix in the order of the kernels; the file's bytes leave the memory.
+
+        Args:
+            order: int64 [outs], the file's row that each row of the result is; None for the file's order.
+            threads: None for PyTorch's number.
+
+        Raises:
+            UnsupportedError: no layout holds its kind, or it is not a matrix.
+        """
+        outs, k = self.check_matrix()
+        weight = unpack_packed(self.data, self.kind, outs, k, order=order, threads=threads)
+        self.release()
+        return weight
 
     def check_matrix(self) -> tuple[int, int]:
         """Return outputs and inputs of a quantised matrix.

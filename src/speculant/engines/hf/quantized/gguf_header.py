@@ -157,11 +157,12 @@ class _Cursor:
         """Return numbers of one type, or truth values."""
         dtype = np.dtype(_NUMBERS.get(kind, "<u1"))
         found = np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
-        if kind != _BOOL:
-            return found.tolist()
-        if count and found.max() > 1:
-            raise self.damage(f"{what} is neither true nor false")
-        return found.astype(bool).tolist()
+        if kind == _BOOL:
+            if count and found.max() > 1:
+                raise self.damage(f"{what} is neither true nor false")
+            found = found.astype(bool)
+        values: list[Value] = found.tolist()
+        return values
 
 
 def _check_version(cursor: _Cursor) -> None:

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError
 from speculant.engines.hf.cpu.packing import available_memory
-from speculant.engines.hf.quantized.gguf_architectures import ROPE_FACTORS, Architecture
-from speculant.engines.hf.quantized.gguf_blocks import unpack
+from speculant.engines.hf.quantized.gguf_architectures import ROPE_FREQS, Architecture
 from speculant.engines.hf.quantized.gguf_config import find_architecture, read_config
 from speculant.engines.hf.quantized.gguf_file import GgufFile, GgufTensor
 from speculant.engines.hf.quantized.gguf_kinds import packed_bytes
 from speculant.engines.hf.quantized.modules import Activations, replace_weights
-from speculant.engines.hf.quantized.weight import QuantizedWeight, pack
+from speculant.engines.hf.quantized.weight import QuantizedWeight
 
 CACHED_TOKENS = 4096  # that the estimate of memory counts
+_UNUSED = "attn_rot_embd.weight"  # old files have frequencies in each layer, which are computed
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -53,6 +53,11 @@ class GgufPlan:
     dtype: torch.dtype
 
     @property
+    def cached_tokens(self) -> int:
+        """For how many tokens of a text the estimate of memory has room."""
+        return min(CACHED_TOKENS, int(self.model.config.max_position_embeddings))
+
+    @property
     def packed_bytes(self) -> int:
         """Bytes of the quantised matrices in memory."""
         return sum(packed_bytes(each.kind, *each.check_matrix()) for each in self.quantized.values())
@@ -64,13 +69,11 @@ class GgufPlan:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values of one text of `CACHED_TOKENS`, or of the model's positions if they are fewer."""
+        """Bytes of the keys and values of one text of `cached_tokens`."""
         config = self.model.config
-        rows = min(CACHED_TOKENS, config.max_position_embeddings)
-        heads = config.num_key_value_heads * getattr(
-            config, "head_dim", config.hidden_size // config.num_attention_heads
-        )
-        return int(2 * config.num_hidden_layers * rows * heads * self.dtype.itemsize)
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = config.num_key_value_heads * size
+        return int(2 * config.num_hidden_layers * self.cached_tokens * heads * self.dtype.itemsize)
 
     @property
     def read_bytes(self) -> int:
@@ -80,9 +83,7 @@ class GgufPlan:
     def describe_memory(self) -> str:
         """Return how much memory the model takes, in words."""
         parts = [("packed weights", self.packed_bytes), ("other weights", self.float_bytes)]
-        parts.append(
-            (f"a text of {min(CACHED_TOKENS, self.model.config.max_position_embeddings):,} tokens", self.cache_bytes)
-        )
+        parts.append((f"a text of {self.cached_tokens:,} tokens", self.cache_bytes))
         each = ", ".join(f"{_megabytes(size)} for {name}" for name, size in parts if size)
         return f"{_megabytes(sum(size for _, size in parts))} of memory: {each}"
 
@@ -121,7 +122,7 @@ def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: 
     for name, tensor in file.tensors.items():
         parameter = architecture.parameter(name)
         if parameter is None or parameter not in parameters:
-            if name not in ROPE_FACTORS:
+            if name not in architecture.rope:
                 ignored.append(name)
             continue
         if tensor.shape != parameters[parameter]:
@@ -134,8 +135,8 @@ def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: 
         (quantized if tensor.is_quantized else floats)[parameter] = tensor
     missing = [name for name in parameters if name not in quantized and name not in floats]
     zeros = tuple(name for name in missing if architecture.optional_biases and name.endswith(".bias"))
+    _check_ignored(file, ignored)
     _check_missing(file, architecture, [name for name in missing if name not in zeros])
-    _check_biases(file, ignored)
     return GgufPlan(
         file=file,
         architecture=architecture,
@@ -163,14 +164,13 @@ def read_weights(
         OutOfMemoryError: there is not enough memory for the model.
     """
     plan.check_memory()
-    told, model = advance or (lambda count: None), plan.model
+    told, model = advance or (lambda _: None), plan.model
     packed = dict[str, QuantizedWeight]()
     _fill_buffers(model)  # while weights are on "meta": what computes buffers also draws weights
     _scale_rope(plan)
     try:
         for name, tensor in plan.quantized.items():
-            packed[name] = _pack(plan, tensor)
-            tensor.release()
+            packed[name] = tensor.packed(order=_order(plan, tensor))
             told(tensor.size)
         replace_weights(model, packed, activations=activations)
         for name, tensor in plan.floats.items():
@@ -216,42 +216,37 @@ def _check_missing(file: GgufFile, architecture: Architecture, missing: list[str
         )
 
 
-def _check_biases(file: GgufFile, ignored: list[str]) -> None:
-    """Refuse tensors that surely belong to the computation.
+def _check_ignored(file: GgufFile, ignored: list[str]) -> None:
+    """Refuse tensors of layers that the model does not have: they would be missing in the computation.
 
     Raises:
         UnsupportedError: there is one.
     """
     for name in ignored:
-        if name.startswith("blk.") and name.endswith((".bias", ".scale")):
+        if name.startswith("blk.") and not name.endswith(_UNUSED):
             raise UnsupportedError(
                 f"Speculant's own passes do not know the tensor '{name}' of {file.path}. Use llama.cpp (--engine "
                 "llamacpp)."
             )
 
 
-def _pack(plan: GgufPlan, tensor: GgufTensor) -> QuantizedWeight:
-    outs, k = tensor.check_matrix()
-    rows = _restore(plan, tensor.name, tensor.data.reshape(outs, -1))
-    return pack(unpack(rows, tensor.kind, outs, k))
+def _order(plan: GgufPlan, tensor: GgufTensor) -> Tensor | None:
+    config = plan.model.config
+    return plan.architecture.row_order(
+        tensor.name, tensor.shape[0], heads=config.num_attention_heads, key_heads=config.num_key_value_heads
+    )
 
 
 def _floats(plan: GgufPlan, name: str, tensor: GgufTensor) -> Tensor:
     """Return float weights in the model's dtype; vectors are copied, matrices stay mapped where they can."""
-    values = _restore(plan, tensor.name, tensor.floats())
+    values, order = tensor.floats(), _order(plan, tensor)
+    values = values if order is None else values[order]
     if values.ndim > 1:
         return values.to(plan.dtype)
     values = plan.architecture.restore_norm(name, values.float())
     if not bool(torch.isfinite(values).all()):
         raise ModelError(f"the tensor '{tensor.name}' of {plan.file.path} is damaged: it has infinite numbers.")
     return values.to(plan.dtype, copy=True)
-
-
-def _restore(plan: GgufPlan, tensor: str, rows: Tensor) -> Tensor:
-    config = plan.model.config
-    return plan.architecture.restore_rows(
-        tensor, rows, heads=config.num_attention_heads, key_heads=config.num_key_value_heads
-    )
 
 
 def _set(model: nn.Module, name: str, values: Tensor) -> None:
@@ -275,13 +270,13 @@ def _scale_rope(plan: GgufPlan) -> None:
     Raises:
         ModelError: they do not fit.
     """
-    tensor = plan.file.tensors.get("rope_freqs.weight")
-    if tensor is None:
+    tensor = plan.file.tensors.get(ROPE_FREQS)
+    if tensor is None or ROPE_FREQS not in plan.architecture.rope:
         return
     rotary, factors = plan.model.model.rotary_emb, tensor.floats().float()
     if factors.shape != rotary.inv_freq.shape or not bool((torch.isfinite(factors) & (factors > 0)).all()):
         raise ModelError(
-            f"the tensor 'rope_freqs.weight' of {plan.file.path} does not fit: it needs {len(rotary.inv_freq)} numbers "
+            f"the tensor '{ROPE_FREQS}' of {plan.file.path} does not fit: it needs {len(rotary.inv_freq)} numbers "
             "above 0. Convert the model again."
         )
     for name in ("inv_freq", "original_inv_freq"):

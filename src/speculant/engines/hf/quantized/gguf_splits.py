@@ -47,7 +47,9 @@ _PLAIN = Split(expressions=(_GPT2,))
 
 SPLITS: Mapping[str, Split] = MappingProxyType(
     {
-        **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
+        **dict.fromkeys(
+            ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3
+        ),
         **dict.fromkeys(("smaug-bpe", "dbrx"), Split(expressions=_LLAMA3.expressions)),
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2"), _QWEN2),
         "tekken": Split(expressions=("|".join((_CASES % ("", ""), r"\p{N}", _SYMBOLS)),), whole=True, begins=True),
