@@ -30,7 +30,9 @@ def set_threads(model: Any, asked: int | None) -> str:
     named = next((name for name in VARIABLES if os.environ.get(name)), None)
     if named is not None:
         return f"{before}, by {named}"
-    parameters = sum(parameter.numel() for parameter in model.parameters()) or model.num_parameters()
+    from speculant.engines.hf.quantized.modules import count_weights
+
+    parameters = count_weights(model) or model.num_parameters()
     fitting = threads_for(parameters, before)
     torch.set_num_threads(fitting)
     return f"{fitting} of {before} for {parameters / 1e6:.0f} million parameters; --threads sets another number"

@@ -239,6 +239,12 @@ def is_quantized_linear(module: Any) -> bool:
     return type(module) is QuantizedLinear and QuantizedLinear.forward.__module__ == __name__
 
 
+def count_weights(model: nn.Module) -> int:
+    """Return how many weights a model has, packed ones included; tied matrices count once."""
+    packed = {id(each.quantized): each.quantized.outs * each.quantized.k for _, each in quantized_modules(model)}
+    return sum(packed.values()) + sum(parameter.numel() for parameter in model.parameters())
+
+
 def _quantize(name: str, module: nn.Module, weight: QuantizedWeight, activations: Activations) -> QuantizedModule:
     held = module._parameters.get("weight")
     shape = None if held is None else tuple(held.shape)
