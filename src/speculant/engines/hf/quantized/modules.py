@@ -139,7 +139,9 @@ class QuantizedLinear(QuantizedModule):
         super().__init__(weight, dtype=dtype)
         self.in_features, self.out_features, self.activations = weight.k, weight.outs, activations
         frozen = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias, requires_grad=False)
-        self.bias = None if frozen is None else frozen.requires_grad_(False)
+        if frozen is not None:
+            frozen.requires_grad = False
+        self.bias = frozen
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
         """Return [..., outs] of [..., k]. Where a gradient is wanted, it goes through the dequantised matrix."""
@@ -237,12 +239,6 @@ def quantized_modules(model: nn.Module) -> Iterator[tuple[str, QuantizedModule]]
 def is_quantized_linear(module: Any) -> bool:
     """Return whether a module is a quantised linear layer whose forward nobody has replaced."""
     return type(module) is QuantizedLinear and QuantizedLinear.forward.__module__ == __name__
-
-
-def count_weights(model: nn.Module) -> int:
-    """Return how many weights a model has, packed ones included; tied matrices count once."""
-    packed = {id(each.quantized): each.quantized.outs * each.quantized.k for _, each in quantized_modules(model)}
-    return sum(packed.values()) + sum(parameter.numel() for parameter in model.parameters())
 
 
 def _quantize(name: str, module: nn.Module, weight: QuantizedWeight, activations: Activations) -> QuantizedModule:
