@@ -42,10 +42,23 @@ SOURCES = tuple(
         "checksum",
         "quantized",
         "gguf_blocks",
+        "quantized_rows",
     )
 )
 HEADERS = tuple(
-    FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h", "head_step.h", "quantized.h")
+    FOLDER / f"{name}.h"
+    for name in (
+        "vectors",
+        "tiles",
+        "attention",
+        "layer",
+        "head_step",
+        "quantized",
+        "quantized_vectors",
+        "quantized_scales",
+        "quantized_activations",
+        "quantized_kernel",
+    )
 )
 
 # Arguments and results: pointers, sizes, numbers and unsigned 64-bit numbers.
