@@ -15,6 +15,7 @@ from gguf_bytes import corrupt, gguf_bytes, random_blocks, small_gguf, write_sha
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, SpeculantError, UnsupportedError
 from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_file import GgufFile, open_gguf
+from speculant.engines.hf.quantized.gguf_kinds import packed_bytes
 
 
 @pytest.fixture
@@ -78,6 +79,21 @@ def test_refuses_what_is_no_quantised_matrix(tmp_path: Path, small: GgufFile) ->
         small.tensors["norm"].grouped()
     with pytest.raises(UnsupportedError, match=r"'q8' of .* is Q8_0"):
         small.tensors["q8"].floats()
+
+
+def test_memory_is_stated(small: GgufFile) -> None:
+    """The bytes that a model will take are known before it is loaded."""
+    assert small.tensors["q8"].memory == small.tensors["q8"].packed().bytes
+    assert small.tensors["experts"].memory == 2 * packed_bytes("MXFP4", 3, 32)
+    assert small.tensors["half"].memory == 12
+
+
+def test_packs_for_the_kernels(small: GgufFile) -> None:
+    """A matrix in the kernels' order has the same values, in the order of rows that is asked for."""
+    expected = small.tensors["q8"].grouped().dequantize()
+    assert torch.equal(small.tensors["q8"].packed().dequantize(), expected)
+    order = torch.tensor([2, 0, 1])
+    assert torch.equal(small.tensors["q8"].packed(order=order).dequantize(), expected[order])
 
 
 def test_metadata_is_checked(small: GgufFile) -> None:
@@ -154,9 +170,10 @@ def test_200_corruptions(tmp_path: Path) -> None:
                 if not tensor.is_quantized:
                     tensor.floats()
                 elif len(tensor.shape) == 3:
-                    tensor.part(0).grouped().dequantize()
+                    tensor.part(0).packed()
                 else:
                     tensor.grouped().dequantize()
+                    tensor.packed()
         except SpeculantError:
             refused += 1
     assert 100 < refused < 200

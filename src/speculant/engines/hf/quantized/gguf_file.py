@@ -5,6 +5,7 @@ A model may be split into files that are named `name-00001-of-00003.gguf` and so
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, UnsupportedError
 from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_header import Header, Value, read_header
-from speculant.engines.hf.quantized.gguf_kinds import FLOATS, KINDS
+from speculant.engines.hf.quantized.gguf_kinds import FLOATS, KINDS, packed_bytes
 from speculant.engines.hf.quantized.gguf_packing import unpack_packed
 from speculant.engines.hf.quantized.weight import GroupedValues, QuantizedWeight
 from speculant.engines.llamacpp.file import check_file
@@ -60,6 +61,18 @@ class GgufTensor:
         """Whether the values stand in blocks with scales."""
         return self.kind not in FLOATS
 
+    @property
+    def memory(self) -> int:
+        """Return the bytes that the tensor takes as weights: packed, or mapped floats.
+
+        Raises:
+            UnsupportedError: no layout holds its kind.
+        """
+        if not self.is_quantized:
+            return self.size
+        self._check_kind()
+        return math.prod(self.shape[:-2]) * packed_bytes(self.kind, math.prod(self.shape[-2:-1]), self.shape[-1])
+
     def part(self, index: int) -> GgufTensor:
         """Return one of the tensors along the first dimension, such as an expert's matrix."""
         size = self.size // self.shape[0]
@@ -99,6 +112,7 @@ class GgufTensor:
             UnsupportedError: no layout holds its kind, or it is not a matrix.
         """
         outs, k = self.check_matrix()
+        self._advise(mmap.MADV_WILLNEED)  # read ahead as a whole, where the file is not in memory yet
         weight = unpack_packed(self.data, self.kind, outs, k, order=order, threads=threads)
         self.release()
         return weight
@@ -109,25 +123,31 @@ class GgufTensor:
         Raises:
             UnsupportedError: no layout holds its kind, or it is not a matrix.
         """
+        self._check_kind()
+        if len(self.shape) != 2:
+            raise UnsupportedError(
+                f"the tensor '{self.name}' of {self.path} has the shape {list(self.shape)}; only quantised matrices "
+                "are read here. Use llama.cpp (--engine llamacpp)."
+            )
+        outs, k = self.shape
+        return outs, k
+
+    def _check_kind(self) -> None:
         if self.kind not in KINDS:
             raise UnsupportedError(
                 f"the tensor '{self.name}' of {self.path} is {self.kind}, which is not supported here; quantised kinds "
                 f"that are: {', '.join(KINDS)}. Use a file of one of them, or llama.cpp (--engine llamacpp)."
             )
-        if len(self.shape) != 2:
-            raise UnsupportedError(
-                f"the tensor '{self.name}' of {self.path} has the shape {list(self.shape)}; only "
-                "quantised matrices are read here. Use llama.cpp (--engine llamacpp)."
-            )
-        outs, k = self.shape
-        return outs, k
 
     def release(self) -> None:
         """Return the memory of the bytes to the system; they are read again when they are needed."""
-        first = -(-self.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._advise(mmap.MADV_DONTNEED)
+
+    def _advise(self, advice: int) -> None:
+        first = -(-self.start // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that belong to this tensor alone
         size = (self.start + self.size) // mmap.PAGESIZE * mmap.PAGESIZE - first
         if size > 0:
-            self.file.madvise(mmap.MADV_DONTNEED, first, size)
+            self.file.madvise(advice, first, size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
