@@ -5,7 +5,6 @@ A model may be split into files that are named `name-00001-of-00003.gguf` and so
 
 from __future__ import annotations
 
-import math
 import mmap
 import re
 from collections.abc import Mapping
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_header import Header, Value, read_header
-from speculant.engines.hf.quantized.gguf_kinds import FLOATS, KINDS, packed_bytes
+from speculant.engines.hf.quantized.gguf_kinds import FLOATS, KINDS
 from speculant.engines.hf.quantized.gguf_packing import unpack_packed
-from speculant.engines.hf.quantized.weight import GroupedValues, QuantizedWeight
+from speculant.engines.hf.quantized.weight import QuantizedWeight
 from speculant.engines.llamacpp.file import check_file
 
 T = TypeVar("T", bound=Value)
@@ -61,18 +59,6 @@ class GgufTensor:
         """Whether the values stand in blocks with scales."""
         return self.kind not in FLOATS
 
-    @property
-    def memory(self) -> int:
-        """Return the bytes that the tensor takes as weights: packed, or mapped floats.
-
-        Raises:
-            UnsupportedError: no layout holds its kind.
-        """
-        if not self.is_quantized:
-            return self.size
-        self._check_kind()
-        return math.prod(self.shape[:-2]) * packed_bytes(self.kind, math.prod(self.shape[-2:-1]), self.shape[-1])
-
     def part(self, index: int) -> GgufTensor:
         """Return one of the tensors along the first dimension, such as an expert's matrix."""
         size = self.size // self.shape[0]
@@ -91,15 +77,6 @@ class GgufTensor:
         if self.start % dtype.itemsize:
             data = data.clone()
         return data.view(dtype).reshape(self.shape)
-
-    def grouped(self) -> GroupedValues:
-        """Return the values of a quantised matrix row by row.
-
-        Raises:
-            UnsupportedError: no layout holds its kind, or it is not a matrix.
-        """
-        outs, k = self.check_matrix()
-        return unpack(self.data, self.kind, outs, k)
 
     def packed(self, *, order: Tensor | None = None, threads: int | None = None) -> QuantizedWeight:
         """Return a quantised matrix in the order of the kernels; the file's bytes leave the memory.
@@ -123,7 +100,11 @@ class GgufTensor:
         Raises:
             UnsupportedError: no layout holds its kind, or it is not a matrix.
         """
-        self._check_kind()
+        if self.kind not in KINDS:
+            raise UnsupportedError(
+                f"the tensor '{self.name}' of {self.path} is {self.kind}, which is not supported here; quantised kinds "
+                f"that are: {', '.join(KINDS)}. Use a file of one of them, or llama.cpp (--engine llamacpp)."
+            )
         if len(self.shape) != 2:
             raise UnsupportedError(
                 f"the tensor '{self.name}' of {self.path} has the shape {list(self.shape)}; only quantised matrices "
@@ -131,13 +112,6 @@ class GgufTensor:
             )
         outs, k = self.shape
         return outs, k
-
-    def _check_kind(self) -> None:
-        if self.kind not in KINDS:
-            raise UnsupportedError(
-                f"the tensor '{self.name}' of {self.path} is {self.kind}, which is not supported here; quantised kinds "
-                f"that are: {', '.join(KINDS)}. Use a file of one of them, or llama.cpp (--engine llamacpp)."
-            )
 
     def release(self) -> None:
         """Return the memory of the bytes to the system; they are read again when they are needed."""
@@ -175,10 +149,6 @@ class GgufFile:
             what = "is missing" if found is None else f"is {found!r:.40}, not of the type {kind.__name__}"
             raise ModelError(f"{self.path} cannot be used: '{key}' {what}. Convert the model again.")
         return found
-
-    def unreadable(self) -> dict[str, str]:
-        """Return the kinds of tensors that no layout holds, each with the name of a tensor."""
-        return {each.kind: each.name for each in self.tensors.values() if each.is_quantized and each.kind not in KINDS}
 
 
 def open_gguf(path: str | Path) -> GgufFile:
