@@ -120,7 +120,7 @@ def test_refuses_files_that_do_not_belong_together(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"3 files of a model, and model-00002-of-00003\.gguf is missing"):
         open_gguf(paths[0])
     paths[1].write_bytes(first)
-    with pytest.raises(ModelError, match=r"model-00002-of-00003\.gguf is not of the same model.*its header is that of file 1"):
+    with pytest.raises(ModelError, match=r"model-00002-of-00003\.gguf is not .*that of file 1"):
         open_gguf(paths[0])
     paths[1].write_bytes(gguf_bytes())
     with pytest.raises(ModelError, match="its header does not say which of several files it is"):
