@@ -42,6 +42,7 @@ SOURCES = tuple(
         "checksum",
         "quantized",
         "quantized_rows",
+        "experts",
     )
 )
 HEADERS = tuple(
@@ -81,6 +82,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "quantized_linear": ("ppppsii", ""),
     "quantized_linears": ("pppipsii", ""),
     "quantized_rows": ("ppsp", ""),
+    "experts": ("pppppssi", ""),
 }
 
 
