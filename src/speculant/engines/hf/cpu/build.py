@@ -32,9 +32,36 @@ LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not ot
 FOLDER = Path(__file__).parent
 SOURCES = tuple(
     FOLDER / f"{name}.cpp"
-    for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "head_draft", "checksum")
+    for name in (
+        "linear",
+        "linear_bf16",
+        "layer",
+        "attention",
+        "head_step",
+        "head_draft",
+        "checksum",
+        "quantized",
+        "gguf_blocks",
+        "quantized_rows",
+        "experts",
+    )
 )
-HEADERS = tuple(FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h", "head_step.h"))
+HEADERS = tuple(
+    FOLDER / f"{name}.h"
+    for name in (
+        "vectors",
+        "tiles",
+        "attention",
+        "layer",
+        "head_step",
+        "quantized",
+        "quantized_vectors",
+        "quantized_scales",
+        "quantized_activations",
+        "quantized_kernel",
+        "quantized_amx",
+    )
+)
 
 # Arguments and results: pointers, sizes, numbers and unsigned 64-bit numbers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint64}
@@ -54,6 +81,11 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "add_norm": ("ppppps", ""),
     "gate": ("ppppsi", ""),
     "checksum": ("psi", "u"),
+    "quantized_linear": ("ppppsii", ""),
+    "quantized_linears": ("pppipsii", ""),
+    "quantized_rows": ("ppsp", ""),
+    "pack_gguf_blocks": ("ippsspppppi", "i"),
+    "experts": ("pppppssi", ""),
 }
 
 

@@ -1,0 +1,193 @@
+// Vectors of outputs, and the dot products of bytes that this processor is compiled for.
+//
+// A block of 16 outputs is PARTS vectors of LANES outputs. Four inputs of an output are the four bytes of a lane.
+//
+// | instructions | LANES | dot product of four bytes |
+// |---|---|---|
+// | AVX512-VNNI | 16 | vpdpbusd, unsigned weights |
+// | AVX-VNNI, or SPECULANT_WIDTH=8 | 8 | the same |
+// | AVX2 | 8 | maddubs and additions of 16 bits; bytes by halves |
+// | others | 4 | multiplications of 32 bits, by the compiler's vectors |
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(SPECULANT_WIDTH)
+#define QUANTIZED_AVX512
+#else
+#define QUANTIZED_AVX2
+#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define QUANTIZED_VNNI
+#endif
+#endif
+#endif
+
+#if defined(QUANTIZED_AVX512)
+constexpr int LANES = 16;
+#elif defined(QUANTIZED_AVX2)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int PARTS = 16 / LANES;
+
+typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+static inline Floats spread(float x) { return x - Floats{}; }
+static inline Ints spread(int32_t x) { return x + Ints{}; }
+static inline int32_t four(const int8_t *q) {
+  int32_t bytes;
+  std::memcpy(&bytes, q, 4);
+  return bytes;
+}
+
+static inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(QUANTIZED_AVX512)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(QUANTIZED_AVX2)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  for (int i = 0; i < LANES; i++) c[i] = std::fma(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+
+static inline Floats to_floats(Ints x) {
+#if defined(QUANTIZED_AVX512)
+  return (Floats)_mm512_cvtepi32_ps((__m512i)x);
+#elif defined(QUANTIZED_AVX2)
+  return (Floats)_mm256_cvtepi32_ps((__m256i)x);
+#else
+  return __builtin_convertvector(x, Floats);
+#endif
+}
+
+// What values are: bytes, halves of bytes, or halves of bytes that a table translates.
+enum Format { BYTES, NIBBLES, TABLE };
+
+// The table of 16 bytes in every 128 bits.
+static inline Words load_table(const uint8_t *table) {
+  Words words{};
+  if (table)
+    for (int i = 0; i < LANES * 4; i++) ((uint8_t *)&words)[i] = table[i % 16];
+  return words;
+}
+
+static inline Words translate(Words table, Words halves) {
+#if defined(QUANTIZED_AVX512)
+  return (Words)_mm512_shuffle_epi8((__m512i)table, (__m512i)halves);
+#elif defined(QUANTIZED_AVX2)
+  return (Words)_mm256_shuffle_epi8((__m256i)table, (__m256i)halves);
+#else
+  Words found;
+  for (int i = 0; i < LANES * 4; i++) ((uint8_t *)&found)[i] = ((const uint8_t *)&table)[((const uint8_t *)&halves)[i]];
+  return found;
+#endif
+}
+
+// The values of four inputs, unsigned: number `quad` of a step.
+template <Format FORMAT>
+static inline Words load_values(const uint8_t *values, int quad, Words table) {
+  if constexpr (FORMAT == BYTES) return *(const Words *)(values + quad * 64);
+  const Words both = *(const Words *)(values + quad / 2 * 64);
+  const Words halves = (quad % 2 ? both >> 4 : both) & 0x0F0F0F0F;
+  return FORMAT == TABLE ? translate(table, halves) : halves;
+}
+
+// An integer sum of products of unsigned values, plus `start`.
+#if defined(QUANTIZED_AVX512) || defined(QUANTIZED_VNNI)
+
+template <Format>
+struct Weights {
+  Words u;
+  Weights() = default;
+  explicit Weights(Words values) : u(values) {}
+};
+
+template <Format FORMAT>
+struct Sum {
+  Ints sum;
+  void begin(int32_t start) { sum = spread(start); }
+  void add(const Weights<FORMAT> &w, const int8_t *q) {
+#if defined(QUANTIZED_AVX512)
+    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w.u, (__m512i)spread(four(q)));
+#elif defined(__AVXVNNI__)
+    sum = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w.u, (__m256i)spread(four(q)));
+#else
+    sum = (Ints)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)w.u, (__m256i)spread(four(q)));
+#endif
+  }
+  Ints total(int32_t) const { return sum; }
+};
+
+#elif defined(QUANTIZED_AVX2)
+
+// Products of halves of bytes with activations, 15 * 127 at most, are added in 16 bits: 16 of them fit. The sum is made
+// when a product is: the compiler would wait for all of them, which do not fit the registers.
+static inline void add_pairs(__m256i &pairs, __m256i halves, const int8_t *q) {
+  pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(halves, (__m256i)spread(four(q))));
+  asm("" : "+x"(pairs));
+}
+
+template <Format>
+struct Weights {
+  __m256i low, high;
+  Weights() = default;
+  explicit Weights(Words u) : low((__m256i)(u & 0x0F0F0F0F)), high((__m256i)(u >> 4 & 0x0F0F0F0F)) {}
+};
+
+template <Format FORMAT>
+struct Sum {
+  __m256i low, high;
+  void begin(int32_t) { low = high = _mm256_setzero_si256(); }
+  void add(const Weights<FORMAT> &w, const int8_t *q) { add_pairs(low, w.low, q), add_pairs(high, w.high, q); }
+  Ints total(int32_t start) const {
+    const __m256i sixteens = _mm256_madd_epi16(high, _mm256_set1_epi16(16));
+    return (Ints)_mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)), sixteens) + spread(start);
+  }
+};
+
+template <>
+struct Weights<NIBBLES> {
+  __m256i u;
+  Weights() = default;
+  explicit Weights(Words values) : u((__m256i)values) {}
+};
+
+template <>
+struct Sum<NIBBLES> {
+  __m256i pairs;
+  void begin(int32_t) { pairs = _mm256_setzero_si256(); }
+  void add(const Weights<NIBBLES> &w, const int8_t *q) { add_pairs(pairs, w.u, q); }
+  Ints total(int32_t start) const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)) + spread(start); }
+};
+
+#else
+
+template <Format>
+struct Weights {
+  Ints bytes[4];
+  Weights() = default;
+  explicit Weights(Words u) {
+    for (int i = 0; i < 4; i++) bytes[i] = (Ints)(u >> 8 * i & 255);
+  }
+};
+
+template <Format FORMAT>
+struct Sum {
+  Ints sum;
+  void begin(int32_t start) { sum = spread(start); }
+  void add(const Weights<FORMAT> &w, const int8_t *q) {
+    for (int i = 0; i < 4; i++) sum += w.bytes[i] * q[i];
+  }
+  Ints total(int32_t) const { return sum; }
+};
+
+#endif

@@ -1,0 +1,224 @@
+"""Modules that multiply by quantised weights, in the place of `torch.nn.Linear` and `torch.nn.Embedding`.
+
+The matrices stay packed (`weight.py`): the layers of a model read them as they are, and nothing is expanded. A row's
+result depends on that row alone, so text decoded with drafts is the text decoded without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.quantized.experts import PROJECTIONS, QuantizedExperts, is_experts
+from speculant.engines.hf.quantized.packed_module import PackedModule
+from speculant.engines.hf.quantized.products import Activations as Activations
+from speculant.engines.hf.quantized.products import lookup, multiply
+from speculant.engines.hf.quantized.weight import QuantizedArguments, QuantizedWeight
+
+_SCALED = "ScaledWordEmbedding"  # the end of the classes' names whose rows are multiplied by a constant
+
+
+class WeightOutline:
+    """The shape, dtype and device that code asks of a module's weight; the numbers themselves are packed."""
+
+    __slots__ = ("device", "dtype", "ndim", "requires_grad", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape, self.dtype, self.ndim = torch.Size(shape), dtype, len(shape)
+        self.device, self.requires_grad = torch.device("cpu"), False
+
+    def numel(self) -> int:
+        """Return how many weights there are."""
+        return self.shape.numel()
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, or one of its sizes."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a quantised weight is packed and has no {name!r}; use its module's dequantize().")
+
+
+class QuantizedModule(PackedModule):
+    """A module around one quantised matrix."""
+
+    def __init__(self, weight: QuantizedWeight, *, dtype: torch.dtype) -> None:
+        super().__init__({"": weight}, dtype=dtype)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The matrix [outs, k]."""
+        return self.matrices[""]
+
+    @property
+    def weight(self) -> WeightOutline:
+        """What can be said of the weight [outs, k] without its numbers."""
+        return WeightOutline((self.quantized.outs, self.quantized.k), self.dtype)
+
+    def dequantize(self) -> Tensor:
+        """Return the weight [outs, k] in the module's dtype, expanded anew in every call."""
+        return self.quantized.dequantize().to(self.dtype)
+
+    def arguments(self) -> QuantizedArguments:
+        """Return the struct that compiled code takes, which lives as long as this module."""
+        if self._structs is None:
+            self._structs = self.quantized.arguments()
+        found: QuantizedArguments = self._structs
+        return found
+
+
+class QuantizedLinear(QuantizedModule):
+    """x w^T + bias with a quantised w."""
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: Tensor | None, *, dtype: torch.dtype, activations: Activations = "int8"
+    ) -> None:
+        """Take the matrix.
+
+        Args:
+            weight: [outs, k].
+            bias: [outs], or None.
+            dtype: of inputs and outputs, float32 or bfloat16.
+            activations: whether the inputs of a product are rounded to 8 bits, by row and group of 32, or kept.
+
+        Raises:
+            UnsupportedError: there are no products in this dtype.
+        """
+        super().__init__(weight, dtype=dtype)
+        self.in_features, self.out_features, self.activations = weight.k, weight.outs, activations
+        frozen = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias, requires_grad=False)
+        if frozen is not None:
+            frozen.requires_grad = False
+        self.bias = frozen
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
+        """Return [..., outs] of [..., k]. Where a gradient is wanted, it goes through the dequantised matrix."""
+        if input.requires_grad and torch.is_grad_enabled():
+            return F.linear(input, self.dequantize().to(input.dtype), self.bias)
+        found = multiply(self.quantized, input.detach().float().contiguous(), None, self.activations)
+        if self.bias is not None:
+            found += self.bias  # as compiled layers add it: to the sums, before these are rounded to the dtype
+        return found.to(input.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bits={self.quantized.bits}, group={self.quantized.group}"
+
+
+class QuantizedEmbedding(QuantizedModule):
+    """Rows of a quantised matrix."""
+
+    def __init__(
+        self,
+        weight: QuantizedWeight,
+        *,
+        dtype: torch.dtype,
+        scale: float | None = None,
+        padding_idx: int | None = None,
+    ) -> None:
+        """Take the matrix.
+
+        Args:
+            weight: [V, D].
+            dtype: of the rows, float32 or bfloat16.
+            scale: what they are multiplied by, as Gemma does; None for nothing.
+            padding_idx: the token of padding, for code that asks.
+
+        Raises:
+            UnsupportedError: there are no products in this dtype.
+        """
+        super().__init__(weight, dtype=dtype)
+        self.num_embeddings, self.embedding_dim = weight.outs, weight.k
+        self.scale, self.padding_idx = scale, padding_idx
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return [..., D] of Int[...]."""
+        found = self.rows(ids)
+        return found if self.scale is None else found * torch.tensor(self.scale, dtype=self.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows of the matrix, [..., D] of Int[...], not scaled."""
+        return lookup(self.quantized, ids.long().contiguous()).to(self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.quantized.bits}, group={self.quantized.group}"
+
+
+def replace_weights(
+    model: nn.Module, weights: Mapping[str, QuantizedWeight], *, activations: Activations = "int8"
+) -> None:
+    """Put modules with quantised weights in the place of linear layers and embeddings.
+
+    A module whose weight is one with a named one (a tied output head) gets the same matrix, unless it is named itself.
+    The model is changed: it must be the caller's own. Its other weights may still be on the device "meta".
+
+    Args:
+        model: to change.
+        weights: by the names of the parameters that they replace, such as "lm_head.weight"; those of a layer's experts
+            by the names that `experts.expert_weights` gives them, such as "model.layers.0.mlp.experts.gate_proj".
+        activations: whether the products round their inputs to 8 bits.
+
+    Raises:
+        UnsupportedError: a name is of no linear layer or embedding, or its shape or dtype is another.
+    """
+    wanted = dict(weights)
+    names = dict(model.named_parameters(remove_duplicate=False))
+    tied = {id(names[name]): weight for name, weight in weights.items() if name in names}
+    for name, parameter in names.items():
+        if id(parameter) in tied:
+            wanted.setdefault(name, tied[id(parameter)])
+    experts: dict[str, dict[str, QuantizedWeight]] = {}
+    for name, weight in wanted.items():
+        path, _, last = name.rpartition(".")
+        try:
+            module: Any = model.get_submodule(path)
+        except AttributeError:
+            module = None
+        if last in PROJECTIONS and module is not None and is_experts(module):
+            experts.setdefault(path, {})[last] = weight
+        elif last == "weight" and module is not None:
+            _put(model, path, _quantize(name, module, weight, activations))
+        else:
+            raise UnsupportedError(f"the model has no linear layer, embedding or experts with the weight {name!r}.")
+    for path, given in experts.items():
+        _put(model, path, QuantizedExperts(model.get_submodule(path), given, activations=activations))
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, place = path.rpartition(".")
+    model.get_submodule(parent)._modules[place] = module
+
+
+def quantized_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
+    """Return the modules of a model that hold quantised matrices, by name."""
+    for name, module in model.named_modules():
+        if isinstance(module, PackedModule):
+            yield name, module
+
+
+def is_quantized_linear(module: Any) -> bool:
+    """Return whether a module is a quantised linear layer whose forward nobody has replaced."""
+    return type(module) is QuantizedLinear and QuantizedLinear.forward.__module__ == __name__
+
+
+def _quantize(name: str, module: nn.Module, weight: QuantizedWeight, activations: Activations) -> QuantizedModule:
+    held = module._parameters.get("weight")
+    shape = None if held is None else tuple(held.shape)
+    if held is None or shape != (weight.outs, weight.k):
+        raise UnsupportedError(f"{name} has {weight.outs} x {weight.k} weights in the file and {shape} in the model.")
+    kind = type(module)
+    if kind is nn.Linear:
+        bias: Tensor | None = module._parameters.get("bias")
+        return QuantizedLinear(weight, bias, dtype=held.dtype, activations=activations)
+    if kind is nn.Embedding or kind.__name__.endswith(_SCALED):
+        scale = getattr(module, "scalar_embed_scale", getattr(module, "embed_scale", None))
+        padding: Any = module.padding_idx
+        return QuantizedEmbedding(weight, dtype=held.dtype, scale=scale, padding_idx=padding)
+    raise UnsupportedError(f"{name} belongs to a {kind.__name__}, for which there are no quantised products.")
