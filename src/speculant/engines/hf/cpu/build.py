@@ -58,6 +58,7 @@ HEADERS = tuple(
         "quantized_scales",
         "quantized_activations",
         "quantized_kernel",
+        "quantized_amx",
     )
 )
 
