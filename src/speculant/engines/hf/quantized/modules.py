@@ -222,9 +222,7 @@ def _quantize(name: str, module: nn.Module, weight: QuantizedWeight, activations
     held = module._parameters.get("weight")
     shape = None if held is None else tuple(held.shape)
     if held is None or shape != (weight.outs, weight.k):
-        raise UnsupportedError(
-            f"{name} has {weight.outs} x {weight.k} weights in the file and {shape} in the model."
-        )
+        raise UnsupportedError(f"{name} has {weight.outs} x {weight.k} weights in the file and {shape} in the model.")
     kind = type(module)
     if kind is nn.Linear:
         bias: Tensor | None = module._parameters.get("bias")
