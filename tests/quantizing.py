@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speculant.engines.hf.quantized.modules import Activations, replace_weights
+from speculant.engines.hf.quantized.modules import replace_weights
+from speculant.engines.hf.quantized.products import Activations
 from speculant.engines.hf.quantized.weight import GroupedValues, GroupScales, QuantizedWeight, pack, pad
 
 

@@ -105,7 +105,7 @@ class SpeculantSystem:
     @property
     def fast(self) -> bool:
         """Whether passes run Speculant's own code for layers."""
-        return bool(self._speculator.fast.linears)
+        return bool(self._speculator.fast.linears or self._speculator.fast.layers)
 
     @property
     def has_memory(self) -> bool:

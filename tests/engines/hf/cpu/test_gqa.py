@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from speculant.engines.hf.cpu.gqa import MOST_QUERIES, NAME, GQAttention, is_plain_sdpa, rename
+from speculant.engines.hf.cpu.gqa import MOST_QUERIES, NAME, GQAttention, is_plain_sdpa
 
 
 @pytest.fixture
@@ -140,6 +140,31 @@ def test_what_the_code_cannot_do_is_done_by_torch(attend: GQAttention, case: str
     assert torch.equal(output(attend(**inputs)), expected)
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_exact_for_any_number_and_place(compiled: ctypes.CDLL, heads: int, dtype: torch.dtype) -> None:
+    """Guards models whose next product rounds: neither other rows, nor unseen keys between a row's own, move a bit."""
+    attend = GQAttention(compiled, exact=True)
+    torch.manual_seed(heads)
+    query, (key, value) = torch.randn(1, heads, 100, 16).to(dtype), torch.randn(2, 1, 2, 100, 16).to(dtype)
+    module = SimpleNamespace(num_key_value_groups=heads // 2, is_causal=True)
+    with torch.inference_mode():
+        whole = output(attend(module, query, key, value, None))
+        exact = output(sdpa_attention_forward(module, query.double(), key.double(), value.double(), None))
+        torch.testing.assert_close(whole.double(), exact, atol=1e-5 if dtype is torch.float32 else 0.02, rtol=1e-5)
+        for end in (1, 64, 65, 93):
+            last = torch.ones(1, 1, 1, end, dtype=torch.bool)
+            alone = output(attend(module, query[:, :, end - 1 : end], key[:, :, :end], value[:, :, :end], last))
+            assert torch.equal(alone[:, 0], whole[:, end - 1])
+        apart = torch.randn(2, 1, 2, 230, 16).to(dtype)
+        seen = torch.randperm(230)[:100].sort().values
+        apart[:, :, :, seen] = torch.stack((key, value))
+        mask = torch.zeros(1, 1, 7, 230, dtype=torch.bool)
+        for row in range(7):
+            mask[0, 0, row, seen[: 94 + row]] = True
+        assert torch.equal(output(attend(module, query[:, :, 93:], *apart, mask)), whole[:, 93:])
+
+
 @pytest.mark.parametrize("case", ["no mask", "dropout", "bias"])
 def test_other_calls_are_those_of_transformers(attend: GQAttention, case: str) -> None:
     """Guards, to the last bit, prefill and what only transformers' own function knows."""
@@ -165,10 +190,10 @@ def test_transformers_functions_stay_what_they_are(attend: GQAttention) -> None:
     assert dict(ALL_ATTENTION_FUNCTIONS._local_mapping) == before
 
 
-def test_a_function_of_the_users_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_the_users_is_used(attend: GQAttention, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards an attention that the user has put in the place of transformers'; other names are not replaced."""
-    assert rename("sdpa") == NAME
-    assert rename("eager") == "eager"
+    assert attend.rename("sdpa") == NAME
+    assert attend.rename("eager") == "eager"
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *_, **__: None)
     assert not is_plain_sdpa()
-    assert rename("sdpa") == "sdpa"
+    assert attend.rename("sdpa") == "sdpa"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,30 @@ def test_a_product_is_that_of_the_dequantised_matrix(dtype: torch.dtype, bias: b
     assert layer(x[:, :0]).shape == (2, 0, 40)
     tolerance = 1e-4 if dtype is torch.float32 else 0.05
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_rounding_inputs_to_8_bits_costs_little() -> None:
+    """Guards the default: a product's error stays below a hundredth of its size."""
+    torch.manual_seed(0)
+    weight, x = rounded(torch.randn(64, 256)), torch.randn(5, 256)
+    kept, rough = (QuantizedLinear(weight, None, dtype=torch.float32, activations=each) for each in ("float", "int8"))
+    with torch.inference_mode():
+        assert (kept(x) - rough(x)).norm() < 0.01 * kept(x).norm()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("activations", ["int8", "float"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_those_beside_it(bits: int, activations: Any, dtype: torch.dtype) -> None:
+    """Guards that drafts change nothing of a row, not to the last bit."""
+    torch.manual_seed(0)
+    layer = QuantizedLinear(rounded(torch.randn(70, 160), bits=bits), None, dtype=dtype, activations=activations)
+    x = torch.randn(64, 160, dtype=dtype)
+    with torch.inference_mode():
+        whole = layer(x)
+        for rows in (1, 2, 3, 5, 8, 17, 33):
+            assert torch.equal(layer(x[:rows]), whole[:rows])
+            assert torch.equal(layer(x[-rows:]), whole[-rows:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,7 +115,7 @@ def test_a_module_tells_shape_and_dtype_of_its_weight() -> None:
     with pytest.raises(AttributeError, match="is packed and has no 'detach'"):
         layer.weight.detach()
     with pytest.raises(TypeError):
-        F.linear(torch.randn(3, 32), layer.weight)
+        F.linear(torch.randn(3, 32), layer.weight)  # type: ignore[arg-type]
 
 
 def test_half_a_model_is_not_saved() -> None:

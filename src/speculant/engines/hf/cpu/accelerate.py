@@ -7,7 +7,11 @@ shape of weights and number of rows the fastest kernel is used, PyTorch's own in
 
 The model is never changed. A pass runs shadows of its modules (`shadow.py`), which share all its state, so other
 threads, the model's own `generate` and an interrupt at any moment find the model as it was. Other modules (experts of a
-mixture, GPT-2's Conv1D, quantised ones) run as they are.
+mixture, GPT-2's Conv1D) run as they are.
+
+Models with weights of `quantized/` are prepared whatever was asked for: their products exist in this code alone, and
+their rows must not depend on each other, to the last bit. So the kernels and the attention are the same for any number
+of rows, and nothing is measured; `fast=False` only leaves out the layers that are computed as a whole.
 """
 
 from __future__ import annotations
@@ -21,15 +25,18 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cpu.build import BuildError, load_native
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer, find_fused_layers
-from speculant.engines.hf.cpu.gqa import GQAttention, rename
+from speculant.engines.hf.cpu.gqa import GQAttention
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
 from speculant.engines.hf.cpu.measuring import kernel_times
 from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
+from speculant.engines.hf.quantized.modules import quantized_modules
+from speculant.engines.hf.quantized.products import native
 
 if TYPE_CHECKING:
     from speculant.engines.hf.cuda.graph_runner import GraphRunner
@@ -50,6 +57,7 @@ class CpuAcceleration:
         table: the kernels of the linear layers.
         shadows: the modules that an accelerated pass runs.
         graphs: passes that are recorded and replayed instead, on CUDA.
+        quantized: how many matrices of each size and layout are quantised, in words.
         notes: what the user should know.
     """
 
@@ -59,6 +67,7 @@ class CpuAcceleration:
     table: KernelTable | None = None
     shadows: Shadows | None = None
     graphs: GraphRunner | None = None
+    quantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def model_for(self, model: Any, rows: int) -> Any:
@@ -68,13 +77,13 @@ class CpuAcceleration:
         """
         if self.shadows is None or self.shadows.model is not model:
             return model
-        if not self.layers and not any(linear.gains(rows) for linear in self.linears):
+        if not self.quantized and not self.layers and not any(linear.gains(rows) for linear in self.linears):
             return model  # shadows of modules cost time, too
         return self.shadows.of(model)
 
     def attention_for(self, implementation: str) -> str:
         """Return the name of the attention function that accelerated passes use where the config names this one."""
-        name: str = implementation if self.attention is None else rename(implementation)
+        name: str = implementation if self.attention is None else self.attention.rename(implementation)
         return name
 
     def check_weights(self) -> None:
@@ -92,7 +101,7 @@ class CpuAcceleration:
             for shape in (table.times if table and table.dtype else ())
             if table and table.dtype
         )
-        return len(self.linears), len(self.layers), chosen
+        return (len(self.linears), len(self.layers), chosen, *self.quantized)
 
 
 def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceleration:
@@ -101,9 +110,14 @@ def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceler
     Args:
         model: a causal LM.
         fast: whether to prepare; what was prepared before is returned as it is.
+
+    Raises:
+        UnsupportedError: the model has quantised weights, and there is no compiled code to multiply by them.
     """
     if isinstance(fast, CpuAcceleration):
         return fast
+    if any(True for _ in quantized_modules(model)):
+        return _prepare_quantized(model, fuse=fast is not False)
     if fast is False:
         return CpuAcceleration()
     if fast and model.device.type == "cuda":
@@ -156,8 +170,38 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
         layers=layers,
         attention=attention,
         table=table,
-        shadows=Shadows(model, forwards, rename),
+        shadows=Shadows(model, forwards, attention.rename),
         notes=notes,
+    )
+
+
+def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
+    """Prepare a model with quantised weights: its float matrices and its attention are computed row by row, too."""
+    try:
+        products = Products(native())
+    except BuildError as error:
+        raise UnsupportedError(
+            f"quantised weights are multiplied by compiled code only: {error}. Load the model's own weights instead."
+        ) from error
+    if reason := _reason(model):
+        raise UnsupportedError(f"a model with quantised weights is run by compiled code of its own, and {reason}.")
+    table, attention = KernelTable(products=products, exact=True), GQAttention(products.native, exact=True)
+    attention.register()
+    layers = find_fused_layers(model, table, attention, least=0) if fuse else ()
+    linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
+    forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
+    forwards |= {layer.module: layer for layer in layers}
+    matrices = Counter(
+        f"{each.outs} x {each.k}, {each.bits} bits in groups of {each.group}"
+        for each in (module.quantized for _, module in quantized_modules(model))
+    )
+    return CpuAcceleration(
+        linears=linears,
+        layers=layers,
+        attention=attention,
+        table=table,
+        shadows=Shadows(model, forwards, attention.rename, groups=1),
+        quantized=tuple(f"{count} of {matrix}" for matrix, count in sorted(matrices.items())),
     )
 
 

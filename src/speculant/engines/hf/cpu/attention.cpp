@@ -1,15 +1,16 @@
 // Grouped-query attention of a few rows over a long cache, which is read where it is stored.
 //
 // All rows that share one head of keys and values, those of every query head of the group, are the lanes of vectors. So a
-// key is read once for all of them, and no sum has to be formed across a vector. Keys are processed in blocks; the sums
-// of earlier blocks are rescaled to the new maximum (Dao et al. 2022, arXiv 2205.14135, algorithm 1).
+// key is read once for all of them, and no sum has to be formed across a vector. The scores of all keys are kept: with the
+// highest known before the first value is added, the sums go from key to key in order, and a key that a row does not see
+// adds exact zeros.
 //
-// Every row is computed in the same way for any number of rows.
+// So every row is computed in the same way for any number of rows, and wherever in the cache the keys lie that it sees.
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <vector>
+#include <memory>
 
 #include "attention.h"
 #include "vectors.h"
@@ -36,33 +37,52 @@ static inline void tile(const float *values, int64_t step, int64_t across, const
     for (int j = 0; j < V; j++) *(Vector *)(sums + (t * V + j) * WIDTH) = held[t][j];
 }
 
+// Memory of this thread that is kept between calls.
+static float *scratch(int64_t count) {
+  static thread_local std::unique_ptr<float[]> buffer;
+  static thread_local int64_t size = 0;
+  if (size < count) buffer.reset(), buffer.reset(new float[count]), size = count;
+  return buffer.get();
+}
+
 // Attention of rows from..to, V vectors of them, of the group that shares one head of keys and values.
 template <int V, class T>
-static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t from, int64_t to, float *scratch) {
+static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t from, int64_t to) {
   constexpr int LANES = V * WIDTH;
-  const int64_t group = a.heads / a.kv_heads, first = (batch * a.heads + kv_head * group) * a.n;
+  const int64_t group = a.heads / a.kv_heads, first = (batch * a.heads + kv_head * group) * a.n, size = sizeof(T);
   const T *keys = (const T *)a.k + batch * a.k_batch_step + kv_head * a.k_head_step;
   const T *values = (const T *)a.v + batch * a.v_batch_step + kv_head * a.v_head_step;
   const T *queries = (const T *)a.q + first * a.head;
   const bool *mask = a.mask ? a.mask + batch * a.mask_batch_step : nullptr;
-  float *q = scratch, *sums = q + a.head * LANES, *scores = sums + a.head * LANES, *block = scores + KEYS * LANES;
+  float *q = scratch((2 * LANES + KEYS) * a.head + a.length * LANES), *sums = q + a.head * LANES;
+  float *block = sums + a.head * LANES, *scores = block + KEYS * a.head;
   Vector highest[V], total[V] = {};
   for (int j = 0; j < V; j++) highest[j] = Vector{} + MASKED;
   std::fill_n(sums, a.head * LANES, 0.f);
   std::fill_n(q, a.head * LANES, 0.f);
   for (int64_t r = from; r < to; r++)
     for (int64_t d = 0; d < a.head; d++) q[d * LANES + r - from] = to_float(queries[r * a.head + d]) * a.scale;
+  const auto unseen = [&](int64_t start, int64_t count) {  // by all of these rows
+    for (int64_t r = from; r < to; r++)
+      if (mask ? !!std::memchr(mask + r % a.n * a.mask_step + start, 1, count)
+               : !a.causal || start <= a.length - a.n + r % a.n)
+        return false;
+    return true;
+  };
+  // 1. The scores of all keys, and the highest of each row.
   for (int64_t start = 0; start < a.length; start += KEYS) {
-    const int64_t count = std::min<int64_t>(KEYS, a.length - start), size = sizeof(T);
+    const int64_t count = std::min<int64_t>(KEYS, a.length - start);
+    if (unseen(start, count)) continue;
     const float *rows = as_floats(keys + start * a.head, block, count * a.head);
+    float *own = scores + start * LANES;
     int64_t l = 0;
     for (; l + TILE <= count; l += TILE) {
       const char *ahead = (const char *)(values + (start + l) * a.head);  // hardware does not prefetch columns
       for (int64_t line = 0; line < TILE * a.head * size; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-      tile<V>(rows + l * a.head, 1, a.head, q, a.head, scores + l * LANES, false);
+      tile<V>(rows + l * a.head, 1, a.head, q, a.head, own + l * LANES, false);
     }
     for (; l < count; l++) {  // the rest of the last block
-      float *s = scores + l * LANES;
+      float *s = own + l * LANES;
       std::fill_n(s, LANES, 0.f);
       for (int64_t d = 0; d < a.head; d++)
 #pragma omp simd
@@ -72,27 +92,32 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
       const bool *visible = mask + r % a.n * a.mask_step + start;
       if (!std::memchr(visible, 0, count)) continue;
       for (l = 0; l < count; l++)
-        if (!visible[l]) scores[l * LANES + r - from] = MASKED;
+        if (!visible[l]) own[l * LANES + r - from] = MASKED;
     }
-    for (int j = 0; j < V; j++) {
-      Vector top = highest[j], sum = {};
-      for (l = 0; l < count; l++) {
-        const Vector s = *(const Vector *)(scores + (l * V + j) * WIDTH);
-        top = s > top ? s : top;
+    for (int64_t r = from; a.causal && r < to; r++)
+      for (l = std::max<int64_t>(0, a.length - a.n + r % a.n + 1 - start); l < count; l++)
+        own[l * LANES + r - from] = MASKED;
+    for (l = 0; l < count; l++)
+      for (int j = 0; j < V; j++) {
+        const Vector s = *(const Vector *)(own + (l * V + j) * WIDTH);
+        highest[j] = s > highest[j] ? s : highest[j];
       }
-      const Vector masked = Vector{} + MASKED, factor = highest[j] == masked ? Vector{} : exponential(highest[j] - top);
-      for (l = 0; l < count; l++) {
-        Vector *s = (Vector *)(scores + (l * V + j) * WIDTH);
-        *s = *s == masked ? Vector{} : exponential(*s - top);
-        sum += *s;
+  }
+  // 2. The sum of the values, key after key, whatever keys are between those that a row sees.
+  const Vector masked = Vector{} + MASKED;
+  for (int64_t start = 0; start < a.length; start += KEYS) {
+    const int64_t count = std::min<int64_t>(KEYS, a.length - start);
+    if (unseen(start, count)) continue;
+    float *own = scores + start * LANES;
+    for (int j = 0; j < V; j++)
+      for (int64_t l = 0; l < count; l++) {
+        Vector *s = (Vector *)(own + (l * V + j) * WIDTH);
+        *s = *s == masked ? Vector{} : exponential(*s - highest[j]);
+        total[j] += *s;
       }
-      highest[j] = top;
-      total[j] = total[j] * factor + sum;
-      for (int64_t d = 0; d < a.head; d++) *(Vector *)(sums + (d * V + j) * WIDTH) *= factor;
-    }
-    rows = as_floats(values + start * a.head, block, count * a.head);
+    const float *rows = as_floats(values + start * a.head, block, count * a.head);
     for (int64_t d = 0; d < a.head; d += TILE)
-      tile<V>(rows + d, a.head, 1, scores, count, sums + d * LANES, true);
+      tile<V>(rows + d, a.head, 1, own, count, sums + d * LANES, true);
   }
   for (int64_t r = from; r < to; r++) {
     const float sum = ((const float *)total)[r - from], scale = sum > 0 ? 1 / sum : 0;  // a row without any visible key
@@ -107,17 +132,13 @@ static void attend_all(const Attention *a, int threads) {
   const int64_t rows = a->heads / a->kv_heads * a->n, vectors = (rows + WIDTH - 1) / WIDTH;
   const int64_t wanted = (threads + a->batch * a->kv_heads - 1) / (a->batch * a->kv_heads);
   const int64_t parts = std::max((vectors + MOST - 1) / MOST, std::min(vectors, wanted));
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<float> scratch((2 * a->head + KEYS) * MOST * WIDTH + KEYS * a->head);
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < a->batch * a->kv_heads * parts; task++) {
-      const int64_t part = task % parts, head = task / parts % a->kv_heads, batch = task / parts / a->kv_heads;
-      const int64_t from = rows * part / parts, to = rows * (part + 1) / parts, wide = (to - from + WIDTH - 1) / WIDTH;
-      if (wide == 1) attend<1, T>(*a, batch, head, from, to, scratch.data());
-      else if (wide == 2) attend<2, T>(*a, batch, head, from, to, scratch.data());
-      else attend<3, T>(*a, batch, head, from, to, scratch.data());
-    }
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int64_t task = 0; task < a->batch * a->kv_heads * parts; task++) {
+    const int64_t part = task % parts, head = task / parts % a->kv_heads, batch = task / parts / a->kv_heads;
+    const int64_t from = rows * part / parts, to = rows * (part + 1) / parts, wide = (to - from + WIDTH - 1) / WIDTH;
+    if (wide == 1) attend<1, T>(*a, batch, head, from, to);
+    else if (wide == 2) attend<2, T>(*a, batch, head, from, to);
+    else attend<3, T>(*a, batch, head, from, to);
   }
 }
 

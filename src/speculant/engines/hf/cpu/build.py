@@ -32,10 +32,32 @@ LINKING = ("-shared", "-Wl,-Bsymbolic")  # its functions call each other, not ot
 FOLDER = Path(__file__).parent
 SOURCES = tuple(
     FOLDER / f"{name}.cpp"
-    for name in ("linear", "linear_bf16", "layer", "attention", "head_step", "head_draft", "checksum", "quantized")
+    for name in (
+        "linear",
+        "linear_bf16",
+        "layer",
+        "attention",
+        "head_step",
+        "head_draft",
+        "checksum",
+        "quantized",
+        "quantized_rows",
+    )
 )
 HEADERS = tuple(
-    FOLDER / name for name in ("vectors.h", "tiles.h", "attention.h", "layer.h", "head_step.h", "quantized.h")
+    FOLDER / f"{name}.h"
+    for name in (
+        "vectors",
+        "tiles",
+        "attention",
+        "layer",
+        "head_step",
+        "quantized",
+        "quantized_vectors",
+        "quantized_scales",
+        "quantized_activations",
+        "quantized_kernel",
+    )
 )
 
 # Arguments and results: pointers, sizes, numbers and unsigned 64-bit numbers.

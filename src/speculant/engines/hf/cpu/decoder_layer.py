@@ -23,17 +23,22 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
-from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa, native_call, shares_keys
+from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa
 from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.products import Kernel
+from speculant.engines.hf.quantized.modules import QuantizedLinear
 
 
 class LinearArguments(ctypes.Structure):
     """The struct `Linear` of layer.h."""
 
-    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("narrow", ctypes.c_int))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int) for name in ("narrow", "keep")),
+        ("quantized", ctypes.c_void_p),
+    )
 
 
 class LayerArguments(ctypes.Structure):
@@ -78,7 +83,10 @@ class FusedLayer:
         shapes += [(inner, hidden), (inner, hidden), (hidden, inner)]
         self._shapes = shapes
         self._linears = [(name, linears[name], shape) for name, shape in zip(LINEARS, shapes, strict=True)]
-        self.products = {name: AcceleratedLinear(linear, table) for name, linear in linears.items()}
+        self._quantized = {name: linear for name, linear in linears.items() if isinstance(linear, QuantizedLinear)}
+        self.products = {
+            name: AcceleratedLinear(linear, table) for name, linear in linears.items() if name not in self._quantized
+        }
         norms = {"input": module.input_layernorm, "post": module.post_attention_layernorm}
         norms |= {name: attention_module._modules.get(f"{name}_norm") for name in ("q", "k")}
         self._norms = [
@@ -101,7 +109,7 @@ class FusedLayer:
         sizes: list[int] = [outs * k for outs, k in self._shapes]
         return sum(sizes)
 
-    def ready(self) -> list[Tensor] | None:
+    def ready(self) -> list[Any] | None:
         """Look up the weights and return them; None if the layer or a part of it has been changed."""
         if module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks:
             return None
@@ -110,7 +118,7 @@ class FusedLayer:
             return None
         if not all(part.untouched() for part in self._parts):
             return None
-        weights: list[Tensor] = []
+        weights: list[Any] = []
         dtype: torch.dtype | None = None
         current: list[Any] = []
         for _, norm, shape in self._norms:
@@ -120,13 +128,22 @@ class FusedLayer:
             dtype = weight.dtype
             weights.append(weight)
             current += (weight.data_ptr(), norm.variance_epsilon)
-        for _, linear, outs_and_k in self._linears:
-            weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
-            usable = weight is not None and _usable(weight, outs_and_k, dtype)
-            if not usable or not (bias is None or _usable(bias, outs_and_k[:1], dtype)):
+        for name, linear, outs_and_k in self._linears:
+            bias = linear._parameters.get("bias")
+            if not (bias is None or _usable(bias, outs_and_k[:1], dtype)):
                 return None
+            if name in self._quantized:
+                weight = linear.quantized
+                if linear.dtype is not dtype or (weight.outs, weight.k) != outs_and_k:
+                    return None
+                found = 0, False, linear.activations == "float", ctypes.addressof(linear.arguments())
+            else:
+                weight = linear._parameters.get("weight")
+                if weight is None or not _usable(weight, outs_and_k, dtype):
+                    return None
+                found = weight.data_ptr(), False, False, 0
             weights += (weight,) if bias is None else (weight, bias)
-            current += (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+            current.append((found[0] or None, None if bias is None else bias.data_ptr(), *found[1:3], found[3] or None))
         current.append(dtype)
         if current != self._current:
             self._set(current)
@@ -138,7 +155,7 @@ class FusedLayer:
             setattr(self._layer, f"{name}_norm", next(left))
             setattr(self._layer, f"{name}_eps", next(left))
         for name, _, _ in self._linears:
-            setattr(self._layer, name, LinearArguments(next(left), next(left) or None))
+            setattr(self._layer, name, LinearArguments(*next(left)))
         self._dtype = next(left)
         self._layer.is_bf16 = self._dtype is torch.bfloat16
         self._current = current
@@ -235,6 +252,9 @@ class FusedLayer:
         return total.add_(self._product("down_proj", gated))
 
     def _product(self, name: str, x: Tensor) -> Tensor:
+        if name in self._quantized:
+            found: Tensor = self._quantized[name](x)
+            return found
         linear = self.products[name]
         return linear(linear.module, x).contiguous()
 
@@ -264,19 +284,21 @@ class FusedLayer:
 
     def _own_attention(self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]) -> Any:
         """Return the arguments of our own attention, its rows added to the cache; None where another one is needed."""
-        if self._gqa is None or self._attention.config._attn_implementation != "sdpa" or not is_plain_sdpa():
+        attend = self._gqa
+        if attend is None or self._attention.config._attn_implementation != "sdpa" or not is_plain_sdpa():
             return None
         index = self._attention.layer_idx
         layer = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
         if not isinstance(layer, InPlaceLayer) or not layer.is_initialized or layer.keys.shape[0] != shape[0]:
             return None
-        if not shares_keys(self._attention, shape, layer.keys, mask, options) or layer.keys.dtype is not self._dtype:
-            return None
         before = layer.keys.shape[2]
+        if layer.keys.dtype is not self._dtype:
+            return None
         rows = layer.extend(shape[2])
         if rows is None:
             return None
-        call = native_call(shape, *rows, mask, self._attention.scaling)
+        serves = attend.serves(self._attention, shape, rows[0], mask, options)
+        call = attend.arguments(shape, *rows, mask, self._attention.scaling) if serves else None
         if call is None:
             layer.keep(before, [])
         return call
@@ -291,7 +313,8 @@ class FusedLayer:
         batch, rows, _ = x.shape
         shape = (embeddings[0].shape[0], rows, self._head)
         return (
-            0 < batch * rows <= MOST_ROWS
+            batch * rows > 0
+            and (self._table.exact or batch * rows <= MOST_ROWS)
             and shape[0] in (1, batch)
             and all(_usable(each, shape, self._dtype) for each in embeddings)
             and _usable(x, (batch, rows, self._layer.hidden), self._dtype)

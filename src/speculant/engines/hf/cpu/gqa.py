@@ -4,8 +4,12 @@ For these, transformers' "sdpa" function first repeats keys and values for every
 attention itself. For the few rows of a draft `attention.cpp` reads them once for the whole group; for more rows,
 PyTorch's operation reads them where they are stored.
 
-The function is registered with transformers once, under a name of its own, which only the shadow modules of an
-accelerated pass use (`shadow.py`). Calls that it does not support go to transformers' own function.
+Models with quantised weights attend by `attention.cpp` for any number of rows and any heads: PyTorch's results differ
+in their last bits from one number of rows to another, and rounding the inputs of the next product to 8 bits would make
+these differences visible.
+
+The functions are registered with transformers once, under names of their own, which only the shadow modules of an
+accelerated pass use (`shadow.py`). Calls that they do not support go to transformers' own function.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from speculant.engines.hf.cpu.products import DTYPES
 
-NAME = "speculant-gqa"
+NAME, EXACT_NAME = "speculant-gqa", "speculant-exact"
 MOST_QUERIES = 192  # on one head of keys; with more, PyTorch's operation is as fast
 TILE = 8  # the size of a head must be a multiple of it
 # Options with which the attention is another one, or the call has to be refused.
@@ -40,20 +44,78 @@ class AttentionArguments(ctypes.Structure):
             for name in ("k_batch", "k_head", "v_batch", "v_head", "mask_batch", "mask")
         ),
         ("scale", ctypes.c_float),
-        ("is_bf16", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("is_bf16", "causal")),
     )
 
 
 class GQAttention:
-    """An attention function as transformers calls it, for models whose query heads share heads of keys."""
+    """An attention function as transformers calls it, for models whose query heads share heads of keys.
 
-    def __init__(self, native: ctypes.CDLL) -> None:
+    Attributes:
+        exact: whether a row's result must not depend on the others, to the last bit: then it serves all models.
+        name: by which transformers knows it.
+    """
+
+    def __init__(self, native: ctypes.CDLL, *, exact: bool = False) -> None:
         """Use the library that `load_native` returned."""
-        self._native = native
+        self._native, self.exact = native, exact
+        self.name = EXACT_NAME if exact else NAME
 
     def register(self) -> None:
         """Add the function to those that transformers knows by name."""
-        AttentionInterface.register(NAME, self)
+        AttentionInterface.register(self.name, self)
+
+    def rename(self, implementation: Any) -> Any:
+        """Return the function's name in place of "sdpa", unless somebody has replaced transformers' own."""
+        return self.name if implementation == "sdpa" and is_plain_sdpa() else implementation
+
+    def serves(
+        self, module: Any, shape: Sequence[int], key: Tensor, mask: Tensor | None, options: Mapping[str, Any]
+    ) -> bool:
+        """Return whether this is the attention of queries [B, H, n, D]: no option asks for another one."""
+        groups, causal = shape[1] // key.shape[1], mask is None and shape[2] > 1
+        return (
+            key.is_cpu
+            and getattr(module, "num_key_value_groups", 1) == groups >= (1 if self.exact else 2)
+            and (not causal or (self.exact and key.shape[2] == shape[2] and getattr(module, "is_causal", True)))
+            and not any(options.get(name) is not None for name in OTHER_OPTIONS)
+        )
+
+    def arguments(
+        self, shape: Sequence[int], key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+    ) -> AttentionArguments | None:
+        """Return the compiled code's arguments without queries and output; None if it is slower or does not fit.
+
+        Args:
+            shape: [B, H, n, D] of the queries.
+            key, value: [B, H / groups, L, D].
+            mask: Bool[B or 1, 1, n, L], True where a query attends to a key; None for all up to its own.
+            scale: of the products; None for D ** -0.5.
+        """
+        batch, heads, rows, head = shape
+        kv_heads, length = key.shape[1:3]
+        if not self.exact and heads // kv_heads * rows > MOST_QUERIES:
+            return None
+        if heads % kv_heads or head % TILE or torch.is_grad_enabled():
+            return None
+        if key.shape[0] != batch or value.shape != key.shape or value.dtype is not key.dtype:
+            return None
+        for each in (key, value):
+            if each.dtype not in DTYPES or each.shape[3] != head or each.stride()[2:] != (head, 1):
+                return None
+        steps = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
+        visible, mask_steps = None, (0, 0)
+        if mask is not None:
+            fits = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
+            if not fits or mask.dtype is not torch.bool or (length > 1 and mask.stride(3) != 1):
+                return None
+            visible, mask_steps = mask.data_ptr(), (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2))
+        sizes = (batch, heads, kv_heads, rows, length, head, *steps, *mask_steps)
+        factor = head**-0.5 if scale is None else scale
+        is_bf16, causal = key.dtype is torch.bfloat16, mask is None and rows > 1
+        return AttentionArguments(
+            None, key.data_ptr(), value.data_ptr(), visible, None, *sizes, factor, is_bf16, causal
+        )
 
     def __call__(
         self,
@@ -67,11 +129,12 @@ class GQAttention:
         **options: Any,
     ) -> tuple[Tensor, Any]:
         """Return [B, n, H, D] for queries [B, H, n, D] and keys and values [B, H / groups, L, D], and no weights."""
-        if dropout or not shares_keys(module, query.shape, key, attention_mask, options):
+        serves = not dropout and self.serves(module, query.shape, key, attention_mask, options)
+        call = self.arguments(query.shape, key, value, attention_mask, scaling) if serves else None
+        if not serves or (self.exact and (call is None or query.dtype is not key.dtype)):
             others = {"dropout": dropout, "scaling": scaling, **options}
             answer: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
             return answer
-        call = native_call(query.shape, key, value, attention_mask, scaling)
         if call is None or query.dtype is not key.dtype:
             output = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
             return output.transpose(1, 2).contiguous(), None
@@ -82,56 +145,6 @@ class GQAttention:
         return output, None
 
 
-def rename(implementation: Any) -> Any:
-    """Return the name of our function in place of "sdpa", unless somebody has replaced transformers' own."""
-    return NAME if implementation == "sdpa" and is_plain_sdpa() else implementation
-
-
 def is_plain_sdpa() -> bool:
     """Return whether "sdpa" is the name of transformers' own function."""
     return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
-
-
-def shares_keys(
-    module: Any, shape: Sequence[int], key: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-) -> bool:
-    """Return whether queries [B, H, n, D] share heads of keys, and no option asks for another attention."""
-    return (
-        (mask is not None or shape[2] == 1)
-        and key.is_cpu
-        and getattr(module, "num_key_value_groups", 1) == shape[1] // key.shape[1] > 1
-        and not any(options.get(name) is not None for name in OTHER_OPTIONS)
-    )
-
-
-def native_call(
-    shape: Sequence[int], key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-) -> AttentionArguments | None:
-    """Return the compiled code's arguments without queries and output; None if it is slower or does not fit.
-
-    Args:
-        shape: [B, H, n, D] of the queries.
-        key, value: [B, H / groups, L, D].
-        mask: Bool[B or 1, 1, n, L], True where a query attends to a key; None for all.
-        scale: of the products; None for D ** -0.5.
-    """
-    batch, heads, rows, head = shape
-    kv_heads, length = key.shape[1:3]
-    if heads // kv_heads * rows > MOST_QUERIES or heads % kv_heads or head % TILE or torch.is_grad_enabled():
-        return None
-    if key.shape[0] != batch or value.shape != key.shape or value.dtype is not key.dtype:
-        return None
-    for each in (key, value):
-        if each.dtype not in DTYPES or each.shape[3] != head or each.stride()[2:] != (head, 1):
-            return None
-    steps = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
-    visible, mask_steps = None, (0, 0)
-    if mask is not None:
-        fits = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
-        if not fits or mask.dtype is not torch.bool or (length > 1 and mask.stride(3) != 1):
-            return None
-        visible, mask_steps = mask.data_ptr(), (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2))
-    sizes = (batch, heads, kv_heads, rows, length, head, *steps, *mask_steps)
-    factor = head**-0.5 if scale is None else scale
-    is_bf16 = key.dtype is torch.bfloat16
-    return AttentionArguments(None, key.data_ptr(), value.data_ptr(), visible, None, *sizes, factor, is_bf16)

@@ -73,7 +73,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
       for (const Text *t = texts; t < end; from += t->n * heads * s->head, t++) {
         const Positions positions{s->cos, s->sin, 1, t->positions};
         const auto [written, step] = place(*t);
-        write_heads<T>(from, written, 0, step, norm, eps, rotate ? &positions : nullptr, 1, t->n, heads, s->head);
+        write_heads<T>(from, written, 0, step, norm, eps, rotate ? &positions : nullptr, 0, t->n, t->n, heads, s->head);
       }
     };
     const auto behind = [&](const Text &t, void *rows) { return (void *)((T *)rows + (t.length - t.n) * s->head); };

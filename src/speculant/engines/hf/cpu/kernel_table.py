@@ -37,15 +37,19 @@ class KernelTable:
         dtype: of the weights that were measured; for others, and for shapes without times, there is a fixed rule.
         times: seconds by shape, kernel and number of rows.
         packed: shapes of which packed copies exist.
+        exact: whether a row's result must not depend, to the last bit, on the number of rows: one kernel for all.
     """
 
     products: Products
     dtype: torch.dtype | None = None
     times: Mapping[Shape, Times] = field(default_factory=dict)
     packed: frozenset[Shape] = frozenset()
+    exact: bool = False
 
     def kernel(self, dtype: torch.dtype, shape: Shape, rows: int, *, packed: bool = True) -> Kernel:
         """Return the kernel for a product of so many rows; without `packed`, one for plain weights."""
+        if self.exact:
+            return "compiled"
         times = self.times.get(shape) if dtype is self.dtype else None
         if times is None:
             return self.products.unmeasured(dtype, rows)
@@ -53,6 +57,8 @@ class KernelTable:
 
     def one_call(self, dtype: torch.dtype, shapes: Sequence[Shape], rows: int) -> Kernel | None:
         """Return the compiled kernel for a layer of these products in one call; None where others are faster."""
+        if self.exact:
+            return "compiled"
         measured = [shape for shape in shapes if shape in self.times] if dtype is self.dtype else []
         if not measured:
             return "compiled" if self.products.unmeasured(dtype, rows) == "compiled" else None
@@ -74,6 +80,8 @@ class KernelTable:
         """Return whether a linear layer by itself is faster than PyTorch's."""
         if self.kernel(dtype, shape, rows) == "torch":
             return False
+        if self.exact:
+            return True
         # Where nothing was measured: one row of floats is faster by less than a call of other code costs, but for large
         # weights, such as the output head.
         if rows > 1 or dtype is not torch.float32 or shape[0] * shape[1] >= LARGE:

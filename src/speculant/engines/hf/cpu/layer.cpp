@@ -13,22 +13,24 @@
 #include "attention.h"
 #include "layer.h"
 
+constexpr int64_t AT_ONCE = 256;  // rows between two products, which are processed in turn: memory for prompts is limited
+
 template <class T>
 static void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
-  const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head, size = rows * l->given;
-  float *normed = scratch<0>(2 * size + rows * std::max(a->heads, a->kv_heads) * head);
-  float *projected = normed + size, *input = projected + rows * std::max(a->heads, a->kv_heads) * head;
-  const float *from = as_floats((const T *)x, input, size);
-  if (l->input_norm) rms_norm<T>(from, l->input_norm, l->input_eps, normed, rows, l->given), from = normed;
-  project<T>(l, l->q, from, projected, rows, a->heads * head, l->given, threads);
-  write_heads<T>(projected, a->q, a->heads * a->n * head, a->n * head, l->q_norm, l->q_eps, p, a->batch, a->n,
-              a->heads, head);
-  project<T>(l, l->k, from, projected, rows, a->kv_heads * head, l->given, threads);
-  write_heads<T>(projected, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_eps, p, a->batch, a->n,
-              a->kv_heads, head);
-  project<T>(l, l->v, from, projected, rows, a->kv_heads * head, l->given, threads);
-  write_heads<T>(projected, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, a->batch, a->n,
-              a->kv_heads, head);
+  const int64_t head = a->head, past = (a->length - a->n) * head, q_width = a->heads * head, width = a->kv_heads * head;
+  for (int64_t first = 0; first < a->batch * a->n; first += AT_ONCE) {
+    const int64_t rows = std::min(AT_ONCE, a->batch * a->n - first), size = rows * l->given;
+    float *normed = scratch<0>(2 * size + rows * (q_width + 2 * width)), *input = normed + size;
+    float *q = input + size, *k = q + rows * q_width, *v = k + rows * width;
+    const float *from = as_floats((const T *)x + first * l->given, input, size);
+    if (l->input_norm) rms_norm<T>(from, l->input_norm, l->input_eps, normed, rows, l->given), from = normed;
+    project_all<T>(l, {{&l->q, q, q_width}, {&l->k, k, width}, {&l->v, v, width}}, from, rows, l->given, threads);
+    write_heads<T>(q, a->q, a->n * q_width, a->n * head, l->q_norm, l->q_eps, p, first, rows, a->n, a->heads, head);
+    write_heads<T>(k, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_eps, p, first, rows, a->n,
+                   a->kv_heads, head);
+    write_heads<T>(v, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, first, rows, a->n,
+                   a->kv_heads, head);
+  }
 }
 
 // gate = silu(gate) * up; both have room for a vector beyond their end.
@@ -42,23 +44,24 @@ static void silu_multiply(float *gate, const float *up, int64_t count, int threa
 }
 
 template <class T>
-static void after_attention(const Layer *l, const void *input, const void *attended, void *output, int64_t rows, int64_t width,
-                  int threads) {
-  const int64_t inner = rows * l->inner, hidden = rows * l->hidden;
-  const T *x = (const T *)input;
-  T *y = (T *)output;
-  float *gate = scratch<0>(2 * (inner + WIDTH) + 2 * hidden + rows * width), *up = gate + inner + WIDTH;
-  float *normed = up + inner + WIDTH, *sum = normed + hidden, *attention = sum + hidden;
-  project<T>(l, l->o, as_floats((const T *)attended, attention, rows * width), sum, rows, l->hidden, width, threads);
+static void after_attention(const Layer *l, const void *input, const void *attended, void *output, int64_t all,
+                            int64_t width, int threads) {
+  for (int64_t first = 0; first < all; first += AT_ONCE) {
+    const int64_t rows = std::min(AT_ONCE, all - first), inner = rows * l->inner, hidden = rows * l->hidden;
+    const T *x = (const T *)input + first * l->hidden, *given = (const T *)attended + first * width;
+    T *y = (T *)output + first * l->hidden;
+    float *gate = scratch<0>(2 * (inner + WIDTH) + 2 * hidden + rows * width), *up = gate + inner + WIDTH;
+    float *normed = up + inner + WIDTH, *sum = normed + hidden, *attention = sum + hidden;
+    project<T>(l, l->o, as_floats(given, attention, rows * width), sum, rows, l->hidden, width, threads);
 #pragma omp simd
-  for (int64_t i = 0; i < hidden; i++) sum[i] = rounded<T>(sum[i] + to_float(x[i]));
-  rms_norm<T>(sum, l->post_norm, l->post_eps, normed, rows, l->hidden);
-  project<T>(l, l->gate, normed, gate, rows, l->inner, l->hidden, threads);
-  project<T>(l, l->up, normed, up, rows, l->inner, l->hidden, threads);
-  silu_multiply<T>(gate, up, inner, threads);
-  project<T>(l, l->down, gate, normed, rows, l->hidden, l->inner, threads);
+    for (int64_t i = 0; i < hidden; i++) sum[i] = rounded<T>(sum[i] + to_float(x[i]));
+    rms_norm<T>(sum, l->post_norm, l->post_eps, normed, rows, l->hidden);
+    project_all<T>(l, {{&l->gate, gate, l->inner}, {&l->up, up, l->inner}}, normed, rows, l->hidden, threads);
+    silu_multiply<T>(gate, up, inner, threads);
+    project<T>(l, l->down, gate, normed, rows, l->hidden, l->inner, threads);
 #pragma omp simd
-  for (int64_t i = 0; i < hidden; i++) y[i] = convert<T>(sum[i] + normed[i]);
+    for (int64_t i = 0; i < hidden; i++) y[i] = convert<T>(sum[i] + normed[i]);
+  }
 }
 
 template <class T>
@@ -87,11 +90,11 @@ static void split_heads(const Layer *l, const T *q, const T *k, const T *v, cons
   const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head;
   float *buffer = scratch<0>(rows * std::max(a->heads, a->kv_heads) * head);
   write_heads<T>(as_floats(q, buffer, rows * a->heads * head), a->q, a->heads * a->n * head, a->n * head, l->q_norm,
-                 l->q_eps, p, a->batch, a->n, a->heads, head);
+                 l->q_eps, p, 0, rows, a->n, a->heads, head);
   write_heads<T>(as_floats(k, buffer, rows * a->kv_heads * head), (T *)a->k + past, a->k_batch_step, a->k_head_step,
-                 l->k_norm, l->k_eps, p, a->batch, a->n, a->kv_heads, head);
+                 l->k_norm, l->k_eps, p, 0, rows, a->n, a->kv_heads, head);
   write_heads<T>(as_floats(v, buffer, rows * a->kv_heads * head), (T *)a->v + past, a->v_batch_step, a->v_head_step,
-                 nullptr, 0, nullptr, a->batch, a->n, a->kv_heads, head);
+                 nullptr, 0, nullptr, 0, rows, a->n, a->kv_heads, head);
 }
 
 template <class T>

@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cmath>
+#include <memory>
 #include <vector>
 
+#include "quantized.h"
 #include "vectors.h"
 
 extern "C" void linear(const float *x, const void *weights, float *y, int64_t n, int64_t outs, int64_t k, int is_bf16,
@@ -17,6 +19,8 @@ extern "C" void linear_bf16(const void *x, const void *weights, float *y, int64_
 struct Linear {
   const void *weight, *bias;  // [outs, k]; [outs] or null
   int narrow;  // whether the weight, not the bias, is bfloat16 where the layer is float
+  int keep;    // whether inputs of a quantised product are kept, not rounded to 8 bits
+  const Quantized *quantized;  // the weight, if it is quantised; null if not
 };
 
 struct Layer {
@@ -38,27 +42,57 @@ struct Positions {
 // Memory of this thread that is kept between calls, because fresh memory costs more than what is computed in it.
 template <int WHICH>
 static float *scratch(int64_t count) {
-  static thread_local std::vector<float> buffer;
-  if ((int64_t)buffer.size() < count) buffer.resize(count);
-  return buffer.data();
+  static thread_local std::unique_ptr<float[]> buffer;
+  static thread_local int64_t size = 0;
+  if (size < count) buffer.reset(), buffer.reset(new float[count]), size = count;
+  return buffer.get();
 }
 
+// Adds the bias to sums y[rows, outs] and rounds them.
 template <class T>
-static void project(const Layer *layer, const Linear &l, const float *x, float *y, int64_t rows, int64_t outs,
-                    int64_t k, int threads) {
-  if (layer->native_bf16) {
-    BFloat16 *narrow = (BFloat16 *)scratch<2>((rows * k + 1) / 2);
-    for (int64_t i = 0; i < rows * k; i++) narrow[i] = convert<BFloat16>(x[i]);  // exact: x was rounded before
-    linear_bf16(narrow, l.weight, y, rows, outs, k, threads);
-  } else {
-    linear(x, l.weight, y, rows, outs, k, l.narrow || std::is_same_v<T, BFloat16>, threads);
-  }
+static void add_bias(const Linear &l, float *y, int64_t rows, int64_t outs) {
   const T *bias = (const T *)l.bias;
   for (int64_t r = 0; bias && r < rows; r++)
 #pragma omp simd
     for (int64_t i = 0; i < outs; i++) y[r * outs + i] += to_float(bias[i]);
 #pragma omp simd
   for (int64_t i = 0; i < rows * outs; i++) y[i] = rounded<T>(y[i]);
+}
+
+template <class T>
+static void project(const Layer *layer, const Linear &l, const float *x, float *y, int64_t rows, int64_t outs,
+                    int64_t k, int threads) {
+  if (l.quantized) {
+    quantized_linear(l.quantized, x, nullptr, y, rows, l.keep, threads);
+  } else if (layer->native_bf16) {
+    BFloat16 *narrow = (BFloat16 *)scratch<2>((rows * k + 1) / 2);
+    for (int64_t i = 0; i < rows * k; i++) narrow[i] = convert<BFloat16>(x[i]);  // exact: x was rounded before
+    linear_bf16(narrow, l.weight, y, rows, outs, k, threads);
+  } else {
+    linear(x, l.weight, y, rows, outs, k, l.narrow || std::is_same_v<T, BFloat16>, threads);
+  }
+  add_bias<T>(l, y, rows, outs);
+}
+
+struct Output {
+  const Linear *linear;
+  float *y;  // [rows, outs]
+  int64_t outs;
+};
+
+// Several products of the same inputs: quantised ones together, which round the inputs once.
+template <class T, int COUNT>
+static void project_all(const Layer *layer, const Output (&outputs)[COUNT], const float *x, int64_t rows, int64_t k,
+                        int threads) {
+  const Quantized *weights[COUNT];
+  float *ys[COUNT];
+  int together = 0, keep = 0;
+  for (const Output &o : outputs)
+    if (o.linear->quantized) weights[together] = o.linear->quantized, ys[together++] = o.y, keep = o.linear->keep;
+  if (together) quantized_linears(weights, nullptr, ys, together, x, rows, keep, threads);
+  for (const Output &o : outputs)
+    if (o.linear->quantized) add_bias<T>(*o.linear, o.y, rows, o.outs);
+    else project<T>(layer, *o.linear, x, o.y, rows, o.outs, k, threads);
 }
 
 template <class T>
@@ -74,14 +108,14 @@ static void rms_norm(const float *x, const void *weight, float eps, float *y, in
   }
 }
 
-// Writes x[batch * n, heads * head] to rows of y by heads, normalised (`norm`) and rotated to their positions (`p`) where
-// these are given.
+// Writes x[rows, heads * head], rows `first` and those behind it of [batch * n], to rows of y by heads, normalised
+// (`norm`) and rotated to their positions (`p`) where these are given.
 template <class T>
 static void write_heads(const float *x, void *y, int64_t batch_step, int64_t head_step, const void *norm, float eps,
-                     const Positions *p, int64_t batch, int64_t n, int64_t heads, int64_t head) {
+                        const Positions *p, int64_t first, int64_t rows, int64_t n, int64_t heads, int64_t head) {
   const int64_t half = head / 2;
   std::vector<float> normed(norm ? head : 0);
-  for (int64_t row = 0; row < batch * n; row++) {
+  for (int64_t row = first; row < first + rows; row++) {
     for (int64_t h = 0; h < heads; h++, x += head) {
       T *to = (T *)y + row / n * batch_step + h * head_step + row % n * head;
       const float *from = x;

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from speculant.engines.hf.cpu.linear import is_torch_linear
+from speculant.engines.hf.quantized.modules import is_quantized_linear
 
 _NAMES = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = {f"transformers.models.{name}.modeling_{name}": name.title() for name in _NAMES}
@@ -32,7 +33,7 @@ def is_known(layer: Any) -> bool:
         return False
     others = {name: part for name, part in parts.items() if name not in (*LINEARS, "act_fn")}
     return (
-        all(is_torch_linear(parts[name]) for name in LINEARS)
+        all(is_torch_linear(parts[name]) or is_quantized_linear(parts[name]) for name in LINEARS)
         and {type(part).__name__ for part in others.values()} == kinds
         and {type(part).__module__ for part in others.values()} == {home}
         # Functions that somebody has patched into the classes or the file come from other modules.

@@ -1,94 +1,107 @@
-// Products of float rows with quantised matrices; see quantized.h.
+// Products of float rows with quantised matrices: the order of work, in blocks of outputs and of rows.
 
 #include "quantized.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <vector>
 
-static float from_half(uint16_t half) {
-  const uint32_t sign = (uint32_t)(half >> 15) << 31, exponent = half >> 10 & 31, fraction = half & 1023;
-  if (!exponent) return (sign ? -1 : 1) * std::ldexp((float)fraction, -24);
-  const uint32_t bits = sign | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
+#include "quantized_kernel.h"
+#include "quantized_scales.h"
 
-// Scales or minima, as float.
-static float number(const void *numbers, const void *factors, int kind, int64_t groups, int64_t supers, int64_t group,
-                    int64_t block, int64_t g, int64_t lane) {
-  const int64_t at = (block * groups + g) * 16 + lane;
-  if (kind == 0) return ((const float *)numbers)[at];
-  if (kind == 1) return from_half(((const uint16_t *)numbers)[at]);
-  return ((const int8_t *)numbers)[at] *
-         from_half(((const uint16_t *)factors)[(block * supers + g * group / 256) * 16 + lane]);
-}
+constexpr int64_t AHEAD = 4096, TASK = 1 << 17, TASKS_PER_THREAD = 4;  // bytes; bytes of values in a task
 
-static int value(const Quantized &w, int64_t block, int64_t lane, int64_t i) {
-  if (w.bits == 8) return w.values[((block * (w.padded / 4) + i / 4) * 16 + lane) * 4 + i % 4];
-  const int both = w.values[((block * (w.padded / 8) + i / 8) * 16 + lane) * 4 + i % 4];
-  const int u = i % 8 < 4 ? both & 15 : both >> 4;
-  return w.table ? w.table[u] : u;
-}
-
-struct Activations {
-  std::vector<int8_t> q;
-  std::vector<float> scales;
+// Memory of this thread that is kept between calls, because fresh memory costs more than what is computed in it.
+struct alignas(64) Line {
+  uint8_t bytes[64];
 };
-
-static Activations quantize(const float *x, int64_t k, int64_t padded) {
-  Activations a{std::vector<int8_t>(padded), std::vector<float>(padded / 32)};
-  for (int64_t start = 0; start < k; start += 32) {
-    float largest = 0;
-    bool finite = true;
-    const int64_t end = std::min(k, start + 32);
-    for (int64_t i = start; i < end; i++) largest = std::max(largest, std::fabs(x[i])), finite &= std::isfinite(x[i]);
-    if (!finite) a.scales[start / 32] = std::numeric_limits<float>::quiet_NaN();
-    else if (largest >= 0x1p-100f) {
-      a.scales[start / 32] = largest / 127;
-      for (int64_t i = start; i < end; i++) a.q[i] = (int8_t)std::nearbyint(x[i] * (127 / largest));
-    }
-  }
-  return a;
+template <int WHICH>
+static uint8_t *scratch(int64_t bytes) {
+  static thread_local std::vector<Line> lines;
+  if ((int64_t)lines.size() * 64 < bytes) lines.resize(bytes / 64 + 1);
+  return lines.data()->bytes;
 }
+
+// Blocks of a matrix that one thread multiplies at a time.
+struct Task {
+  int which;
+  int64_t first, last;
+};
 
 extern "C" void quantized_linears(const Quantized *const *ws, const float *const *biases, float *const *ys, int count,
                                   const float *x, int64_t rows, int keep, int threads) {
-  for (int which = 0; which < count; which++) {
-    const Quantized &w = *ws[which];
-    const float *bias = biases ? biases[which] : nullptr;
-    const int64_t groups = w.padded / w.group, supers = (w.padded + 255) / 256, step = std::min(w.group, 32);
-    for (int64_t row = 0; row < rows; row++) {
-      const float *from = x + row * w.k;
-      const Activations a = quantize(from, w.k, w.padded);
-#pragma omp parallel for num_threads(threads)
-      for (int64_t n = 0; n < w.outs; n++) {
-        const int64_t block = n / 16, lane = n % 16;
-        float sum = 0;
-        for (int64_t start = 0; start < w.padded; start += step) {
-          const int64_t g = start / w.group, end = std::min(start + step, w.k);
-          const float scale = number(w.scales, w.scale_factors, w.scale_kind, groups, supers, w.group, block, g, lane);
-          const float low =
-              w.minima ? number(w.minima, w.min_factors, w.min_kind, groups, supers, w.group, block, g, lane) : 0;
-          if (keep) {
-            float part = 0, total = 0;
-            for (int64_t i = start; i < end; i++)
-              part = std::fma((float)(value(w, block, lane, i) - w.offset), from[i], part), total += from[i];
-            sum = std::fma(part, scale, sum);
-            if (w.minima) sum = std::fma(low, total, sum);
-          } else {
-            int part = 0, total = 0;
-            for (int64_t i = start; i < end; i++)
-              part += (value(w, block, lane, i) - w.offset) * a.q[i], total += a.q[i];
-            const float product = (float)part * scale;
-            sum = std::fma(product, a.scales[start / 32], sum);
-            if (w.minima) sum = std::fma(low, a.scales[start / 32] * (float)total, sum);
-          }
+  if (rows <= 0 || count <= 0) return;
+  const int64_t k = ws[0]->k, padded = ws[0]->padded, steps = padded / STEP;
+
+  // 1. The forms in which rows are needed.
+  std::vector<Form> forms;
+  std::vector<int> form_of(count);
+  for (int i = 0; i < count; i++) {
+    const Quantized &w = *ws[i];
+    const Form form{w.group < STEP ? 2 : 1, keep ? 0 : centre(w) - w.offset, false};
+    form_of[i] = (int)(std::find(forms.begin(), forms.end(), form) - forms.begin());
+    if (form_of[i] == (int)forms.size()) forms.push_back(form);
+  }
+
+  // 2. Where the records of each form are: those of all rows, then those of the next form.
+  const int64_t row_blocks = (rows + ROWS - 1) / ROWS;
+  std::vector<int64_t> row_bytes(forms.size()), starts(forms.size());
+  int64_t bytes = 0;
+  for (size_t f = 0; f < forms.size(); f++) {
+    row_bytes[f] = steps * (keep ? kept_size(1, forms[f].sub) : rounded_size(1, forms[f].sub));
+    starts[f] = bytes, bytes += rows * row_bytes[f];
+  }
+  uint8_t *records = scratch<0>(bytes);
+
+  // 3. The tasks: so many blocks of outputs that their values stay in the second-level cache while they meet all rows.
+  std::vector<Task> tasks;
+  for (int i = 0; i < count; i++) {
+    const int64_t blocks = (ws[i]->outs + 15) / 16, share = TASK / std::max<int64_t>(padded * 2 * ws[i]->bits, 1);
+    const int64_t most = blocks / (threads * TASKS_PER_THREAD), size = std::max<int64_t>(1, std::min(share, most));
+    for (int64_t first = 0; first < blocks; first += size) tasks.push_back({i, first, std::min(first + size, blocks)});
+  }
+
+#pragma omp parallel num_threads(threads)
+  {
+    // 4. Records of each block of rows.
+#pragma omp for schedule(static)
+    for (int64_t b = 0; b < row_blocks; b++) {
+      const int64_t row = rows * b / row_blocks, n = rows * (b + 1) / row_blocks - row;
+      uint8_t *to[64];
+      for (size_t f = 0; f < forms.size(); f++) to[f] = records + starts[f] + row * row_bytes[f];
+      (keep ? keep_rows : round_rows)(x + row * k, n, k, padded, forms.data(), (int)forms.size(), to);
+    }
+
+    // 5. Products of each task with each block of rows.
+#pragma omp for schedule(dynamic)
+    for (size_t t = 0; t < tasks.size(); t++) {
+      const Task &task = tasks[t];
+      const Quantized &w = *ws[task.which];
+      const int form = form_of[task.which];
+      const int64_t numbers = steps * forms[form].sub * 16;
+      float *room = (float *)scratch<1>((task.last - task.first) * numbers * 2 * (int64_t)sizeof(float));
+      std::vector<const float *> scales, minima;
+      for (int64_t block = task.first; block < task.last; block++, room += 2 * numbers) {
+        scales.push_back(read_numbers(scales_of(w), w, block, room));
+        minima.push_back(w.minima ? read_numbers(minima_of(w), w, block, room + numbers) : nullptr);
+      }
+      for (int64_t b = 0; b < row_blocks; b++) {
+        const int64_t row = rows * b / row_blocks, n = rows * (b + 1) / row_blocks - row;
+        const Kernel kernel = choose_kernel(w, n, keep);
+        const uint8_t *from = records + starts[form] + row * row_bytes[form];
+        for (int64_t block = task.first; block < task.last; block++) {
+          const float *bias = biases ? biases[task.which] : nullptr;
+          const Panel panel{w.values + block * padded * 2 * w.bits,
+                            w.table,
+                            scales[block - task.first],
+                            minima[block - task.first],
+                            steps,
+                            b ? 0 : AHEAD,
+                            w.offset,
+                            bias ? bias + block * 16 : nullptr,
+                            ys[task.which] + row * w.outs + block * 16,
+                            w.outs,
+                            (int)std::min<int64_t>(16, w.outs - block * 16)};
+          kernel(panel, from);
         }
-        ys[which][row * w.outs + n] = bias ? sum + bias[n] : sum;
       }
     }
   }
@@ -97,17 +110,4 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
 extern "C" void quantized_linear(const Quantized *w, const float *x, const float *bias, float *y, int64_t rows, int keep,
                                  int threads) {
   quantized_linears(&w, &bias, &y, 1, x, rows, keep, threads);
-}
-
-extern "C" void quantized_rows(const Quantized *w, const int64_t *rows, int64_t count, float *y) {
-  const int64_t groups = w->padded / w->group, supers = (w->padded + 255) / 256;
-  for (int64_t r = 0; r < count; r++)
-    for (int64_t i = 0; i < w->k; i++) {
-      const int64_t block = rows[r] / 16, lane = rows[r] % 16, g = i / w->group;
-      volatile float wide = (value(*w, block, lane, i) - w->offset) *
-                            number(w->scales, w->scale_factors, w->scale_kind, groups, supers, w->group, block, g, lane);
-      y[r * w->k + i] =
-          w->minima ? wide + number(w->minima, w->min_factors, w->min_kind, groups, supers, w->group, block, g, lane)
-                    : wide;
-    }
 }

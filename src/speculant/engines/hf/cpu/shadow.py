@@ -6,9 +6,9 @@ object of a subclass made for it whose `__dict__` *is* the module's: weights, bu
 forward of the user's own are shared, so changes of any of them count at once in both. What differs is the class: its
 children are shadows in turn, and its forward may be another one. The model's own modules never refer to a shadow.
 
-Attention functions are looked up by the name in the config. For attention modules that share heads of keys the shadow
-hands out a view of the config in which the name "sdpa" is replaced by one that is registered with transformers once, in
-addition to its own names (`gqa.py`).
+Attention functions are looked up by the name in the config. For attention modules, as a rule those that share heads of
+keys, the shadow hands out a view of the config in which the name "sdpa" is replaced by one that is registered with
+transformers once, in addition to its own names (`gqa.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Shadows:
         model: nn.Module,
         forwards: Mapping[nn.Module, Forward],
         rename_attention: Callable[[Any], Any] | None = None,
+        *,
+        groups: int = 2,
     ) -> None:
         """Prepare shadows; they are made when they are first needed.
 
@@ -56,10 +58,11 @@ class Shadows:
             model: the model.
             forwards: other forwards, by module.
             rename_attention: returns the name of the attention function to use instead of a given one.
+            groups: query heads on a head of keys from which a module uses it.
         """
         self.model = model
         self._forwards = {id(module): forward for module, forward in forwards.items()}
-        self._rename = rename_attention
+        self._rename, self._groups = rename_attention, groups
         self._classes: dict[tuple[type, bool, bool], type] = {}
         self._shadows: dict[int, tuple[nn.Module, nn.Module]] = {}
         self._most = _LARGEST_CACHE * sum(1 for _ in model.modules()) + 100
@@ -76,7 +79,7 @@ class Shadows:
         if len(self._shadows) > self._most:
             self._shadows = {}
         forward = self._forwards.get(id(module))
-        attends = self._rename is not None and _shares_keys(module)
+        attends = self._rename is not None and _attends(module, self._groups)
         kind = type(module), forward is not None, attends
         if kind not in self._classes:
             self._classes[kind] = self._make_class(*kind)
@@ -125,9 +128,9 @@ def _run_forward(shadow: Any, *args: Any, **kwargs: Any) -> Tensor:
     return found
 
 
-def _shares_keys(module: nn.Module) -> bool:
-    """Return whether a module attends by transformers' named functions with several query heads per head of keys."""
-    if "config" not in module.__dict__ or getattr(module, "num_key_value_groups", 1) < 2:
+def _attends(module: nn.Module, groups: int) -> bool:
+    """Return whether a module attends by transformers' named functions with so many query heads per head of keys."""
+    if "config" not in module.__dict__ or getattr(module, "num_key_value_groups", 1) < groups:
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

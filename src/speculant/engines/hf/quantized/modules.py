@@ -11,16 +11,17 @@ cast, and stay on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.quantized.weight import QuantizedWeight
+from speculant.engines.hf.quantized.products import Activations as Activations
+from speculant.engines.hf.quantized.products import lookup, multiply
+from speculant.engines.hf.quantized.weight import QuantizedArguments, QuantizedWeight
 
-Activations = Literal["int8", "float"]
 DTYPES = (torch.float32, torch.bfloat16)
 _PREFIX = "packed_"  # of the buffers' names
 _SCALED = "ScaledWordEmbedding"  # the end of the classes' names whose rows are multiplied by a constant
@@ -62,6 +63,7 @@ class QuantizedModule(nn.Module):
         super().__init__()
         _check_dtype(dtype)
         self.quantized, self.dtype = weight, dtype
+        self._arguments: QuantizedArguments | None = None
         for name, part in weight.tensors().items():
             self.register_buffer(_PREFIX + name, part, persistent=False)
 
@@ -73,6 +75,15 @@ class QuantizedModule(nn.Module):
     def dequantize(self) -> Tensor:
         """Return the weight [outs, k] in the module's dtype, expanded anew in every call."""
         return self.quantized.dequantize().to(self.dtype)
+
+    def arguments(self) -> QuantizedArguments:
+        """Return the struct that compiled code takes, which lives as long as this module."""
+        if self._arguments is None:
+            self._arguments = self.quantized.arguments()
+        return self._arguments
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arguments": None}  # addresses, which copies and pickles must not take over
 
     def packed(self) -> dict[str, Tensor]:
         """Return the packed tensors by the names of their buffers."""
@@ -132,7 +143,12 @@ class QuantizedLinear(QuantizedModule):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
         """Return [..., outs] of [..., k]. Where a gradient is wanted, it goes through the dequantised matrix."""
-        return F.linear(input, self.dequantize().to(input.dtype), self.bias)
+        if input.requires_grad and torch.is_grad_enabled():
+            return F.linear(input, self.dequantize().to(input.dtype), self.bias)
+        found = multiply(self.quantized, input.detach().float().contiguous(), None, self.activations)
+        if self.bias is not None:
+            found += self.bias  # as compiled layers add it: to the sums, before these are rounded to the dtype
+        return found.to(input.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bits={self.quantized.bits}, group={self.quantized.group}"
@@ -171,7 +187,7 @@ class QuantizedEmbedding(QuantizedModule):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of the matrix, [..., D] of Int[...], not scaled."""
-        return F.embedding(ids, self.dequantize())
+        return lookup(self.quantized, ids.long().contiguous()).to(self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.quantized.bits}, group={self.quantized.group}"
@@ -216,6 +232,11 @@ def quantized_modules(model: nn.Module) -> Iterator[tuple[str, QuantizedModule]]
     for name, module in model.named_modules():
         if isinstance(module, QuantizedModule):
             yield name, module
+
+
+def is_quantized_linear(module: Any) -> bool:
+    """Return whether a module is a quantised linear layer whose forward nobody has replaced."""
+    return type(module) is QuantizedLinear and QuantizedLinear.forward.__module__ == __name__
 
 
 def _quantize(name: str, module: nn.Module, weight: QuantizedWeight, activations: Activations) -> QuantizedModule:
