@@ -112,24 +112,33 @@ def _header(path: Path) -> bytes:
         return file.read(min(length, _MAX_HEADER))
 
 
-def _paths(source: str) -> list[str]:
+def find_file(source: str, name: str) -> Path:
+    """Return a file of a checkpoint, fetched if it is on the hub.
+
+    Raises:
+        ModelNotFoundError: there is none of this name.
+    """
+    found = _find(source, name)
+    if found is None:
+        raise ModelNotFoundError(f"the checkpoint in {source} has no {name}.")
+    return Path(found)
+
+
+def _find(source: str, name: str) -> str | None:
     from transformers.utils.hub import cached_file
 
-    def find(name: str) -> str | None:
-        return cached_file(source, name, _raise_exceptions_for_missing_entries=False)  # type: ignore[no-any-return]
+    return cached_file(source, name, _raise_exceptions_for_missing_entries=False)  # type: ignore[no-any-return]
 
-    index = find(_INDEX)
-    if index is None:
-        single = find(_SINGLE)
-        if single is None:
-            raise UnsupportedError(
-                f"{source} has no {_SINGLE}: packed weights are read from safetensors only. Save the model with "
-                "safe_serialization=True."
-            )
-        return [single]
-    named = sorted({*json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()})
-    paths = [find(name) for name in named]
-    for name, path in zip(named, paths, strict=True):
-        if path is None:
-            raise OSError(f"{name} is missing")
-    return [path for path in paths if path is not None]
+
+def _paths(source: str) -> list[str]:
+    index = _find(source, _INDEX)
+    if index is not None:
+        named = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()
+        return [str(find_file(source, name)) for name in sorted(set(named))]
+    single = _find(source, _SINGLE)
+    if single is None:
+        raise UnsupportedError(
+            f"{source} has no {_SINGLE}: packed weights are read from safetensors only. Save the model with "
+            "safe_serialization=True."
+        )
+    return [single]
