@@ -1,12 +1,14 @@
 """Quantised weights in a file: safetensors, mapped when it is loaded, so that nothing is rounded twice.
 
 Parts of a packed matrix are tensors named `<parameter>.<part>`, floats are tensors under their own names. The header's
-metadata hold the layout's version, the matrices' sizes and a checksum of each tensor. Data begin at a multiple of 4096
-bytes, and tensors whose size is a multiple of 64 come first, so that the kernels read whole cache lines.
+metadata hold the layout's version, the matrices' sizes and a checksum of each tensor, and a digest of these. Data begin
+at a multiple of 4096 bytes, and tensors whose size is a multiple of 64 come first, so that the kernels read whole cache
+lines.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ from speculant.memory.aside import write_aside
 
 LAYOUT = 1
 _PAGE, _LINE = 4096, 64
-_KEY = "speculant"  # of the metadata
+_KEY, _DIGEST = "speculant", "speculant_digest"  # of the metadata
 _DTYPES = {
     torch.uint8: "U8",
     torch.int8: "I8",
@@ -76,7 +78,8 @@ def save_packed(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None:
         "orders": list(parts.orders),
         "checksums": {name: _checksum(tensors[name]) for name in order},
     }
-    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(kept)}}
+    text = json.dumps(kept)
+    header: dict[str, Any] = {"__metadata__": {_KEY: text, _DIGEST: _digest(text)}}
     place = 0
     for name in order:
         tensor, size = tensors[name], _size(tensors[name])
@@ -101,7 +104,10 @@ def load_packed(path: Path) -> PackedFile:
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            kept = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+            metadata = file.metadata() or {}
+            if _digest(metadata[_KEY]) != metadata[_DIGEST]:
+                raise PackedFileError(f"{path} is damaged: its header has changed")
+            kept = json.loads(metadata[_KEY])
             if kept.get("layout") != LAYOUT:
                 raise PackedFileError(f"{path} has the layout {kept.get('layout')} instead of {LAYOUT}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
@@ -152,9 +158,14 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _checksum(tensor: Tensor) -> int:
-    """Return the sum of a tensor's 64-bit words, modulo 2**64: as fast as memory is read."""
+def _checksum(tensor: Tensor) -> str:
+    """Return a tensor's dtype, shape, and the sum of its 64-bit words modulo 2**64: as fast as memory is read."""
     data = _bytes(tensor)
     whole = len(data) // 8 * 8
     rest = int.from_bytes(data[whole:].tobytes(), "little")
-    return (int(data[:whole].view(np.uint64).sum(dtype=np.uint64)) + rest) % 2**64
+    words = int(data[:whole].view(np.uint64).sum(dtype=np.uint64))
+    return f"{_DTYPES[tensor.dtype]} {[*tensor.shape]} {(words + rest) % 2**64:x}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -28,4 +28,4 @@ def group_e2m1(name: str, codes: Tensor, scales: Tensor) -> GroupedValues:
 
 def read_exponents(exponents: Tensor) -> Tensor:
     """Return the powers of two that E8M0 bytes stand for, float32 of the same shape."""
-    return torch.ldexp(torch.ones(()), exponents.int() - 127)
+    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
