@@ -89,7 +89,7 @@ def test_damaged_files_are_made_anew(folder: Path, harm: str) -> None:
     whole = path.read_bytes()
     damaged = {
         "cut": whole[:-100],
-        "changed": whole[:-100] + bytes(reversed(whole[-100:])),
+        "changed": whole[:-1] + bytes([whole[-1] ^ 1]),
         "another layout": whole.replace(b'\\"layout\\": 1', b'\\"layout\\": 7', 1),
     }[harm]
     assert damaged != whole
@@ -106,9 +106,9 @@ def test_a_changed_checkpoint_is_rounded_again(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({name: each * 2 for name, each in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     os.utime(folder / "model.safetensors", ns=(1, 1))
-    model = load(folder, quantize="int8")
+    found = load(folder, quantize="int8").lm_head.dequantize()
     assert len(kept(folder)) == 2
-    torch.testing.assert_close(logits(model), logits(load(folder)), atol=0.1, rtol=0.1)
+    torch.testing.assert_close(found, load(folder).lm_head.weight.data, atol=0.01, rtol=0)
 
 
 def test_nothing_is_kept_where_it_cannot_or_should_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
