@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from speculant.options import kinds, option
 
@@ -42,7 +43,7 @@ class ModelOptions:
         kinds.name(),
         flag="--attn",
     )
-    quantize: str | None = _option(
+    quantize: Literal["int8", "int4"] | None = _option(
         None,
         "round a checkpoint of floats to this many bits, on CPUs: int8 or int4; default: leave it as it is",
         kinds.choice("int8", "int4"),

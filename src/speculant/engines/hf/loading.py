@@ -163,7 +163,7 @@ def load_model(
             tokenizer = load_tokenizer(source, required=False)
             asked = QuantizeRequest(
                 source=source,
-                kind=_auto_class(source),
+                kind=auto_class(source),
                 scheme=cast("Scheme | None", quantize),
                 dtype=asked_dtype,
                 attention=attention,
@@ -172,7 +172,7 @@ def load_model(
                 sample=sample,
             )
             return load_quantized(asked), tokenizer
-        model = _auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
+        model = auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:
             model = model.to(device)
     except torch.OutOfMemoryError as error:
@@ -201,7 +201,7 @@ def _packed(source: str, device: str) -> bool:
     return settings is not None and find_format(settings, device) is not None
 
 
-def _auto_class(source: str) -> Any:
+def auto_class(source: str) -> Any:
     """Return the class of transformers that knows a model's config: for causal models, or for multimodal ones."""
     import transformers
 

@@ -20,8 +20,8 @@ from speculant.core.errors import ModelNotFoundError, UnsupportedError
 from speculant.core.folders import cache_folder
 from speculant.engines.hf.quantized.checkpoint_files import checkpoint_identity, find_file
 from speculant.engines.hf.quantized.checkpoints.formats import PACKED, quantization_settings
-from speculant.engines.hf.quantized.loss import compare
-from speculant.engines.hf.quantized.making import QuantizeRequest, quantize, read_checkpoint
+from speculant.engines.hf.quantized.loss import Loss, compare
+from speculant.engines.hf.quantized.making import Quantized, QuantizeRequest, quantize, read_checkpoint
 from speculant.engines.hf.quantized.packed_file import LAYOUT, PackedFileError, load_packed, save_packed
 from speculant.engines.hf.quantized.parts import Parts, assemble, empty_model
 from speculant.engines.hf.quantized.rounding import Scheme
@@ -53,9 +53,7 @@ def load_quantized(asked: QuantizeRequest) -> Any:
         except (PackedFileError, ModelNotFoundError, OSError) as error:
             notes = (f"packed weights from an earlier start could not be used and were made anew: {error}",)
             model, settings = open_empty(asked)
-    made = quantize(asked) if asked.scheme is not None else read_checkpoint(asked, model, settings)
-    _assemble(asked, model, made.parts)
-    loss = None if made.predictions is None else compare(made.predictions, model)
+    made, loss = make_parts(asked, model, settings)
     if asked.keep:
         path = packed_path(asked.source, scheme)  # again: its files may have been fetched meanwhile
         try:
@@ -68,6 +66,20 @@ def load_quantized(asked: QuantizeRequest) -> Any:
             notes = (*notes, f"the packed weights could not be kept, so the next start makes them again: {error}")
     file = None if path is None else str(path)
     return _summarized(model, summarize(made.parts, scheme, before=made.before, loss=loss, file=file, notes=notes))
+
+
+def make_parts(asked: QuantizeRequest, model: Any, settings: Mapping[str, Any]) -> tuple[Quantized, Loss | None]:
+    """Round a checkpoint of floats, or read one that is quantised already, into an empty model.
+
+    Returns:
+        Its parts, and what rounding changed on a sample of text; None where there were no floats or no tokenizer.
+
+    Raises:
+        UnsupportedError, ModelNotFoundError, OSError, ValueError: see `load_quantized`.
+    """
+    made = quantize(asked) if asked.scheme is not None else read_checkpoint(asked, model, settings)
+    assemble_model(asked, model, made.parts)
+    return made, None if made.predictions is None else compare(made.predictions, model)
 
 
 def packed_path(source: str, scheme: str) -> Path | None:
@@ -120,11 +132,12 @@ def open_empty(asked: QuantizeRequest) -> tuple[Any, dict[str, Any]]:
 def _load_file(asked: QuantizeRequest, model: Any, path: Path, scheme: str, *, file: str | None = None) -> Any:
     """Return a model of the packed weights in a file; `file` is that file if it is a kept one."""
     found = load_packed(path)
-    _assemble(asked, model, found.parts)
+    assemble_model(asked, model, found.parts)
     return _summarized(model, summarize(found.parts, scheme, before=found.facts["before"], file=file))
 
 
-def _assemble(asked: QuantizeRequest, model: Any, parts: Parts) -> None:
+def assemble_model(asked: QuantizeRequest, model: Any, parts: Parts) -> None:
+    """Put the parts of a checkpoint into an empty model; see `assemble`."""
     assemble(parts, model, dtype=_dtype(asked, model.config), activations=asked.activations, source=asked.source)
 
 
