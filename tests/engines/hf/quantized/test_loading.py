@@ -52,7 +52,7 @@ def kept(folder: Path) -> list[Path]:
 def test_a_second_start_maps_what_the_first_has_rounded(
     folder: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards the file, that nothing is rounded twice, and every weight: all matrices are packed, ends in 8 bits."""
+    """Guards the file, that nothing is rounded twice, and every weight: in 8 bits those that int4 would harm most."""
     first = load(folder, quantize=scheme)
     assert [str(each) for each in kept(folder)] == [first.quantized_summary.file]
     monkeypatch.setattr(loading, "quantize", None)
@@ -60,7 +60,7 @@ def test_a_second_start_maps_what_the_first_has_rounded(
     assert torch.equal(logits(first), logits(second))
     plain = load(folder)
     for name, module in quantized_modules(second):
-        bits = 8 if scheme == "int8" or name in ("lm_head", "model.embed_tokens") else 4
+        bits = 8 if scheme == "int8" or name.endswith(("lm_head", "embed_tokens", "v_proj")) else 4
         assert module.quantized.bits == bits
         expected = round_weight(plain.get_submodule(name).weight, "int8" if bits == 8 else "int4")
         assert torch.equal(module.quantized.dequantize(), expected.dequantize())

@@ -16,7 +16,7 @@ from speculant.engines.hf.quantized.checkpoints.formats import find_format
 from speculant.engines.hf.quantized.loss import Predictions, predict, sample_ids
 from speculant.engines.hf.quantized.modules import Activations
 from speculant.engines.hf.quantized.parts import Parts, matrices, named_floats
-from speculant.engines.hf.quantized.rounding import Scheme, round_weight
+from speculant.engines.hf.quantized.rounding import Scheme, choose_scheme, round_weight
 from speculant.engines.hf.quantized.summary import count_bytes
 from speculant.engines.hf.quantized.tensor_names import match_names
 from speculant.engines.hf.quantized.weight import pack
@@ -86,7 +86,8 @@ def quantize(asked: QuantizeRequest) -> Quantized:
     for name in matrices(model):
         parameter = model.get_parameter(name)
         try:
-            weights[name] = round_weight(parameter, "int8" if id(parameter) in ends else asked.scheme)
+            chosen = choose_scheme(asked.scheme, name, parameter, end=id(parameter) in ends)
+            weights[name] = round_weight(parameter, chosen)
         except ValueError as error:
             raise UnsupportedError(f"{name} cannot be rounded to {asked.scheme}: {error}.") from error
         parameter.data = parameter.data.new_empty(0)  # let go, wherever it is tied

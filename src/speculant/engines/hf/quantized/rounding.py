@@ -5,12 +5,14 @@
 | int8 | round(w / scale), -127 to 127 | float16: max abs(w) / 127, as llama.cpp's Q8_0 | none | 8.5 |
 | int4 | round((w - minimum) / scale), 0 to 15 | searched | searched | 4.625 or 5 |
 
-For int4 the values of several first scales are tried; for each, the scale and minimum of least squared error follow
-from its values by linear regression. The best are kept and rounded: to int8 with a float16 factor per 256 inputs where
-k is a multiple of 256, as in llama.cpp's K formats, else to float16. The values are then rounded anew by them.
+For int4 the values of several first scales are tried, and those of the best scale that was found; for each, the scale
+and minimum of least squared error follow from its values by linear regression. The best are kept and rounded: to int8
+with a float16 factor per 256 inputs where k is a multiple of 256, as in llama.cpp's K formats, else to float16. The
+values are then rounded anew by them.
 
-Nothing but the weights is read: there is no calibration text. Models keep their embedding and output head in int8 under
-int4 too: in 4 bits these alone would double the divergence from the float model.
+Nothing but the weights is read: there is no calibration text. Under int4 some matrices are rounded to int8, as in
+llama.cpp's mixed formats: the embedding and output head, which in 4 bits would double the divergence from the float
+model, and the value projections of grouped-query attention, which are few weights and as sensitive.
 """
 
 from __future__ import annotations
@@ -28,6 +30,19 @@ SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
 GROUP = 32
 _BLOCK = 1 << 20  # weights that are rounded at a time, so that intermediate results stay small
 _STEPS = (14.0, 14.75, 15.5, 16.25, 17.0)  # steps between minimum and maximum that are tried
+
+
+def choose_scheme(scheme: Scheme, name: str, weight: Tensor, *, end: bool) -> Scheme:
+    """Return the scheme of one matrix of a model that is quantised by a scheme.
+
+    Args:
+        scheme: the model's.
+        name: of the parameter.
+        weight: [outs, k].
+        end: whether it is the embedding or the output head.
+    """
+    outs, k = weight.shape
+    return "int8" if end or (name.endswith("v_proj.weight") and outs < k) else scheme
 
 
 def round_weight(weight: Tensor, scheme: Scheme) -> QuantizedWeight:
@@ -66,7 +81,7 @@ def round_weight(weight: Tensor, scheme: Scheme) -> QuantizedWeight:
 def _round_int8(groups: Tensor) -> tuple[Tensor, GroupScales, GroupScales | None]:
     """Return uint8 values, scales and no minima of float32 [outs, groups, 32]."""
     scales = _halve(groups.abs().amax(dim=-1) / 127)
-    values = torch.round(groups / _divisor(scales)).clamp_(-127, 127)
+    values = torch.round(groups / _divisor(_widen(scales))).clamp_(-127, 127)
     return (values + 128).to(torch.uint8), scales, None
 
 
@@ -75,10 +90,12 @@ def _round_int4(groups: Tensor, *, factored: bool) -> tuple[Tensor, GroupScales,
     low, high = groups.aminmax(dim=-1)
     span, total = (high - low).clamp_min(1e-30), groups.sum(dim=-1)
     above = groups - low[..., None]
-    scales, minima = (high - low) / 15, low
-    least = torch.full_like(low, float("inf"))
-    for steps in _STEPS:
-        values = torch.round(above * (steps / span)[..., None]).clamp_(max=15)
+    scales, minima, least = (high - low) / 15, low, torch.full_like(low, float("inf"))
+    for steps in (*_STEPS, None):
+        if steps is None:  # by the best of the others
+            values = torch.round((groups - minima[..., None]) / _divisor(scales)).clamp_(0, 15)
+        else:
+            values = torch.round(above * (steps / span)[..., None]).clamp_(max=15)
         # Least squares of scale * values + minimum against the weights of a group.
         sums, squares = values.sum(dim=-1), values.square().sum(dim=-1)
         spread = GROUP * squares - sums.square()
@@ -90,7 +107,7 @@ def _round_int4(groups: Tensor, *, factored: bool) -> tuple[Tensor, GroupScales,
         scales, minima = torch.where(better, scale, scales), torch.where(better, minimum, minima)
     shorten = _factor if factored else _halve
     kept, lowest = shorten(scales), shorten(minima)
-    values = torch.round((groups - _widen(lowest)) / _divisor(kept)).clamp_(0, 15)
+    values = torch.round((groups - _widen(lowest)[..., None]) / _divisor(_widen(kept))).clamp_(0, 15)
     return values.to(torch.uint8), kept, lowest
 
 
@@ -117,17 +134,14 @@ def _check_finite(numbers: Tensor) -> None:
 
 
 def _widen(scales: GroupScales) -> Tensor:
-    """Return scales as float32 [outs, groups, 1]."""
+    """Return scales as float32 [outs, groups]."""
     wide = scales.numbers.float()
-    if scales.factors is not None:
-        wide = wide * scales.factors.float().repeat_interleave(SUPER // GROUP, dim=1)
-    return wide[..., None]
+    return wide if scales.factors is None else wide * scales.factors.float().repeat_interleave(SUPER // GROUP, dim=1)
 
 
-def _divisor(scales: GroupScales) -> Tensor:
+def _divisor(scales: Tensor) -> Tensor:
     """Return what weights are divided by, float32 [outs, groups, 1]; 1 where all of a group are the same."""
-    wide = _widen(scales)
-    return torch.where(wide == 0, 1.0, wide)
+    return torch.where(scales == 0, 1.0, scales)[..., None]
 
 
 def _join(parts: Sequence[GroupScales | None]) -> GroupScales:
