@@ -41,6 +41,10 @@ PROMPTS = (
     "The capital of France is",
 )
 TOKENS = 128  # of each prompt
+QUANTIZED = (
+    "the text is compared with that of the same quantised weights without drafts; what quantising itself changes is said "
+    "when weights are rounded."
+)
 MARKS = {True: "near-tie", False: "WRONG"}
 
 
@@ -100,6 +104,8 @@ def check(
 
     if speculator.tokenizer is None:
         raise TokenizerError("the prompts are text, and this model has no tokenizer.")
+    if hasattr(speculator.model, "quantized_summary"):
+        say(QUANTIZED)
     plain = type(speculator).from_transformers(speculator.model, method="none", fast=False)
     proofs = []
     for number, prompt in enumerate(given, start=1):

@@ -52,6 +52,7 @@ def write_folder(asked: QuantizeRequest, folder: Path) -> QuantizedSummary:
                     shutil.copyfile(path, aside / path.name)
             (aside / _CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
             save_packed(aside / FILE, made.parts, {"before": made.before})
+            shutil.copymode(aside / _CONFIG, aside / FILE)  # files aside are their writer's alone
             os.rename(aside, folder)
     except OSError as error:
         raise FileError(f"cannot write {folder}: {error.strerror or error}. Name another folder, with room.") from error
