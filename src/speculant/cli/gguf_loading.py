@@ -37,6 +37,10 @@ def check_gguf_options(loading: ModelOptions) -> None:
             "--device does not apply to a GGUF file, which runs on the CPU, or where llama.cpp offloads it. Leave it "
             "out; Speculator.from_gguf has options for offloading."
         )
+    again = {"--quantize": loading.quantize, "--packed-cache": loading.packed_cache}
+    for name, value in again.items():
+        if value is not None:
+            raise UsageError(f"{name} does not apply to a GGUF file, whose weights are as they are. Leave it out.")
     own = {"--dtype": loading.dtype, "--attn": loading.attention, "--activations": loading.activations}
     given = [name for name, value in {**own, "--fast": loading.fast or None}.items() if value is not None]
     if given and loading.engine == "llamacpp":
