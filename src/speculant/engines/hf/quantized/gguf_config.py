@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from speculant.core.errors import ModelError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, HEAD, LONG, SHORT, Architecture
+from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, HEAD, LONG, MIXTRAL, SHORT, Architecture
 from speculant.engines.hf.quantized.gguf_file import GgufFile
 
 _SIZES = MappingProxyType(
@@ -63,7 +63,7 @@ def find_architecture(file: GgufFile) -> Architecture:
             f"models of the architecture '{name}' do not run on Speculant's own passes, which know "
             f"{', '.join(ARCHITECTURES)}. Use llama.cpp (--engine llamacpp)."
         )
-    return ARCHITECTURES[name]
+    return MIXTRAL if name == "llama" and file.metadata.get("llama.expert_count") else ARCHITECTURES[name]
 
 
 def read_config(file: GgufFile) -> Any:
@@ -84,8 +84,8 @@ def read_config(file: GgufFile) -> Any:
     found = _Settings(file, architecture)
     found.check()
     values = found.sizes() | {"rope_parameters": found.rope()}
-    if architecture.name in _SPECIAL:
-        values |= _SPECIAL[architecture.name](found, values)
+    if architecture.model_type in _SPECIAL:
+        values |= _SPECIAL[architecture.model_type](found, values)
     values |= {
         "tie_word_embeddings": HEAD not in file.tensors,
         **{key: found.token(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
@@ -136,7 +136,7 @@ class _Settings:
                 )
             found = found[0]
         if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-            raise self._wrong(key, found)
+            raise self.wrong(key, found)
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -147,7 +147,7 @@ class _Settings:
         """
         found = self.file.metadata.get(self._prefix + key, default)
         if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            raise self._wrong(key, found)
+            raise self.wrong(key, found)
         return float(found)
 
     def has(self, key: str) -> bool:
@@ -178,7 +178,11 @@ class _Settings:
             ModelError: a size is missing or makes no sense.
             UnsupportedError: keys and values of a head differ in size.
         """
-        found: dict[str, Any] = {name: self.integer(key) for key, name in _SIZES.items()}
+        found: dict[str, Any] = {name: self.integer(key) for key, name in _SIZES.items() if self.has(key)}
+        if self.has("expert_count"):
+            found.setdefault("intermediate_size", 1)  # of layers without experts, of which there are none
+        if missing := [key for key, name in _SIZES.items() if name not in found]:
+            raise self.wrong(missing[0], None)
         heads = found["num_attention_heads"]
         size = self.integer("attention.key_length", found["hidden_size"] // heads or 1)
         if self.integer("attention.value_length", size) != size:
@@ -192,7 +196,7 @@ class _Settings:
             "rms_norm_eps": self.number("attention.layer_norm_rms_epsilon"),
         }
         if heads % found["num_key_value_heads"]:
-            raise self._wrong("attention.head_count_kv", found["num_key_value_heads"])
+            raise self.wrong("attention.head_count_kv", found["num_key_value_heads"])
         self._check_head(size)
         return found
 
@@ -239,17 +243,29 @@ class _Settings:
             found |= {"mscale": 1.0, "mscale_all_dim": self.number("rope.scaling.yarn_log_multiplier")}
         return found
 
+    def outs(self, tensor: str) -> int:
+        """Return how many outputs a matrix has, or those of an expert.
+
+        Raises:
+            ModelError: there is no such matrix.
+        """
+        found = self.file.tensors.get(tensor)
+        if found is None or len(found.shape) < 2:
+            raise ModelError(f"{self.file.path} lacks the tensor '{tensor}'. Convert the model again.")
+        return found.shape[-2]
+
     def layer_types(self, period: int, layers: int) -> list[str]:
         """Return which layers see a window: all but the last of each period, or as a list in the file says."""
         given: Any = self.file.metadata.get(self._prefix + "attention.sliding_window_pattern", period)
         if isinstance(given, list):
             if len(given) != layers:
-                raise self._wrong("attention.sliding_window_pattern", given)
+                raise self.wrong("attention.sliding_window_pattern", given)
             return [_SLIDING if each else _FULL for each in given]
         period = self.integer("attention.sliding_window_pattern", period)
         return [_SLIDING if (layer + 1) % period else _FULL for layer in range(layers)]
 
-    def _wrong(self, key: str, found: Any) -> ModelError:
+    def wrong(self, key: str, found: Any) -> ModelError:
+        """Return the error of a setting that is missing (None) or makes no sense."""
         what = "is missing" if found is None else f"is {found!r:.40}"
         return ModelError(f"{self.file.path} cannot be used: '{self._prefix}{key}' {what}. Convert the model again.")
 
@@ -322,6 +338,68 @@ def _mistral3(found: _Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": rope}
 
 
+def _mixtral(found: _Settings, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_local_experts": found.integer("expert_count"), "num_experts_per_tok": _used(found)}
+
+
+def _qwen2moe(found: _Settings, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_experts(found),
+        "shared_expert_intermediate_size": found.outs("blk.0.ffn_up_shexp.weight"),
+        "norm_topk_prob": False,
+    }
+
+
+def _qwen3moe(found: _Settings, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_experts(found), "norm_topk_prob": True}
+
+
+def _gpt_oss(found: _Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    rope = dict(values["rope_parameters"])
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False  # as the model was trained; no key of the file says so
+    return {
+        "num_local_experts": found.integer("expert_count"),
+        "num_experts_per_tok": _used(found),
+        "intermediate_size": found.outs("blk.0.ffn_up_exps.weight"),
+        "sliding_window": found.integer("attention.sliding_window"),
+        "layer_types": found.layer_types(2, values["num_hidden_layers"]),
+        "rope_parameters": rope,
+    }
+
+
+def _experts(found: _Settings) -> dict[str, Any]:
+    return {
+        "num_experts": found.integer("expert_count"),
+        "num_experts_per_tok": _used(found),
+        "moe_intermediate_size": found.outs("blk.0.ffn_up_exps.weight"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _used(found: _Settings) -> int:
+    """Return how many experts a row chooses.
+
+    Raises:
+        ModelError: there are fewer.
+    """
+    used = found.integer("expert_used_count")
+    if used > found.integer("expert_count"):
+        raise found.wrong("expert_used_count", used)
+    return used
+
+
 _SPECIAL: Mapping[str, Callable[[_Settings, Mapping[str, Any]], dict[str, Any]]] = MappingProxyType(
-    {"llama": _llama, "gemma2": _gemma2, "gemma3": _gemma3, "phi3": _phi3, "mistral3": _mistral3}
+    {
+        "llama": _llama,
+        "ministral3": _mistral3,
+        "mixtral": _mixtral,
+        "qwen2_moe": _qwen2moe,
+        "qwen3_moe": _qwen3moe,
+        "gpt_oss": _gpt_oss,
+        "gemma2": _gemma2,
+        "gemma3_text": _gemma3,
+        "phi3": _phi3,
+    }
 )

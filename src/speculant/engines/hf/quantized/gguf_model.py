@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,14 @@ from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError
 from speculant.engines.hf.cpu.packing import available_memory
 from speculant.engines.hf.quantized.gguf_architectures import ROPE_FREQS, Architecture
 from speculant.engines.hf.quantized.gguf_config import find_architecture, read_config
+from speculant.engines.hf.quantized.gguf_experts import ExpertTensors, gather_experts
 from speculant.engines.hf.quantized.gguf_file import GgufFile, GgufTensor
 from speculant.engines.hf.quantized.gguf_kinds import packed_bytes
 from speculant.engines.hf.quantized.modules import Activations, replace_weights
 from speculant.engines.hf.quantized.weight import QuantizedWeight
 
 CACHED_TOKENS = 4096  # that the estimate of memory counts
+_EXPERTS = ".mlp.experts."
 _UNUSED = "attn_rot_embd.weight"  # old files have frequencies in each layer, which are computed
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,6 +41,7 @@ class GgufPlan:
         architecture: of the file.
         model: without weights.
         quantized, floats: tensors by the names of the parameters that they replace.
+        experts: those of layers with experts, of which each layer has several in a parameter.
         zeros: biases that the model has and the file lacks, since they are 0.
         ignored: tensors of the file that the model does not use.
         dtype: of float weights, activations and cache.
@@ -49,6 +52,7 @@ class GgufPlan:
     model: Any
     quantized: Mapping[str, GgufTensor]
     floats: Mapping[str, GgufTensor]
+    experts: Sequence[ExpertTensors]
     zeros: tuple[str, ...]
     ignored: tuple[str, ...]
     dtype: torch.dtype
@@ -61,12 +65,12 @@ class GgufPlan:
     @property
     def packed_bytes(self) -> int:
         """Bytes of the quantised matrices in memory."""
-        return sum(packed_bytes(each.kind, *each.check_matrix()) for each in self.quantized.values())
+        return sum(packed_bytes(each.kind, *each.check_matrix()) for each in self.matrices().values())
 
     @property
     def float_bytes(self) -> int:
         """Bytes of all other weights in memory."""
-        return sum(_count(each) for each in self.floats.values()) * self.dtype.itemsize
+        return sum(_count(each) for each in self.float_tensors()) * self.dtype.itemsize
 
     @property
     def cache_bytes(self) -> int:
@@ -79,7 +83,18 @@ class GgufPlan:
     @property
     def read_bytes(self) -> int:
         """Bytes of the tensors in the file that are read."""
-        return sum(each.size for each in (*self.quantized.values(), *self.floats.values()))
+        return sum(each.size for each in (*self.matrices().values(), *self.float_tensors()))
+
+    def matrices(self) -> dict[str, GgufTensor]:
+        """Return the quantised matrices by the names that `replace_weights` takes, those of experts too."""
+        layers = (each for each in self.experts if each.is_quantized)
+        return {**self.quantized, **{name: tensor for each in layers for name, tensor in each.matrices()}}
+
+    def float_tensors(self) -> Iterator[GgufTensor]:
+        """Yield the tensors of floats that are read."""
+        yield from self.floats.values()
+        for each in self.experts:
+            yield from each.float_tensors()
 
     def describe_memory(self) -> str:
         """Return how much memory the model takes, in words."""
@@ -118,23 +133,32 @@ def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: 
     architecture, config = find_architecture(file), read_config(file)
     model = _make_model(config, dtype, attention)
     parameters = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    quantized, floats = dict[str, GgufTensor](), dict[str, GgufTensor]()
+    quantized, floats, experts = dict[str, GgufTensor](), dict[str, GgufTensor](), dict[str, GgufTensor]()
     ignored = []
     for name, tensor in file.tensors.items():
         parameter = architecture.parameter(name)
+        if parameter is not None and _EXPERTS in parameter and int(parameter.split(".")[2]) < config.num_hidden_layers:
+            experts[parameter] = tensor
+            continue
         if parameter is None or parameter not in parameters:
             if name not in architecture.rope:
                 ignored.append(name)
             continue
-        if tensor.shape != parameters[parameter]:
+        shape = parameters[parameter]
+        if tensor.shape != shape and (1, *tensor.shape) != shape:  # the gate of a shared expert is a vector in files
             raise ModelError(
                 f"the tensor '{name}' of {file.path} has the shape {list(tensor.shape)}, and by its settings the model "
                 f"has {list(parameters[parameter])}. Convert the model again."
             )
         if tensor.is_quantized:
-            tensor.check_matrix()
+            _check_quantized(file, tensor, model.get_submodule(parameter.rpartition(".")[0]))
         (quantized if tensor.is_quantized else floats)[parameter] = tensor
-    missing = [name for name in parameters if name not in quantized and name not in floats]
+    layers = gather_experts(experts)
+    for each in layers:
+        each.check(file, model.get_submodule(each.path))
+    paths = {each.path for each in layers}
+    left = (name for name in parameters if name.rpartition(".")[0] not in paths)
+    missing = [name for name in left if name not in quantized and name not in floats]
     zeros = tuple(name for name in missing if architecture.optional_biases and name.endswith(".bias"))
     _check_ignored(file, ignored)
     _check_missing(file, architecture, [name for name in missing if name not in zeros])
@@ -144,6 +168,7 @@ def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: 
         model=model,
         quantized=quantized,
         floats=floats,
+        experts=layers,
         zeros=zeros,
         ignored=tuple(ignored),
         dtype=dtype,
@@ -170,9 +195,13 @@ def read_weights(
     _fill_buffers(model)  # while weights are on "meta": what computes buffers also draws weights
     _scale_rope(plan)
     try:
-        for name, tensor in plan.quantized.items():
+        for name, tensor in plan.matrices().items():
             packed[name] = tensor.packed(order=_order(plan, tensor))
             told(tensor.size)
+        for layer in plan.experts:
+            for name, values in layer.parameters(model.get_submodule(layer.path), plan.dtype).items():
+                _set(model, name, values)
+            told(sum(each.size for each in layer.float_tensors()))
         replace_weights(model, packed, activations=activations)
         for name, tensor in plan.floats.items():
             _set(model, name, _floats(plan, name, tensor))
@@ -193,7 +222,7 @@ def read_weights(
 def count_kinds(plan: GgufPlan) -> dict[str, int]:
     """Return how many weights of each kind the model has, the most frequent kind first."""
     counts = Counter[str]()
-    for each in (*plan.quantized.values(), *plan.floats.values()):
+    for each in (*plan.matrices().values(), *plan.float_tensors()):
         counts[each.kind] += _count(each)
     return dict(counts.most_common())
 
@@ -239,6 +268,20 @@ def _check_ignored(file: GgufFile, ignored: list[str]) -> None:
             )
 
 
+def _check_quantized(file: GgufFile, tensor: GgufTensor, module: nn.Module) -> None:
+    """Check that there are products of a quantised tensor.
+
+    Raises:
+        UnsupportedError: no layout holds its kind, or its module is no linear layer or embedding.
+    """
+    tensor.check_matrix()
+    if not isinstance(module, nn.Linear | nn.Embedding):
+        raise UnsupportedError(
+            f"the tensor '{tensor.name}' of {file.path} is quantised, which Speculant's own passes do not know of a "
+            f"{type(module).__name__}. Use llama.cpp (--engine llamacpp)."
+        )
+
+
 def _order(plan: GgufPlan, tensor: GgufTensor) -> Tensor | None:
     config = plan.model.config
     return plan.architecture.row_order(
@@ -250,6 +293,7 @@ def _floats(plan: GgufPlan, name: str, tensor: GgufTensor) -> Tensor:
     """Return float weights in the model's dtype; vectors are copied, matrices stay mapped where they can."""
     values, order = tensor.floats(), _order(plan, tensor)
     values = values if order is None else values[order]
+    values = values.reshape(plan.model.get_parameter(name).shape)
     if values.ndim > 1:
         return values.to(plan.dtype)
     values = plan.architecture.restore_norm(name, values.float())
