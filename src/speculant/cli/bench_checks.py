@@ -83,6 +83,7 @@ def check_named(asked: BenchOptions) -> None:
         ModelNotFoundError, FileError: one is not.
     """
     from speculant.cli import loading
+    from speculant.cli.gguf_loading import is_gguf_model
 
     if asked.config is None:
         loading.check_named(asked.loading)
@@ -97,7 +98,7 @@ def check_named(asked: BenchOptions) -> None:
         read_base_header(find_base(base))
     if asked.inflate is not None:
         layers, mlp = inflation(asked.inflate)
-        if not loading.is_gguf_model(asked.loading.model):
+        if not is_gguf_model(asked.loading.model):
             check_inflated(asked, layers, mlp)
 
 

@@ -45,7 +45,8 @@ def gguf(
     """Check, load, write."""
     from speculant.api.gguf_format import check_gguf_format
     from speculant.api.loading import find_model
-    from speculant.cli.loading import is_gguf_model, silence_loading
+    from speculant.cli.gguf_loading import is_gguf_model
+    from speculant.cli.loading import silence_loading
     from speculant.cli.terminal import importing, say, waiting
 
     path, model = Path(output), named.model

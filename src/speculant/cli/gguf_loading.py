@@ -53,15 +53,13 @@ def check_gguf_options(loading: ModelOptions) -> None:
 
 
 def check_no_gguf_options(loading: ModelOptions) -> None:
-    """Refuse options that are for GGUF files, or quantised weights, alone.
+    """Refuse options that are for GGUF files alone.
 
     Raises:
         UsageError: one was given.
     """
     if loading.engine != "auto":
         raise UsageError(f"--engine {loading.engine} is for GGUF files; leave it out.")
-    if loading.activations is not None:
-        raise UsageError("--activations is for quantised weights, such as those of GGUF files; leave it out.")
 
 
 def load_gguf_model(name: str, loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:

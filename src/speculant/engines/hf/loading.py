@@ -12,6 +12,7 @@ from speculant.core.hub import hub_advice, why_missing
 from speculant.engines.hf.tokenizer_files import load_tokenizer_file
 
 if TYPE_CHECKING:
+    from speculant.engines.hf.quantized.products import Activations
     from speculant.engines.hf.quantized.rounding import Scheme
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ def load_model(
     attention: str | None = None,
     quantize: str | None = None,
     packed_cache: bool | None = None,
+    activations: str | None = None,
     sample: str | None = None,
 ) -> tuple[Any, Any]:
     """Load a model that writes text, causal, multimodal or with an encoder, and its tokenizer (None if it has none).
@@ -138,6 +140,7 @@ def load_model(
             on a CPU those of GPTQ, AWQ, compressed-tensors and torchao are read packed.
         packed_cache: whether quantised weights are kept packed in the user's cache folder, from where the next start
             maps them; None and True for yes.
+        activations: "int8" rounds inputs of quantised weights as llama.cpp does, "float" keeps them; None for int8.
         sample: text on which the loss of quantising is measured; None for a built-in one.
 
     Raises:
@@ -171,10 +174,16 @@ def load_model(
                 dtype=asked_dtype,
                 attention=attention,
                 keep=packed_cache is not False,
+                activations=cast("Activations", activations or "int8"),
                 tokenizer=tokenizer,
                 sample=sample,
             )
             return load_quantized(asked), tokenizer
+        if activations is not None:
+            raise UsageError(
+                "activations are those of quantised weights, and this checkpoint has none. Leave the option out, or add "
+                "quantize."
+            )
         model = auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:
             model = model.to(device)
