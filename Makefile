@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels checks test-oldest \
 	test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser test-clients \
-	test-fuzz docs notebooks clean
+	test-fuzz docs notebooks wheel clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -172,5 +172,12 @@ docs: $(VENV)/.docs
 notebooks: $(VENV)/.docs
 	$(DOCS_ENV) jupyter execute docs/notebooks/*.ipynb
 
+# A wheel with compiled code for each level of instruction sets, or for those of LEVELS=avx2,avx512, in dist.
+LEVELS ?= all
+wheel: setup
+	rm -rf build/lib* build/bdist*
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
+		--config-settings=--build-option=--levels=$(LEVELS) --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) .oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf dist $(VENV) .oldest .venv-vllm .sglang .screenshots build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

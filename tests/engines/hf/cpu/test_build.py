@@ -11,7 +11,8 @@ import torch
 
 from models import tiny_model
 from speculant.engines.hf.cpu.accelerate import prepare_model
-from speculant.engines.hf.cpu.build import AVX512_BF16, FLAGS, FOLDER, KINDS, SIGNATURES, BuildError, load_native
+from speculant.engines.hf.cpu.build import KINDS, SIGNATURES, BuildError, load_native
+from speculant.engines.hf.cpu.compiling import FLAGS, FOLDER, LEVELS
 
 pytestmark = pytest.mark.slow  # each compiles the sources
 
@@ -91,8 +92,8 @@ def test_its_functions_call_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_bf16_instructions_are_built_where_the_compiler_knows_them(tmp_path: Path) -> None:
     """Guards the kernel for AVX512-BF16 on machines without it: it compiles, to the instruction that it is made for."""
-    source = FOLDER / "linear_bf16.cpp"
-    command = ["g++", *FLAGS, *AVX512_BF16, "-S", str(source), "-o", str(tmp_path / "code.s")]
+    source, (level,) = FOLDER / "linear_bf16.cpp", [level for level in LEVELS if level.name == "avx512-bf16"]
+    command = ["g++", *FLAGS, *level.options, "-S", str(source), "-o", str(tmp_path / "code.s")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unrecognized" in done.stderr:
         pytest.skip(f"this compiler does not know AVX512-BF16: {done.stderr.splitlines()[0]}")

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from speculant.engines.hf.cpu.build import FOLDER, KINDS, LINKING, SIGNATURES, BuildError, load_native, processor
+from speculant.engines.hf.cpu.build import KINDS, SIGNATURES, BuildError, load_native, processor
+from speculant.engines.hf.cpu.compiling import FOLDER, LINKING
 from speculant.engines.hf.quantized.weight import GroupedValues, GroupScales, QuantizedWeight, pack
 
 pytestmark = pytest.mark.slow  # compiles the sources for each instruction set

@@ -1,6 +1,6 @@
 // Products of bfloat16 rows with bfloat16 weights by AVX512-BF16 instructions, which multiply pairs and add them in float.
 //
-// Only this file is compiled for these instructions (build.py), and only where the processor has them.
+// Where the compiler's target lacks these instructions, this file contains nothing.
 
 #include "tiles.h"
 

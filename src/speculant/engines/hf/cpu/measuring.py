@@ -54,7 +54,7 @@ def kernel_times(modules: Iterable[nn.Linear], products: Products, *, least: int
     if total < LEAST_TOTAL:
         return {}
     dtype = next(iter(weights.values()))[0].dtype
-    path = _file(weights, dtype)
+    path = _file(weights, dtype, products)
     found = _read(path, weights, products.available(dtype))
     if found is None:
         found = {}
@@ -98,8 +98,9 @@ def _measure(weights: Sequence[Tensor], products: Products, bar: tqdm) -> Times:
     return {kernel: np.minimum.accumulate(each[::-1])[::-1].tolist() for kernel, each in times.items()}
 
 
-def _file(shapes: Iterable[Shape], dtype: torch.dtype) -> Path | None:
-    facts = [sorted(shapes), str(dtype), torch.get_num_threads(), processor(), source_digest(), torch.__version__]
+def _file(shapes: Iterable[Shape], dtype: torch.dtype, products: Products) -> Path | None:
+    code = [source_digest(), Path(products.native._name).name]  # a library of the package is not one compiled here
+    facts = [sorted(shapes), str(dtype), torch.get_num_threads(), processor(), *code, torch.__version__]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
     with contextlib.suppress(OSError):
         return cache_folder() / f"kernels-{digest}.json"
