@@ -82,9 +82,10 @@ def systems() -> Iterator[tuple[str, int, Predict]]:
     """Yield names, bytes of the weights and predictions of quantised models."""
     for scheme in ("int8", "int4"):
         model, _ = load_model(None, quantize=scheme, packed_cache=False)
-        size = sum({id(each.quantized): each.quantized.bytes for _, each in quantized_modules(model)}.values())
+        parts: list[Any] = [module for _, module in quantized_modules(model)]
+        size = sum({id(each.quantized): int(each.quantized.bytes) for each in parts}.values())
         yield f"speculant {scheme}", size, log_probabilities(model)
-        for _, module in quantized_modules(model):
+        for module in parts:
             if hasattr(module, "activations"):
                 module.activations = "float"
         yield f"speculant {scheme}, float inputs", size, log_probabilities(model)

@@ -30,19 +30,19 @@ class Noting(RecordedEngine):
 
     def forward(self, batch: Sequence[Any], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass]:
         self.asked.append(needs)
-        return super().forward(batch)
+        return super().forward(batch)  # recordings have no hidden states, whatever is asked for
 
 
 class Wrong(Scripted):
     """Is sure of a token that never comes; notes which budgets it is asked with and what is learned together."""
 
-    def __init__(self, *, always: bool) -> None:
+    def __init__(self, needs: RequestedOutputs) -> None:
         super().__init__(chain(0.9, 0.8))
-        self.always, self.budgets, self.pauses = always, list[int](), list[int]()
+        self._wanted, self.budgets, self.pauses = needs, list[int](), list[int]()
 
     @property
     def needs(self) -> RequestedOutputs:
-        return RequestedOutputs(top_k=1, always=self.always)
+        return self._wanted
 
     def open(self, start: SessionRequest) -> Session:
         return WrongSession(self)
@@ -65,9 +65,9 @@ class WrongSession(ScriptedSession):
         self.owner.seen.append(verified.tokens.tolist())
 
 
-def decode(*, always: bool = False) -> tuple[Wrong, Noting]:
+def decode(needs: RequestedOutputs) -> tuple[Wrong, Noting]:
     """Decode a text without one right draft."""
-    drafter, engine = Wrong(always=always), Noting()
+    drafter, engine = Wrong(needs), Noting()
     parts = DecodingComponents(
         engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=adaptive(curve(0.05)), clock=Clock()
     )
@@ -91,7 +91,7 @@ class Clock:
 
 def test_a_pause_is_plain_decoding() -> None:
     """Guards "never slower": no draft is asked for, nothing is wanted of passes, and what came is learned later."""
-    drafter, engine = decode()
+    drafter, engine = decode(RequestedOutputs(top_k=1))
     assert 0 not in drafter.budgets
     assert len(drafter.budgets) < 60
     resting = engine.asked.count(NO_OUTPUTS)
@@ -102,7 +102,23 @@ def test_a_pause_is_plain_decoding() -> None:
 
 def test_what_is_always_wanted() -> None:
     """Guards drafters that learn from the target's tokens alone, and online distillation: pauses keep nothing back."""
-    drafter, engine = decode(always=True)
+    drafter, engine = decode(RequestedOutputs(top_k=1, always=True))
     assert NO_OUTPUTS not in engine.asked
     assert drafter.pauses == []
     assert [token for tokens in drafter.seen for token in tokens] == TEXT
+
+
+def test_hidden_states_are_wanted_again_before_the_end() -> None:
+    """Guards resting heads: long pauses hand out no states but in their last rounds, from which a head begins anew."""
+    drafter, engine = decode(RequestedOutputs(hidden_layers=(-1,), hidden_context=8))
+    resting = engine.asked.count(NO_OUTPUTS)
+    assert 200 < resting == sum(drafter.pauses)
+    tapped = "".join("." if needs is NO_OUTPUTS else "t" for needs in engine.asked).split(".")
+    assert all(len(rounds) >= 8 for rounds in tapped[1:-1] if rounds)
+    assert [token for tokens in drafter.seen for token in tokens] == TEXT
+
+
+def test_hidden_states_without_a_beginning() -> None:
+    """Guards drafters of users' own that read every state: they get them in pauses too."""
+    _, engine = decode(RequestedOutputs(hidden_layers=(-1,)))
+    assert NO_OUTPUTS not in engine.asked

@@ -34,7 +34,9 @@ class RequestedOutputs:
         explores: whether `top_k` at rejected nodes teaches it something, which sizing then counts as a gain.
         most_nodes: of a draft whose size is chosen round by round.
         always: whether it is wanted of every pass; else not of those in pauses of drafting, which are to take no longer
-            than plain passes. Hidden states always are.
+            than plain passes.
+        hidden_context: rounds before the end of a pause in which hidden states are wanted again, for drafters whose
+            `Session.follow` begins anew with them; 0 where they are wanted of every pass.
     """
 
     top_k: int = 0
@@ -44,11 +46,17 @@ class RequestedOutputs:
     explores: bool = True
     most_nodes: int = MAX_NODES
     always: bool = False
+    hidden_context: int = 0
 
-    @property
-    def rests(self) -> bool:
-        """Whether nothing is wanted of passes in pauses of drafting."""
-        return not (self.always or self.hidden_layers)
+    def rests(self, left: int) -> bool:
+        """Return whether nothing is wanted of a pass.
+
+        Args:
+            left: rounds that ask for no draft, this one included.
+        """
+        if self.always or (self.hidden_layers and not self.hidden_context):
+            return False
+        return left > max(1, self.hidden_context if self.hidden_layers else 0)
 
 
 NO_OUTPUTS = RequestedOutputs()

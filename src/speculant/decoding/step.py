@@ -273,14 +273,14 @@ def _commit(walked: Walked, parts: DecodingComponents) -> tuple[list[tuple[Seque
 
     Sequences that failed or were committed before are left out.
     """
-    committed, seconds, rests = list[tuple[Sequence, Round]](), 0.0, parts.drafter.needs.rests
+    committed, seconds, needs = list[tuple[Sequence, Round]](), 0.0, parts.drafter.needs
     for sequence, done, result in walked:
         if sequence.error is not None or len(sequence.sources) == len(sequence.sampler.tokens):
             continue
         try:
             sequence.commit(done, result)
             began = parts.clock()
-            if rests and _state(sequence).resting:
+            if needs.rests(_state(sequence).rest):
                 sequence.untaught += done.walk.tokens
             else:
                 sequence.teach(_make_verified(done.draft, done.walk, result))
@@ -321,7 +321,7 @@ def _needs(sequences: list[Sequence], parts: DecodingComponents) -> RequestedOut
     if not drafting:
         return NO_OUTPUTS
     needs = parts.drafter.needs
-    resting = needs.rests and all(each.sizing is not None and each.sizing.resting for each in drafting)
+    resting = all(each.sizing is not None and needs.rests(each.sizing.rest) for each in drafting)
     return NO_OUTPUTS if resting else needs
 
 

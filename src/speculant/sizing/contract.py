@@ -18,7 +18,7 @@ class SizingState(Protocol):
         depth: how deep the draft of this round may be.
         level_price, start_price, node_price: what a further level of this round's draft, drafting by levels at all, and
             a further node have to gain.
-        resting: whether neither this round nor the next asks for a draft, so that nothing is wanted of its pass.
+        rest: rounds that ask for no draft, this one included; 0 where it asks for one.
     """
 
     @property
@@ -34,7 +34,7 @@ class SizingState(Protocol):
     def node_price(self) -> float: ...
 
     @property
-    def resting(self) -> bool: ...
+    def rest(self) -> int: ...
 
 
 class Sizing(Protocol):

@@ -87,7 +87,7 @@ class AdaptiveSizing:
         drafts = False
         for state in states:
             state.gain, state.depth, state.asked = 0.0, self._depth, 0
-            state.resting = not state.plain and state.pausing.left > 1
+            state.rest = 0 if state.plain else state.pausing.left
             drafts |= not (state.plain or state.pausing.left)
         if not drafts:
             return [0] * len(states)
@@ -145,7 +145,7 @@ class AdaptiveSizing:
 
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
-            state.levels = _levels_of(draft) if state.by_level else 0
+            state.levels = _levels_of(draft) if state.by_level and state.asked else 0
             if state.by_level and not len(draft):
                 state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
         if not any(len(draft) or len(draft.queries) for draft in drafts):
@@ -219,15 +219,15 @@ class AdaptiveSizing:
         drafted = list(zip(states, drafts, strict=True))
         units = sum(state.levels if state.by_level else len(draft) for state, draft in drafted)
         even = all(state.by_level or state.sampled or state.plain for state in states)
-        # The first draft after a pause reads all that was committed meanwhile, which says nothing of those to come.
-        usual = not all(state.waited for state in states if state.asked)
+        # The first draft, or that after a pause, reads all that was committed before, which says nothing of others.
+        usual = not all(state.waited or not state.rounds for state in states if state.asked)
         drafting = latency.observe_drafting(units, draft_seconds, even=even, usual=usual) if asking else 0.0
         plain = float(latency.curve[len(drafts) - 1])
         tokens = sum(len(walk.tokens) for walk in walks)
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, float(latency.curve[rows]) + drafting)
         for state, draft, walk in zip(states, drafts, walks, strict=True):
-            if state.resting:
+            if state.rest > 1:
                 self._count_pause(state, walk)
                 continue
             if len(draft):

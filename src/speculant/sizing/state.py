@@ -20,7 +20,7 @@ class SequenceSizing:
         wanted: the largest size of late, slowly falling.
         sampled: whether its last draft was sampled.
         forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
-        resting: whether neither this round nor the next asks for a draft, so that nothing is wanted of its pass.
+        rest: rounds that ask for no draft, this one included; 0 where it asks for one.
         asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
         by_level: whether drafting is to be paid by the level in this round, else by the node.
         levels: of this round's draft before it was trimmed.
@@ -38,7 +38,7 @@ class SequenceSizing:
     wanted: float = MAX_NODES
     sampled: bool = False
     forecast: Forecast | None = None
-    resting: bool = False
+    rest: int = 0
     asked: int = 0
     depth: int = UNLIMITED
     by_level: bool = False

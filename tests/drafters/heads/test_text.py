@@ -41,6 +41,12 @@ def begun(kept: KeptStates, prompt: list[int], root: int, *, cached: int = 0) ->
     return text
 
 
+def ended(text: HeadText) -> None:
+    """Let a text draft, and end its request."""
+    text.begin()
+    text.release()
+
+
 def committed(text: HeadText, draft: DraftTree, path: list[int], bonus: int) -> None:
     """Let a text observe a round."""
     tokens = [*draft.tokens[path].tolist(), bonus]
@@ -125,7 +131,7 @@ def test_a_next_turn_finds_the_rows_of_the_last() -> None:
     kept = states()
     first = begun(kept, PROMPT, 7)
     committed(first, DraftTree.empty(), [], 12)
-    first.release()
+    ended(first)
     first.release()
     assert len(kept) == 1
     longer = [*PROMPT, 7, 12, 30, 31]
@@ -137,31 +143,50 @@ def test_a_next_turn_finds_the_rows_of_the_last() -> None:
 def test_another_text_does_not_find_them() -> None:
     """Guards against rows of another conversation: the text lacks them, and drafts from what it has."""
     kept = states()
-    begun(kept, PROMPT, 7).release()
+    ended(begun(kept, PROMPT, 7))
     other = begun(kept, [5, 9, 14, 4, 8, 20], 7, cached=4)
     assert len(kept) == 1
-    assert other.state is not None
-    assert other.state.length == 6
     assert other.begin().shape == (1, VOCABULARY)
+    assert other.known_state.length == 6
 
 
 def test_rows_that_are_missing_stay_missing() -> None:
     """Guards positions: a kept state that lacks more rows than the turn's cache is not used for it."""
     kept = states()
-    begun(kept, [*PROMPT, 20, 21], 7, cached=5).release()
+    ended(begun(kept, [*PROMPT, 20, 21], 7, cached=5))
     text = begun(kept, [*PROMPT, 20, 21], 7, cached=2)
-    assert text.state is not None
-    assert text.state.length == 7
     torch.testing.assert_close(text.begin(), begun(states(), [*PROMPT, 20, 21], 7, cached=2).begin())
+    assert text.known_state.length == 7
+
+
+def test_a_text_begins_anew_after_a_pause() -> None:
+    """Guards resting heads: of what was committed without states there are no rows, and later ones stay in place."""
+    text = begun(states(), PROMPT, 7)
+    text.begin()
+    text.follow([12, 30])
+    committed(text, DraftTree.empty(), [], 31)
+    expected = begun(states(), [*PROMPT, 7, 12, 30], 31, cached=7)
+    torch.testing.assert_close(text.begin(), expected.begin())
+    assert text.known_state.length == expected.known_state.length == 8
+
+
+def test_a_text_without_drafts_is_not_read() -> None:
+    """Guards resting heads: a request for which no draft was asked costs no pass of the head, nor is it kept."""
+    kept = states()
+    text = begun(kept, PROMPT, 7)
+    committed(text, DraftTree.empty(), [], 12)
+    assert text.known_state.length == 0
+    text.release()
+    assert not len(kept)
 
 
 def test_states_of_interrupted_texts_are_dropped() -> None:
     """Guards Ctrl-C between the state and the text: rows that may hold anything are not kept."""
     kept = states()
     text = begun(kept, PROMPT, 7)
-    assert text.state is not None
+    text.begin()
     with torch.inference_mode():
-        text.state.extend(hidden_of([7])[-1:], torch.tensor([9]))
+        text.known_state.extend(hidden_of([7])[-1:], torch.tensor([9]))
     text.release()
     assert not len(kept)
 
@@ -170,5 +195,5 @@ def test_only_the_last_states_are_kept() -> None:
     """Guards memory in servers."""
     kept = states()
     for token in range(KEPT + 3):
-        begun(kept, [*PROMPT, token], 7).release()
+        ended(begun(kept, [*PROMPT, token], 7))
     assert len(kept) == KEPT

@@ -134,6 +134,19 @@ def test_the_head_rests_where_its_time_is_worth_more() -> None:
     assert 2 <= asked < 80
 
 
+def test_a_head_that_is_never_right_is_asked_less_and_less() -> None:
+    """Guards unions with a useless head: what one round tells counts for all, and trials that lose become rarer."""
+    gain, asked = HeadGain(), list[int]()
+    for at in range(2000):
+        expected = (0.1, 0.3, 0.7, 1.2, 1.7, 2.5, 3.5, 5.0, 7.0)[at % 9]
+        if gain.pays(expected, start_price=0.5, level_price=0.2):
+            asked.append(at)
+            gain.observe(expected, 0, 4)
+    early, late = sum(at < 200 for at in asked), sum(at >= 1000 for at in asked)
+    assert early < 20
+    assert 1 <= late <= 4
+
+
 def test_the_memory_drafts_alone_where_the_head_rests() -> None:
     """Guards a round without the head: the memory's own draft, which took no level, and nothing is learned of it."""
     drafter = MixHeadDrafter(random_head(tiny_model("llama")), vocabulary=61)

@@ -276,7 +276,11 @@ class TextHead(Protocol):
         """
 
 
+_CONTEXT = 16  # rounds whose states a head reads before it drafts again after a pause
+
+
 def head_needs(head: Head) -> RequestedOutputs:
     """Return what a head wants back from passes: the states that it reads, of prompts too unless it reads the text."""
-    newest = isinstance(head, TextHead) and bool(head.taps)
-    return RequestedOutputs(hidden_layers=head.taps, prompt=not newest)
+    if isinstance(head, TextHead):
+        return RequestedOutputs(hidden_layers=head.taps, prompt=not head.taps, always=True)
+    return RequestedOutputs(hidden_layers=head.taps, hidden_context=_CONTEXT, prompt=True)

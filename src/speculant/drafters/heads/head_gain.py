@@ -10,16 +10,23 @@ from __future__ import annotations
 from bisect import bisect_right
 
 _EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # tokens that the memory expects
-_DECAY = 0.98  # per round of a band; rounds without the head are forgotten likewise, so that it is asked again
-_PRIOR_GAIN, _PRIOR_LEVELS, _PRIOR = 2.0, 3.0, 6.0  # of a round, and how many rounds they count as
+_DECAY = 0.98  # per round of a band, with the head or without, so that a band tends to what the head gained of late
+_PRIOR = 4.0  # rounds of a band as which the rounds of all bands count
+_FIRST_GAIN, _FIRST_LEVELS, _FIRST = 2.0, 3.0, 4.0  # of a round, before any, and how many rounds they count as
+_WAIT, _LONGEST = 16, 512  # rounds without the head until it is tried all the same
 
 
 class HeadGain:
-    """Tokens that a head gained beside a memory and levels that it grew for them, over all requests."""
+    """Tokens that a head gained beside a memory and levels that it grew for them, over all requests.
+
+    A head that does not pay is tried again after some rounds without it, and after twice as many where that lost too.
+    """
 
     def __init__(self) -> None:
         bands = len(_EDGES) + 1
-        self._rounds, self._gained, self._levels = [0.0] * bands, [0.0] * bands, [0.0] * bands
+        self._all = [_FIRST, _FIRST * _FIRST_GAIN, _FIRST * _FIRST_LEVELS]  # rounds, tokens and levels
+        self._bands = [[0.0, 0.0, 0.0] for _ in range(bands)]
+        self._wait, self._left, self._trial, self._prices = _WAIT, _WAIT, False, (0.0, 0.0)
 
     def pays(self, expected: float, *, start_price: float, level_price: float) -> bool:
         """Return whether the head should draft.
@@ -28,12 +35,15 @@ class HeadGain:
             expected: tokens of the memory's draft that should be accepted.
             start_price, level_price: see `Budget`.
         """
-        band = bisect_right(_EDGES, expected)
-        rounds, levels = self._rounds[band] + _PRIOR, self._levels[band] + _PRIOR * _PRIOR_LEVELS
-        pays = self._gained[band] + _PRIOR * _PRIOR_GAIN > start_price * rounds + level_price * levels
-        if not pays:
-            self._decay(band)
-        return pays
+        band, share = self._bands[bisect_right(_EDGES, expected)], _PRIOR / self._all[0]
+        rounds, gained, levels = (own + share * each for own, each in zip(band, self._all, strict=True))
+        self._trial, self._prices = False, (start_price, level_price)
+        if gained > start_price * rounds + level_price * levels:
+            return True
+        band[:] = (_DECAY * each for each in band)
+        self._left -= 1
+        self._trial = self._left <= 0
+        return self._trial
 
     def observe(self, expected: float, gained: int, levels: int) -> None:
         """Count a round with the head.
@@ -43,12 +53,10 @@ class HeadGain:
             gained: tokens of the united draft that were accepted, less those of the memory's own.
             levels: that the head grew.
         """
-        band = bisect_right(_EDGES, expected)
-        self._decay(band)
-        self._rounds[band] += 1
-        self._gained[band] += gained
-        self._levels[band] += levels
-
-    def _decay(self, band: int) -> None:
-        for counts in (self._rounds, self._gained, self._levels):
-            counts[band] *= _DECAY
+        for counts in (self._all, self._bands[bisect_right(_EDGES, expected)]):
+            counts[:] = (_DECAY * each + new for each, new in zip(counts, (1.0, gained, levels), strict=True))
+        if self._trial:
+            start_price, level_price = self._prices
+            lost = gained <= start_price + level_price * levels
+            self._wait = min(2 * self._wait, _LONGEST) if lost else _WAIT
+            self._left, self._trial = self._wait, False

@@ -6,19 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from speculant.core.drafter import Budget, SessionRequest
-from speculant.core.tree import DraftTree
+from speculant.core.tree import DraftTree, Int32
+from speculant.drafters.copying.context import heaviest_first
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.heads.text import HeadText, grow_whole
-from speculant.drafters.models.level_session import LevelSession, heaviest
+from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import GrowthPlan, Shape
 
 _TOP_K, _EXTENDED = 3, 2  # candidates of a node, and nodes a level extends, at most, in drafts of automatic size
 
 
-class HeadSession(LevelSession):
-    """See `LevelSession`."""
+class HeadTextSession(LevelSession):
+    """A `LevelSession` that begins anew after pauses."""
 
     text: HeadText
+
+    def follow(self, tokens: Int32) -> None:
+        self.text.follow(tokens.tolist())
+        self._round += len(tokens)
+
+
+class HeadSession(HeadTextSession):
+    """See `LevelSession`."""
 
     def __init__(self, text: HeadText, start: SessionRequest, shape: Shape) -> None:
         super().__init__(text, start, shape)
@@ -44,7 +53,7 @@ class HeadSession(LevelSession):
     def take_grown(self, grown: GrownDraft, budget: Budget) -> DraftTree:
         """Return the draft within a budget of all candidates."""
         self._shape.take_levels(grown.extended)
-        return heaviest(grown.tokens, grown.parents, grown.weights, budget.nodes)
+        return DraftTree.trusted(*heaviest_first(grown.tokens, grown.parents, grown.weights, budget.nodes))
 
     def plan(self, budget: Budget) -> GrowthPlan | None:
         """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan."""

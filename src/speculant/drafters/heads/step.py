@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from speculant.core.tree import Float32, Int32
 from speculant.drafters.heads.layers import DecoderLayer, RMSNorm, Rotary
 from speculant.drafters.models.shapes import GrowthPlan
 
@@ -112,7 +113,7 @@ class StepCode(Protocol):
 
     def draft(
         self, roots: Sequence[DraftRoot], plans: Sequence[GrowthPlan], *, vocabulary: int, temperatures: Sequence[float]
-    ) -> list[tuple[list[int], list[int], list[float], list[float]] | None] | None:
+    ) -> list[tuple[Int32, Int32, Float32, list[float]] | None] | None:
         """Grow whole drafts of chosen tokens, a level of all texts at a time.
 
         Args:
@@ -127,16 +128,17 @@ class StepCode(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GrownDraft:
     """All candidates of a draft.
 
     Attributes:
-        tokens, parents, weights: of the candidates, parents first; weights are joint probabilities.
+        tokens, parents, weights: of the candidates, parents first; weights are joint probabilities, none above the
+            parent's.
         extended: of levels 2, 3, ...: the joint probability of all nodes that it extended.
     """
 
-    tokens: list[int]
-    parents: list[int]
-    weights: list[float]
+    tokens: Int32
+    parents: Int32
+    weights: Float32
     extended: list[float]

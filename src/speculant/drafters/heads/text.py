@@ -18,7 +18,7 @@ from speculant.drafters.models.shapes import GrowthPlan
 from speculant.drafters.models.together import Answer, NodeReading
 from speculant.drafters.models.warping import Warping
 
-_UNREAD = 64  # committed tokens whose states may wait to be read
+_UNREAD = 1024  # tokens whose states may wait to be read
 _TIMED_DRAFTS, _TIMED_LEVELS, _TIMED_ROWS = 3, 3, 3
 
 
@@ -45,6 +45,7 @@ class HeadText(LevelText):
         self._rows: list[int] = []  # by the number of a row of the draft, the state's
         self._unread: list[int] = []  # committed tokens behind those that have no row yet
         self._hidden: list[Tensor] = []  # the target's states at these, round by round
+        self._drafts = False  # whether the head has read anything
 
     @property
     def depth(self) -> int:
@@ -101,17 +102,17 @@ class HeadText(LevelText):
         return planned
 
     def observe(self, verified: Verified) -> None:
-        """Take committed tokens with the target's own states; those after the prompt are read when a draft begins.
+        """Take committed tokens, and those of the prompt, with the target's own states: read when a draft begins.
 
         So rounds without a draft cost no pass of the head, and all that they committed is read in one.
         """
         hidden, following, most = verified.hidden, verified.tokens.tolist(), _UNREAD
-        if self.state is None:  # of the prompt, as far as it was not cached before
-            cached = 0 if hidden is None else len(self.tokens) - len(hidden)
-            self.state = self._states.open(self.tokens[: cached + 1], self._cache)
-            following, most = self.tokens[cached + 1 :] + following, 0
-        elif hidden is not None and len(hidden) > 1:
-            hidden = hidden[[0, *(verified.path + 1).tolist()]]
+        if hidden is not None and len(verified.tree):
+            hidden = hidden[[0, *(verified.path + 1).tolist()]] if len(hidden) > 1 else hidden
+        if self.state is None:  # of the prompt, as far as it was not cached before, or after a pause
+            first = 0 if hidden is None else len(self.tokens) - (1 if len(verified.tree) else len(hidden))
+            self.state = self._states.open(self.tokens[: first + 1], self._cache)
+            following = self.tokens[first + 1 :] + following
         if hidden is None:  # the head reads the text
             hidden, most = torch.empty(len(following), 0, 0), 0
         self._hidden.append(hidden)
@@ -122,10 +123,15 @@ class HeadText(LevelText):
                 _catch_up([self])
         self.tokens += verified.tokens.tolist()
 
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Take what was committed without states: the head begins anew with the next ones."""
+        self.tokens += tokens
+        self.state, self._hidden, self._unread, self._rows = None, [], [], []
+
     def take_unread(self) -> tuple[Tensor, Tensor] | None:
         """Drop the rows of a draft; return what committed tokens without rows are read from, None if there are none."""
         self.known_state.drop()
-        self._rows = []
+        self._rows, self._drafts = [], True
         if not self._unread:
             return None
         following, held = self._unread, self._hidden
@@ -134,8 +140,10 @@ class HeadText(LevelText):
         return hidden, torch.tensor(following, device=hidden.device)
 
     def release(self) -> None:
-        """Keep the state for a text that goes on from this one."""
-        if (state := self.state) is not None:
+        """Keep the state for a text that goes on from this one, if it drafted for this one."""
+        state, self.state = self.state, None
+        if state is not None and self._drafts:
+            self.state = state
             with torch.inference_mode():
                 _catch_up([self])
             self.state = None

@@ -19,6 +19,7 @@ from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.text import HeadText
 from speculant.drafters.heads.united import FIRST_WEIGHTS, Reach, UnitedSession
+from speculant.drafters.heads.uniting import warm_up
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.mixture import Mixture
@@ -82,8 +83,9 @@ class UnionHeadDrafter(Drafter, Persistent):
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._mixture, self._reach, self._gains = Mixture(FIRST_WEIGHTS), Reach(), LevelGains()
         self._head_gain = HeadGain()
+        warm_up()
         self.states, own = KeptStates(head.head, head.target), head_needs(head.head)
-        self._needs = replace(memory.needs, hidden_layers=own.hidden_layers, prompt=own.prompt, explores=False)
+        self._needs = replace(own, top_k=memory.needs.top_k, queries=memory.needs.queries, explores=False)
 
     @property
     def needs(self) -> RequestedOutputs:

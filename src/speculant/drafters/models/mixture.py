@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from speculant.core.tree import Float64
 
 LEAST = 1e-4  # probabilities count as at least this, and at most 1 less this
-_RATE = 0.02  # of learning, per candidate
+RATE = 0.02  # of learning, per candidate
 
 
 class Mixture:
@@ -22,6 +22,18 @@ class Mixture:
         self._weights = np.array(first)
         self._lock = threading.Lock()
 
+    @property
+    def weights(self) -> Float64:
+        """Float64[F], not to be changed."""
+        return self._weights
+
+    def update(self, step: Callable[[Float64], None]) -> None:
+        """Replace the weights by a copy that a function changed; one thread after the other."""
+        with self._lock:
+            weights = self._weights.copy()
+            step(weights)
+            self._weights = weights
+
     def probabilities(self, features: Float64) -> Float64:
         """Return the probabilities Float64[C] of one node's candidates, of features Float64[C, F]."""
         p = 1 / (1 + np.exp(-(features @ self._weights)))
@@ -31,7 +43,7 @@ class Mixture:
         """Take a gradient step of the logarithmic loss for each candidate; `right` is 1 for the target's token."""
         with self._lock:
             p = 1 / (1 + np.exp(-(features @ self._weights)))
-            self._weights = self._weights + _RATE * (right - p) @ features
+            self._weights = self._weights + RATE * (right - p) @ features
 
     def learn_path(self, seen: Mapping[tuple[int, ...], tuple[list[int], Float64]], tokens: list[int]) -> None:
         """Learn what the target chose along a path.

@@ -181,8 +181,8 @@ def load_model(
             return load_quantized(asked), tokenizer
         if activations is not None:
             raise UsageError(
-                "activations are those of quantised weights, and this checkpoint has none. Leave the option out, or add "
-                "quantize."
+                "activations are those of quantised weights, which this checkpoint has not. Leave the option out, or "
+                "add quantize."
             )
         model = auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:

@@ -75,7 +75,7 @@ class OnlineDrafter(Drafter, Persistent):
         """What the inner drafter needs, and the target's distributions: of heads by the last layer's states."""
         needs = self.inner.needs
         if self._states:
-            return replace(needs, hidden_layers=with_last(needs.hidden_layers))
+            return replace(needs, hidden_layers=with_last(needs.hidden_layers), hidden_context=0)
         return replace(needs, top_k=max(needs.top_k, self._settings.top_k), explores=False, always=True)
 
     @property

@@ -8,8 +8,8 @@ from speculant.core.drafter import Session, SessionRequest
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash.head import DFlashState
 from speculant.drafters.heads.drafter import HeadChain, HeadDrafter, HeadSettings, LoadedHead
+from speculant.drafters.heads.session import HeadTextSession
 from speculant.drafters.heads.text import HeadText
-from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Candidate, Level, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
@@ -43,7 +43,7 @@ class DFlashDrafter(HeadDrafter):
         shape: Shape = self._shape()
         if chosen.confidence and chosen.tree == "chain":
             shape = ConfidentChain(self._acceptance, chosen.depth, text, chosen.confidence, choosing=not self._sampled)
-        return LevelSession(text, start, shape)
+        return HeadTextSession(text, start, shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from speculant.core.tree import Float32, Int32
 from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments
 from speculant.engines.hf.cpu.head_layer import LayerWeights, find_linear
 from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
@@ -134,7 +135,7 @@ class HeadStep:
 
     def draft(
         self, roots: Sequence[Any], plans: Sequence[Any], *, vocabulary: int, temperatures: Sequence[float]
-    ) -> list[tuple[list[int], list[int], list[float], list[float]] | None] | None:
+    ) -> list[tuple[Int32, Int32, Float32, list[float]] | None] | None:
         """See `drafters.heads.step.StepCode`."""
         table = None if self._embeddings is None else self._embeddings.weight
         last = max(root.position + plan.levels for root, plan in zip(roots, plans, strict=True))
@@ -183,8 +184,13 @@ class HeadStep:
         return [
             None
             if each.count < 0
-            else (*(array[: each.count].tolist() for array in candidates), extended[: each.levels - 1].tolist())
-            for each, (*candidates, extended) in zip(asked, found, strict=True)
+            else (
+                tokens[: each.count],
+                parents[: each.count],
+                weights[: each.count],
+                extended[: each.levels - 1].tolist(),
+            )
+            for each, (tokens, parents, weights, extended) in zip(asked, found, strict=True)
         ]
 
 
