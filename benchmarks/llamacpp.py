@@ -4,9 +4,10 @@ A shape with random weights as GGUF in several formats, made here and removed, f
 pass is computed, the next token is the recording's. In one process the systems take turns on each request, in another
 order each time, so that a slow spell of the machine affects all. A prompt is read once and its keys and values serve
 every system, so what is compared is decoding; `with_prompt` adds the seconds of reading to each. Memories are empty
-at the first request and kept. `--systems plain,mix` leaves the others out. Prompt lookup is llama-cpp-python's `LlamaPromptLookupDecoding` with its default of 10
-tokens, and with the 2 that its README recommends for CPUs, verified in one pass by the same engine. On a machine that
-is doing other work, one thread's own time is counted: `--threads 1 --cpu-time`.
+at the first request and kept. `--systems plain,mix` leaves the others out. Prompt lookup is llama-cpp-python's
+`LlamaPromptLookupDecoding` with its default of 10 tokens, and with the 2 that its README recommends for CPUs, verified
+in one pass by the same engine. On a machine that is doing other work, one thread's own time is counted:
+`--threads 1 --cpu-time`.
 
     python benchmarks/llamacpp.py $SHAPE $TRACES/llama31-8b-instructcoder.jsonl -o benchmarks/results/llamacpp.json
 """
