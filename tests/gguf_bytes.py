@@ -19,13 +19,22 @@ HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_
           "Q6_K": (208,), "MXFP4": ()}  # fmt: skip
 
 
-def random_blocks(kind: str, outs: int, k: int, seed: int = 0) -> torch.Tensor:
-    """Return blocks of random bytes, uint8 [outs, bytes]: every pattern of values, with finite scales."""
+def random_blocks(kind: str, outs: int, k: int, seed: int = 0, *, alike: bool = False) -> torch.Tensor:
+    """Return blocks of random bytes, uint8 [outs, bytes]: every pattern of values, with finite scales.
+
+    Args:
+        alike: whether all scales have the same exponent.
+    """
     generator, layout = torch.Generator().manual_seed(seed), KINDS[kind]
     blocks = torch.randint(0, 256, (outs, k // layout.inputs, layout.size), dtype=torch.uint8, generator=generator)
     for at in HALVES.get(kind, (0,)):  # where the float16 numbers of a block stand
         high = blocks[..., at + 1]
         high[(high & 124) == 124] ^= 64  # exponents of 31 are infinities and NaN
+        if alike:
+            high &= 0x83
+            high |= 32
+    if alike and kind == "MXFP4":
+        blocks[..., 0] = 121
     return blocks.reshape(outs, row_bytes(kind, k))
 
 

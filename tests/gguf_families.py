@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ggufs import folder
 from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, Architecture
+
+gguf: Any = pytest.importorskip("gguf")  # which writes files; `engines/hf/quantized` reads them without it
 
 VOCABULARY = 96
 SHAPE: dict[str, Any] = {
@@ -83,7 +84,6 @@ def family_model(name: str) -> Any:
 @functools.cache
 def family_file(name: str, kind: str = "f32") -> Path:
     """Return the model of a family as a GGUF file, in one of `quantize.FORMATS`."""
-    pytest.importorskip("gguf")
     path = folder() / f"{name}-{kind}.gguf"
     if kind == "f32":
         write_family(family_model(name), ARCHITECTURES[FAMILIES[name][0]], path)

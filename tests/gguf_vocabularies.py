@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ TEXTS = (
 )
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<|end|>")
 OWN = ("<think>", "</think>", "  \n")
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 CONTROL, USER_DEFINED, NORMAL, UNKNOWN, BYTE = 3, 4, 1, 2, 6
 
 
@@ -46,8 +49,6 @@ def byte_level_file(split: str) -> Path:
         vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     backend.train_from_iterator([*TEXTS, Path(__file__).read_text(encoding="utf-8")] * 3, trainer)
-    import json
-
     described = json.loads(backend.to_str())["model"]
     tokens = sorted(described["vocab"], key=described["vocab"].get)
     merges = [each if isinstance(each, str) else " ".join(each) for each in described["merges"]]
@@ -65,7 +66,7 @@ def byte_level_file(split: str) -> Path:
             "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         )
 
-    return _write(f"tokens-{split}", len(types), describe)
+    return _write(folder() / f"tokens-{split}.gguf", len(types), describe)
 
 
 def sentencepiece_file(model: Path, *, spaced: bool, name: str = "") -> Path:
@@ -92,14 +93,29 @@ def sentencepiece_file(model: Path, *, spaced: bool, name: str = "") -> Path:
         if name:
             writer.add_name(name)
 
-    return _write(f"pieces-{spaced}-{name}", count + 3, describe)
+    return _write(folder() / f"pieces-{spaced}-{name}.gguf", count + 3, describe)
 
 
-def _write(name: str, size: int, describe: Any) -> Path:
+def write_tokens(
+    path: Path, *, tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], model: str = "gpt2",
+    pre: str = "gpt-2", rows: int | None = None,
+) -> Path:  # fmt: skip
+    """Write a file with a few tokens, and an embedding of that many rows."""
+
+    def describe(writer: Any) -> None:
+        writer.add_tokenizer_model(model)
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(list(tokens))
+        writer.add_token_types(list(types))
+        writer.add_token_merges(list(merges))
+
+    return _write(path, rows or len(tokens), describe)
+
+
+def _write(path: Path, size: int, describe: Any) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = SHAPE | {"vocab_size": size, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-    path = folder() / f"{name}.gguf"
-    model = LlamaForCausalLM(LlamaConfig(**shape))
-    write_family(model, ARCHITECTURES["llama"], path, describe=describe)
+    shape |= {"num_hidden_layers": 1, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    write_family(LlamaForCausalLM(LlamaConfig(**shape)), ARCHITECTURES["llama"], path, describe=describe)
     return path

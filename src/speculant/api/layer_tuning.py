@@ -22,6 +22,7 @@ from speculant.core.errors import UsageError
 from speculant.core.packages import check_packages
 from speculant.drafters.layers.subsets import Layers, check_layers, every_other, without
 from speculant.engines.hf.probe.capabilities import optional_layers
+from speculant.engines.hf.quantized.model_weights import count_weights
 from speculant.engines.hf.views.model_view import find_layers
 
 LONGEST = 12  # tokens of a draft, as `layer-skip` has it
@@ -122,8 +123,8 @@ def layer_shares(model: Any) -> list[float]:
     place = find_layers(model)
     assert place is not None  # its layers can be left out
     head = model.get_output_embeddings()
-    sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in place.layers]
-    total = sum(sizes) + (0 if head is None else sum(weight.numel() for weight in head.parameters()))
+    sizes = [count_weights(layer) for layer in place.layers]
+    total = sum(sizes) + (0 if head is None else count_weights(head))
     return [size / total for size in sizes]
 
 

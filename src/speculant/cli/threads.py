@@ -21,6 +21,8 @@ def set_threads(model: Any, asked: int | None) -> str:
     """
     import torch
 
+    from speculant.engines.hf.quantized.model_weights import count_weights
+
     before = torch.get_num_threads()
     if asked is not None:
         torch.set_num_threads(asked)
@@ -30,7 +32,7 @@ def set_threads(model: Any, asked: int | None) -> str:
     named = next((name for name in VARIABLES if os.environ.get(name)), None)
     if named is not None:
         return f"{before}, by {named}"
-    parameters = sum(parameter.numel() for parameter in model.parameters()) or model.num_parameters()
+    parameters = count_weights(model) or model.num_parameters()
     fitting = threads_for(parameters, before)
     torch.set_num_threads(fitting)
     return f"{fitting} of {before} for {parameters / 1e6:.0f} million parameters; --threads sets another number"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
 _SAMPLED = 64  # values of each weight
@@ -53,7 +54,10 @@ def identify(model: Any, tokenizer: Any, *, name: str, source: str) -> TargetIde
 def weights_digest(model: Any) -> str:
     """Return a hash of a module's weights: of their names, shapes and some of their values."""
     digest = hashlib.blake2b(digest_size=12)
-    for key, weight in sorted(model.named_parameters()):
+    packed = [
+        (f"{key}.{name}", part) for key, module in quantized_modules(model) for name, part in module.packed().items()
+    ]
+    for key, weight in sorted([*model.named_parameters(), *packed], key=lambda each: each[0]):
         flat = weight.detach().flatten()
         some = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].to("cpu", torch.bfloat16)  # the same for fp32 copies
         digest.update(f"{key} {tuple(weight.shape)}".encode())

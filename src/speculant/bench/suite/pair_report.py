@@ -9,6 +9,7 @@ from typing import Any
 from speculant.bench.suite.pair_acceptance import PairAcceptance
 from speculant.core.errors import SpeculantError
 from speculant.drafters.models.pairs import Pair, check_pair
+from speculant.engines.hf.quantized.model_weights import count_weights
 from speculant.registry import METHODS
 from speculant.registry.method import Method
 
@@ -44,7 +45,7 @@ class ModelFacts:
         """Return the facts of a transformers model."""
         config = model.config.get_text_config(decoder=True)
         return cls(
-            parameters=sum(weight.numel() for weight in model.parameters()),
+            parameters=count_weights(model),
             vocabulary=config.vocab_size,
             positions=getattr(config, "max_position_embeddings", None),
             dtype=str(model.dtype).removeprefix("torch."),

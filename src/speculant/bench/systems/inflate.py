@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.engines.hf.quantized.modules import quantized_modules
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
@@ -27,10 +28,12 @@ def inflate(model: Any, *, layers: int = 0, mlp: int | None = None) -> Any:
         mlp: the MLPs' intermediate size; None for the model's own.
 
     Raises:
-        UnsupportedError: the model is of another family.
+        UnsupportedError: the model is of another family, or quantised.
         UsageError: it has more layers, or wider MLPs, than requested.
     """
     check_inflation(model.config, layers=layers, mlp=mlp)
+    if any(True for _ in quantized_modules(model)):
+        raise UnsupportedError("a model with quantised weights cannot be inflated; inflate it before it is quantised.")
     inflated = copy.deepcopy(model)
     _widen(inflated, mlp or model.config.intermediate_size)
     _deepen(inflated, layers or model.config.num_hidden_layers)

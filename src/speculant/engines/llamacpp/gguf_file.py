@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import FileError, UnsupportedError
+from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.llamacpp.gguf_tokenizer import describe_tokenizer
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -131,7 +132,9 @@ def check_architecture(model: Any) -> None:
     """
     config, kind = model.config, model.config.model_type
     why = None
-    if kind not in ARCHITECTURES:
+    if any(True for _ in quantized_modules(model)):
+        why = "its weights are quantised already"
+    elif kind not in ARCHITECTURES:
         why = f"a {kind} model; only {', '.join(ARCHITECTURES)} are written"
     elif getattr(config, "sliding_window", None) is not None:
         why = "its attention has a sliding window"

@@ -48,7 +48,7 @@ def test_reads_quantised_matrices(small: GgufFile) -> None:
     small.tensors["experts"].release()
     for index in (0, 1):
         part = small.tensors["experts"].part(index)
-        assert torch.equal(part.grouped().dequantize(), expected[3 * index : 3 * index + 3])
+        assert torch.equal(part.packed().dequantize(), expected[3 * index : 3 * index + 3])
     with pytest.raises(IndexError):
         small.tensors["experts"].part(2)
 
@@ -68,16 +68,22 @@ def test_refuses_what_is_no_quantised_matrix(tmp_path: Path, small: GgufFile) ->
     data = gguf_bytes(tensors={"blk.0.a": ("IQ2_XS", (1, 256), bytes(74)), "b": ("I8", (1,), bytes(1))})
     (tmp_path / "other.gguf").write_bytes(data)
     other = open_gguf(tmp_path / "other.gguf")
-    assert other.unreadable() == {"IQ2_XS": "blk.0.a", "I8": "b"}
-    assert small.unreadable() == {}
     with pytest.raises(UnsupportedError, match=r"'blk\.0\.a' of .*other\.gguf is IQ2_XS.*Q4_K.*--engine llamacpp"):
-        other.tensors["blk.0.a"].grouped()
+        other.tensors["blk.0.a"].packed()
     with pytest.raises(UnsupportedError, match=r"'experts' of .* has the shape \[2, 3, 32\]"):
-        small.tensors["experts"].grouped()
+        small.tensors["experts"].packed()
     with pytest.raises(UnsupportedError, match=r"'norm' of .* is F32"):
-        small.tensors["norm"].grouped()
+        small.tensors["norm"].packed()
     with pytest.raises(UnsupportedError, match=r"'q8' of .* is Q8_0"):
         small.tensors["q8"].floats()
+
+
+def test_packs_for_the_kernels(small: GgufFile) -> None:
+    """A matrix in the kernels' order has the same values, in the order of rows that is asked for."""
+    expected = unpack(random_blocks("Q8_0", 3, 64), "Q8_0", 3, 64).dequantize()
+    assert torch.equal(small.tensors["q8"].packed().dequantize(), expected)
+    order = torch.tensor([2, 0, 1])
+    assert torch.equal(small.tensors["q8"].packed(order=order).dequantize(), expected[order])
 
 
 def test_metadata_is_checked(small: GgufFile) -> None:
@@ -154,9 +160,9 @@ def test_200_corruptions(tmp_path: Path) -> None:
                 if not tensor.is_quantized:
                     tensor.floats()
                 elif len(tensor.shape) == 3:
-                    tensor.part(0).grouped().dequantize()
+                    tensor.part(0).packed()
                 else:
-                    tensor.grouped().dequantize()
+                    tensor.packed()
         except SpeculantError:
             refused += 1
     assert 100 < refused < 200

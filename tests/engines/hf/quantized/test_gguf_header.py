@@ -57,7 +57,7 @@ def test_reads_version_2() -> None:
         (gguf_bytes(counts=(1 << 60, 0)), "too small"),
         (gguf_bytes(counts=(0, 1 << 60)), "too small"),
         (gguf_bytes(counts=(0, 1)), "too small"),
-        (gguf_bytes({"": ("u8", 1)}), "without a name"),
+        (gguf_bytes({"": ("u8", 1)}), "a key of its metadata is empty"),
         (gguf_bytes({"a": ("u8", 1)}).replace(b"a\0\0\0\0", b"a\x0d\0\0\0"), "type 13"),
         (gguf_bytes({b"\xff": ("u8", 1)}), "a key of its metadata, at byte 32, is not UTF-8"),
         (gguf_bytes({"a": ("text", b"\xff")}), "value of 'a', at byte"),

@@ -10,6 +10,7 @@ from speculant.engines.hf.quantized import gguf_packing
 from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_kinds import KINDS, packed_bytes
 from speculant.engines.hf.quantized.gguf_packing import unpack_packed
+from speculant.engines.hf.quantized.products import lookup, multiply
 from speculant.engines.hf.quantized.weight import QuantizedWeight, pack
 
 SIZES = [(48, 512), (19, 1024), (5, 96), (33, 352)]
@@ -49,6 +50,17 @@ def test_order_moves_rows(kind: str, compiled: bool, monkeypatch: pytest.MonkeyP
     blocks, order = random_blocks(kind, 40, 512), torch.randperm(40, generator=torch.Generator().manual_seed(0))
     found = unpack_packed(blocks, kind, 40, 512, order=order, compiled=compiled)
     assert_same(found, pack(unpack(blocks[order], kind, 40, 512)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_read_what_is_packed(kind: str) -> None:
+    """Products and lookups see the values of the file, whatever the kind's groups, scales, minima and table."""
+    outs, k = 40, 512
+    weight = unpack_packed(random_blocks(kind, outs, k, alike=True), kind, outs, k)
+    values, x = weight.dequantize(), torch.randn(3, k, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(lookup(weight, torch.arange(outs)), values)
+    expected = (x.double() @ values.double().T).float()
+    torch.testing.assert_close(multiply(weight, x, activations="float"), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_refuses_wrong_sizes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speculant.engines.hf.quantized.weight import GroupedValues, GroupScales, pack
+from speculant.engines.hf.quantized.weight import GroupedValues, GroupScales, pack, take_rows
 
 
 def _matrix(outs: int, k: int, *, bits: int, group: int, kind: torch.dtype, minima: bool, table: bool) -> GroupedValues:
@@ -55,3 +55,11 @@ def test_refuses_what_has_no_layout() -> None:
         GroupedValues(values=values, bits=8, group=32, scales=scales, table=torch.zeros(16, dtype=torch.uint8))
     with pytest.raises(ValueError, match="with factors"):
         GroupScales(numbers=torch.ones(4, 2, dtype=torch.int8))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8])
+def test_rows_of_a_matrix_are_a_matrix(kind: torch.dtype) -> None:
+    """Guards projections on some tokens only: rows in any order keep their values."""
+    matrix = pack(_matrix(40, 256, bits=4, group=32, kind=kind, minima=True, table=False))
+    rows = torch.tensor([33, 2, 2, 39])
+    assert torch.equal(take_rows(matrix, rows).dequantize(), matrix.dequantize()[rows])

@@ -41,8 +41,8 @@ SOURCES = tuple(
         "head_draft",
         "checksum",
         "quantized",
-        "quantized_rows",
         "gguf_blocks",
+        "quantized_rows",
     )
 )
 HEADERS = tuple(

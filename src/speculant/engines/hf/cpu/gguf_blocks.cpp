@@ -264,7 +264,10 @@ void advise_huge(void *memory, int64_t size) {
 template <class Kind>
 void pack(const uint8_t *blocks, const int64_t *order, int64_t outs, int64_t k, const Target &to, int threads) {
   const int64_t padded = (k + PADDING - 1) / PADDING * PADDING, count = (outs + OUTS - 1) / OUTS;
+  const int64_t numbers = count * OUTS * (padded / Kind::GROUP) * (int64_t)sizeof(typename Kind::Scale);
   advise_huge(to.values, count * OUTS * padded * Kind::BITS / 8);
+  advise_huge(to.scales, numbers);
+  if (Kind::MINIMA) advise_huge(to.minima, numbers);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
   for (int64_t block = 0; block < count; block++) pack_block<Kind>(blocks, order, block, outs, k, padded, to);
 }

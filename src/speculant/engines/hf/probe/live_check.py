@@ -22,6 +22,7 @@ from speculant.core.tree import ROOT, DraftTree
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.opening import AnySequence
 from speculant.engines.hf.probe.rounds import TOLERANCES, wrong_rows
+from speculant.engines.hf.quantized.model_weights import rounding_dtype
 
 SAVED = 1 / 256  # of a plain pass, in every drafted round
 FARTHEST = 128  # the position up to which the probe has looked
@@ -81,7 +82,7 @@ class LiveCheck:
         Raises:
             DraftsRefusedError: drafts have changed this model's output; the runner verifies none from now on.
         """
-        differs = _differs(result.logits[sample.rows], sample.expected, self._runner.model.dtype)
+        differs = _differs(result.logits[sample.rows], sample.expected, rounding_dtype(self._runner.model))
         if not (differs or self._doubts):
             return
         self._doubts.append(differs)

@@ -18,6 +18,7 @@ from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.opening import AnySequence, open_sequence
+from speculant.engines.hf.quantized.model_weights import rounding_dtype
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 _HALF = (torch.float16, torch.bfloat16)
@@ -97,7 +98,7 @@ def first_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Pla
         except Exception as error:  # whatever a model makes of masks and positions it does not expect
             logger.info("a probe of %s failed", type(runner.model).__name__, exc_info=True)
             return f"passes over several tokens fail with {type(error).__name__}: {str(error).strip():.200}"
-        wrong = wrong_rows(walk.logits(), expected, runner.model.dtype)
+        wrong = wrong_rows(walk.logits(), expected, rounding_dtype(runner.model))
         if wrong.numel():
             kind = "trees" if runner.capabilities.trees else "chains"
             position = walk.text.prompt + int(wrong[0]) - 1
@@ -113,7 +114,7 @@ def reads_padding(runner: ModelRunner, text: ProbeText, plain: Plain) -> bool:
     except Exception:  # a class that takes no padding has no padded rows either
         logger.info("%s takes no padding", type(runner.model).__name__, exc_info=True)
         return False
-    return bool(wrong_rows(padded, plain.logits(text, ids), runner.model.dtype).numel())
+    return bool(wrong_rows(padded, plain.logits(text, ids), rounding_dtype(runner.model)).numel())
 
 
 def count_difference(runner: ModelRunner, largest: int) -> str:
@@ -137,8 +138,8 @@ def count_difference(runner: ModelRunner, largest: int) -> str:
         whole = _run_dropped(walk.cache, tokens, parents)
         for count in counts:
             part = _run_dropped(walk.cache, tokens[:count], parents[:count])
-            wrong = wrong_rows(part, whole[: len(part)], runner.model.dtype)
-            if len(wrong) > (_FEW * most if runner.model.dtype in _HALF else 0):
+            wrong = wrong_rows(part, whole[: len(part)], rounding_dtype(runner.model))
+            if len(wrong) > (_FEW * most if rounding_dtype(runner.model) in _HALF else 0):
                 return f"in a random text, a pass over {len(part)} rows gave other logits than one over {len(whole)}"
     except OutOfMemoryError:
         raise
@@ -181,7 +182,7 @@ def batch_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Pla
         logger.info("a probe of %s failed", type(runner.model).__name__, exc_info=True)
         return True
     pairs = zip(walks, expected, strict=True)
-    return any(bool(wrong_rows(walk.logits(), logits, runner.model.dtype).numel()) for walk, logits in pairs)
+    return any(bool(wrong_rows(walk.logits(), logits, rounding_dtype(runner.model)).numel()) for walk, logits in pairs)
 
 
 def wrong_rows(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,7 +190,7 @@ def wrong_rows(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
 
     Args:
         ours, expected: logits [K, V]; differences are counted in standard deviations of a row.
-        dtype: of the model.
+        dtype: of the model, or as roughly as which its passes round.
     """
     ours, expected = ours.double(), expected.double()
     known = expected.isfinite() & ours.isfinite()

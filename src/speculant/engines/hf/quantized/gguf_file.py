@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_header import Header, Value, read_header
 from speculant.engines.hf.quantized.gguf_kinds import FLOATS, KINDS
 from speculant.engines.hf.quantized.gguf_packing import unpack_packed
-from speculant.engines.hf.quantized.weight import GroupedValues, QuantizedWeight
+from speculant.engines.hf.quantized.weight import QuantizedWeight
 from speculant.engines.llamacpp.file import check_file
 
 T = TypeVar("T", bound=Value)
@@ -79,15 +78,6 @@ class GgufTensor:
             data = data.clone()
         return data.view(dtype).reshape(self.shape)
 
-    def grouped(self) -> GroupedValues:
-        """Return the values of a quantised matrix row by row.
-
-        Raises:
-            UnsupportedError: no layout holds its kind, or it is not a matrix.
-        """
-        outs, k = self.check_matrix()
-        return unpack(self.data, self.kind, outs, k)
-
     def packed(self, *, order: Tensor | None = None, threads: int | None = None) -> QuantizedWeight:
         """Return a quantised matrix in the order of the kernels; the file's bytes leave the memory.
 
@@ -99,6 +89,7 @@ class GgufTensor:
             UnsupportedError: no layout holds its kind, or it is not a matrix.
         """
         outs, k = self.check_matrix()
+        self._advise(mmap.MADV_WILLNEED)  # read ahead as a whole, where the file is not in memory yet
         weight = unpack_packed(self.data, self.kind, outs, k, order=order, threads=threads)
         self.release()
         return weight
@@ -116,18 +107,21 @@ class GgufTensor:
             )
         if len(self.shape) != 2:
             raise UnsupportedError(
-                f"the tensor '{self.name}' of {self.path} has the shape {list(self.shape)}; only "
-                "quantised matrices are read here. Use llama.cpp (--engine llamacpp)."
+                f"the tensor '{self.name}' of {self.path} has the shape {list(self.shape)}; only quantised matrices "
+                "are read here. Use llama.cpp (--engine llamacpp)."
             )
         outs, k = self.shape
         return outs, k
 
     def release(self) -> None:
         """Return the memory of the bytes to the system; they are read again when they are needed."""
-        first = -(-self.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._advise(mmap.MADV_DONTNEED)
+
+    def _advise(self, advice: int) -> None:
+        first = -(-self.start // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that belong to this tensor alone
         size = (self.start + self.size) // mmap.PAGESIZE * mmap.PAGESIZE - first
         if size > 0:
-            self.file.madvise(mmap.MADV_DONTNEED, first, size)
+            self.file.madvise(advice, first, size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,10 +149,6 @@ class GgufFile:
             what = "is missing" if found is None else f"is {found!r:.40}, not of the type {kind.__name__}"
             raise ModelError(f"{self.path} cannot be used: '{key}' {what}. Convert the model again.")
         return found
-
-    def unreadable(self) -> dict[str, str]:
-        """Return the kinds of tensors that no layout holds, each with the name of a tensor."""
-        return {each.kind: each.name for each in self.tensors.values() if each.is_quantized and each.kind not in KINDS}
 
 
 def open_gguf(path: str | Path) -> GgufFile:

@@ -25,7 +25,8 @@ Value: TypeAlias = "bool | int | float | str | list[Value]"
 
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4  # of tensors, as in ggml
-MAX_LENGTH = 1 << 24  # of a string in bytes, and of an array
+MAX_TEXT = 1 << 24  # bytes of a string
+MAX_ARRAY = 1 << 22
 MAX_DEPTH = 4  # of arrays within arrays
 DEFAULT_ALIGNMENT = 32
 
@@ -82,8 +83,10 @@ def read_header(data: memoryview, path: Path) -> Header:
     for _ in range(keys):
         key = cursor.text("a key of its metadata")
         if key in metadata or not key:
-            raise cursor.damage(f"its metadata has the key '{key}' {'twice' if key else 'without a name'}")
-        metadata[key] = cursor.value(cursor.integer("<I", key), key)
+            raise cursor.damage(
+                f"its metadata has the key {key!r:.80} twice" if key else "a key of its metadata is empty"
+            )
+        metadata[key] = cursor.value(cursor.integer("<I", f"the type of {key!r:.80}"), key)
     kinds = block_sizes()
     infos = [_read_info(cursor, kinds) for _ in range(tensors)]
     return Header(metadata=metadata, tensors=_place(cursor, infos, _alignment(cursor, metadata)))
@@ -120,16 +123,16 @@ class _Cursor:
         (found,) = struct.unpack(form, self.take(struct.calcsize(form), what))
         return int(found)
 
-    def length(self, what: str) -> int:
+    def length(self, max: int, what: str) -> int:
         """Return the length of a string or an array."""
         found = self.integer("<Q", what)
-        if found > MAX_LENGTH:
-            raise self.damage(f"the length of {what} is {found}, above {MAX_LENGTH}")
+        if found > max:
+            raise self.damage(f"the length of {what} is {found}, above {max}")
         return found
 
     def text(self, what: str) -> str:
         """Return a string."""
-        encoded = self.take(self.length(what), what)
+        encoded = self.take(self.length(MAX_TEXT, what), what)
         try:
             return str(encoded, "utf-8")
         except UnicodeDecodeError:
@@ -137,7 +140,7 @@ class _Cursor:
 
     def value(self, kind: int, key: str, depth: int = 0) -> Value:
         """Return a value of the metadata."""
-        what = f"the value of '{key}'"
+        what = f"the value of {key!r:.80}"
         if kind in _NUMBERS or kind == _BOOL:
             return self.numbers(kind, 1, what)[0]
         if kind == _TEXT:
@@ -146,7 +149,7 @@ class _Cursor:
             raise self.damage(f"{what} is of the unknown type {kind}")
         if depth == MAX_DEPTH:
             raise self.damage(f"{what} has arrays nested deeper than {MAX_DEPTH}")
-        inner, length = self.integer("<I", what), self.length(what)
+        inner, length = self.integer("<I", what), self.length(MAX_ARRAY, what)
         if inner in _NUMBERS or inner == _BOOL:
             return self.numbers(inner, length, what)
         if inner == _TEXT:
@@ -186,7 +189,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
 def _read_info(cursor: _Cursor, kinds: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
     """Return the next tensor; its start is still relative to that of all tensors."""
     name = cursor.text("the name of a tensor")
-    what = f"the tensor '{name}'"
+    what = f"the tensor {name!r:.80}"
     dimensions = cursor.integer("<I", what)
     if dimensions > MAX_DIMENSIONS:
         raise cursor.damage(f"{what} has {dimensions} dimensions, above {MAX_DIMENSIONS}")
@@ -208,14 +211,16 @@ def _place(cursor: _Cursor, infos: list[TensorInfo], alignment: int) -> Mapping[
     first, found, end = -(-cursor.at // alignment) * alignment, dict[str, TensorInfo](), 0
     for info in infos:
         if info.name in found:
-            raise cursor.damage(f"it has two tensors '{info.name}'")
+            raise cursor.damage(f"it has two tensors {info.name!r:.80}")
         if info.start % alignment:
-            raise cursor.damage(f"the tensor '{info.name}' begins at {info.start}, not at a multiple of {alignment}")
+            raise cursor.damage(
+                f"the tensor {info.name!r:.80} begins at {info.start}, not at a multiple of {alignment}"
+            )
         found[info.name] = replace(info, start=first + info.start)
     for info in sorted(found.values(), key=lambda info: info.start):
         if info.start < end:
-            raise cursor.damage(f"the tensor '{info.name}' overlaps another")
+            raise cursor.damage(f"the tensor {info.name!r:.80} overlaps another")
         end = info.start + info.size
         if end > cursor.size:
-            raise cursor.damage(f"it ends at byte {cursor.size}, and the tensor '{info.name}' at byte {end}")
+            raise cursor.damage(f"it ends at byte {cursor.size}, and the tensor {info.name!r:.80} at byte {end}")
     return found

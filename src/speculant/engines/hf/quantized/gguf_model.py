@@ -8,6 +8,7 @@ dtype stay mapped from the file.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -187,6 +188,14 @@ def read_weights(
         head.weight = embedding.weight
     model.config._name_or_path = str(plan.file.path)
     return model.eval()
+
+
+def count_kinds(plan: GgufPlan) -> dict[str, int]:
+    """Return how many weights of each kind the model has, the most frequent kind first."""
+    counts = Counter[str]()
+    for each in (*plan.quantized.values(), *plan.floats.values()):
+        counts[each.kind] += _count(each)
+    return dict(counts.most_common())
 
 
 def _make_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:

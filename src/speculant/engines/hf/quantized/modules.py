@@ -139,7 +139,9 @@ class QuantizedLinear(QuantizedModule):
         super().__init__(weight, dtype=dtype)
         self.in_features, self.out_features, self.activations = weight.k, weight.outs, activations
         frozen = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias, requires_grad=False)
-        self.bias = None if frozen is None else frozen.requires_grad_(False)
+        if frozen is not None:
+            frozen.requires_grad = False
+        self.bias = frozen
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
         """Return [..., outs] of [..., k]. Where a gradient is wanted, it goes through the dequantised matrix."""

@@ -18,7 +18,7 @@ outs is padded to a multiple of 16 and k to one of 128, by values that count not
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -149,13 +149,17 @@ class QuantizedWeight:
 
     def dequantize(self) -> Tensor:
         """Return the matrix, float32 [outs, k]."""
+        return self.unpack().dequantize()
+
+    def unpack(self) -> GroupedValues:
+        """Return the matrix row by row."""
         blocks, padded = self.values.shape[0], pad(self.k, INPUTS)
         if self.bits == 4:
             halves = torch.stack((self.values & 15, self.values >> 4), dim=2)  # [blocks, k / 8, 2, 16, 4]
             values = halves.permute(0, 3, 1, 2, 4)
         else:
             values = self.values.permute(0, 2, 1, 3)
-        plain = GroupedValues(
+        return GroupedValues(
             values=values.reshape(blocks * OUTS, padded)[: self.outs, : self.k],
             bits=self.bits,
             group=self.group,
@@ -164,7 +168,6 @@ class QuantizedWeight:
             offset=self.offset,
             table=self.table,
         )
-        return plain.dequantize()
 
     def _unpack(self, scales: GroupScales) -> GroupScales:
         def by_rows(part: Tensor, size: int) -> Tensor:
@@ -206,6 +209,19 @@ def pack(matrix: GroupedValues) -> QuantizedWeight:
         offset=matrix.offset,
         table=matrix.table,
     )
+
+
+def take_rows(matrix: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
+    """Return the matrix of some rows of another one, Int64[n] in any order, packed anew."""
+
+    def taken(scales: GroupScales) -> GroupScales:
+        return GroupScales(
+            numbers=scales.numbers[rows], factors=None if scales.factors is None else scales.factors[rows]
+        )
+
+    plain = matrix.unpack()
+    minima = None if plain.minima is None else taken(plain.minima)
+    return pack(replace(plain, values=plain.values[rows], scales=taken(plain.scales), minima=minima))
 
 
 def pad(size: int, multiple: int) -> int:

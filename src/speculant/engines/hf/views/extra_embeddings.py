@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.probe.capabilities import base_model
+from speculant.engines.hf.quantized.modules import QuantizedEmbedding
 from speculant.engines.hf.views.model_view import view_module
 
 
@@ -44,7 +45,7 @@ def with_embeddings(source: Any, model: Any, vocabulary: int, further: Tensor) -
     others = [  # such as those that Gemma 3n has for each layer
         module
         for module in model.modules()
-        if isinstance(module, nn.Embedding)
+        if isinstance(module, nn.Embedding | QuantizedEmbedding)
         and module is not embeddings
         and module.num_embeddings in (vocabulary, getattr(config, "vocab_size_per_layer_input", vocabulary))
     ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.quantized.model_weights import expand_weights
 from speculant.engines.hf.views.model_view import LayerList, find_layers
 from speculant.engines.hf.views.own_layer import OwnLayer
 
@@ -54,7 +55,7 @@ def build_layer(model: Any, weights: Mapping[str, Tensor], kind: str) -> OwnLaye
 
 
 def copy_layer(model: Any, kind: str) -> OwnLayer:
-    """Return a copy of the target's last layer of a kind.
+    """Return a copy of the target's last layer of a kind; quantised weights are expanded, so that it can be trained.
 
     Raises:
         UnsupportedError: it has none.
@@ -64,7 +65,7 @@ def copy_layer(model: Any, kind: str) -> OwnLayer:
     kinds = next((found for name in _KINDS if (found := getattr(config, name, None))), None)
     for index in reversed(range(len(place))):
         if kinds is None or kinds[index] == kind:
-            return _wrap(model, copy.deepcopy(place.layers[index]), place, kind)
+            return _wrap(model, expand_weights(copy.deepcopy(place.layers[index])), place, kind)
     raise UnsupportedError(f"{type(model).__name__} has no layer of kind {kind}, which an MTP head would begin with.")
 
 
@@ -136,7 +137,8 @@ def _wrap(model: Any, layer: nn.Module, place: LayerList, kind: str) -> OwnLayer
     base = model
     for name in place.path[:-1]:
         base = getattr(base, name)
-    tensors = place.layers[-1].state_dict().items()
+    last = place.layers[-1]
+    tensors = [*last.named_parameters(), *last.named_buffers()]
     exact = {name for name, tensor in tensors if tensor.dtype is torch.float32 is not model.dtype}
     config = model.config.get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)

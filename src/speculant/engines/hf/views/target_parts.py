@@ -17,6 +17,8 @@ from speculant.engines.hf.cpu.head_code import HeadCode
 from speculant.engines.hf.cpu.head_layer import HeadLayer
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.probe.capabilities import base_model, check_model
+from speculant.engines.hf.quantized.modules import QuantizedEmbedding, QuantizedLinear
+from speculant.engines.hf.quantized.weight import take_rows
 from speculant.engines.hf.views.model_view import find_layers
 from speculant.engines.hf.views.own_layer import OwnLayer
 from speculant.engines.hf.views.own_layer_building import build_layer, copy_layer
@@ -62,6 +64,8 @@ class HFTargetParts:
         return found
 
     def embedding_rows(self, ids: Tensor) -> Tensor:
+        if isinstance(self._embeddings, QuantizedEmbedding):
+            return self._embeddings.rows(ids)
         return nn.functional.embedding(ids, self._embeddings.weight)
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -75,7 +79,9 @@ class HFTargetParts:
         return found if self._cap is None else torch.tanh(found / self._cap) * self._cap
 
     def projection(self) -> Tensor:
-        found: Tensor = self._output.weight[: self.vocabulary]
+        output = self._output
+        weight: Tensor = output.dequantize() if isinstance(output, QuantizedLinear) else output.weight
+        found = weight[: self.vocabulary]
         return found if self._factor == 1.0 else found * self._factor
 
     def linear(self, module: nn.Module, x: Tensor) -> Tensor:
@@ -95,10 +101,18 @@ class HFTargetParts:
 
     def with_output_rows(self, ids: Tensor) -> HFTargetParts | None:
         output = self._output
-        if type(output) is not nn.Linear:
+        if type(output) not in (nn.Linear, QuantizedLinear):
             return None
         found = copy.copy(self)
         rows = ids.to(output.weight.device)
+        if isinstance(output, QuantizedLinear):
+            found._output = QuantizedLinear(
+                take_rows(output.quantized, rows),
+                None if output.bias is None else output.bias.detach()[rows],
+                dtype=output.dtype,
+                activations=output.activations,
+            )
+            return found
         with torch.device("meta"):
             chosen = nn.Linear(output.in_features, len(ids), bias=output.bias is not None)
         chosen.weight = nn.Parameter(output.weight.detach()[rows], requires_grad=False)

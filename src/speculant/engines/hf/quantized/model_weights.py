@@ -1,0 +1,46 @@
+"""What is asked of a model that may have quantised weights: how many there are, and how exact its passes are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.quantized.modules import QuantizedLinear, quantized_modules
+
+
+def expand_weights(model: nn.Module) -> nn.Module:
+    """Put ordinary linear layers in the place of quantised ones, with the same weights; return the changed module.
+
+    Raises:
+        UnsupportedError: a module of another kind holds quantised weights.
+    """
+    for name, module in [*quantized_modules(model)]:
+        if not isinstance(module, QuantizedLinear):
+            raise UnsupportedError(f"{name} is a {type(module).__name__}, which cannot be expanded.")
+        with torch.device("meta"):
+            linear = nn.Linear(module.in_features, module.out_features, bias=False, dtype=module.dtype)
+        linear.weight = nn.Parameter(module.dequantize())
+        linear.register_parameter("bias", module.bias)
+        parent, _, place = name.rpartition(".")
+        model.get_submodule(parent)._modules[place] = linear.train(module.training)
+    return model
+
+
+def count_weights(model: nn.Module) -> int:
+    """Return how many weights a model has, quantised ones included; those that modules share count once."""
+    matrices = {id(module.quantized): module.quantized for _, module in quantized_modules(model)}
+    return sum(weight.numel() for weight in model.parameters()) + sum(w.outs * w.k for w in matrices.values())
+
+
+def rounding_dtype(model: Any) -> torch.dtype:
+    """Return the dtype as roughly as which a model's passes round: bfloat16 if products round their inputs to 8 bits.
+
+    Where one input is rounded the other way, since an operation in front of a product is computed in another order, the
+    logits change by about as much as those of bfloat16 passes do.
+    """
+    rounds = (each.activations == "int8" for _, each in quantized_modules(model) if isinstance(each, QuantizedLinear))
+    dtype: torch.dtype = model.dtype
+    return torch.bfloat16 if dtype is torch.float32 and any(rounds) else dtype
