@@ -67,3 +67,42 @@ def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "out" / "result.json").read_text())["settings"]
     assert settings["dtype"] == "q8_0"
     assert settings["attention"] == "llama.cpp's"
+
+
+def test_speculants_own_passes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Which passes run and what memory they take is said before loading; what is checked is said behind it."""
+    model, record = str(bundled_gguf("q8_0")), str(tmp_path / "r.json")
+    argv = ["--model", model, "--max-new-tokens", "8", "--threads", "1", "--engine", "speculant"]
+    assert main(["generate", "Once upon a time", *argv, "--compare", "--json", record]) == 0
+    said = capsys.readouterr()
+    assert "decoding with Speculant's own passes" in said.err
+    assert "MB for packed weights" in said.err
+    assert "identical   yes, to plain decoding and to model.generate" in said.err
+    assert set(json.loads(Path(record).read_text())["environment"]["weights"]) == {"Q8_0", "F32"}
+    assert main(["check", *argv]) == 0
+    out = capsys.readouterr().out
+    assert "0 wrong" in out
+    assert "against the same quantised weights without drafts" in out
+    assert main(["check", *argv, "--json", "--activations", "float"]) == 0
+    assert json.loads(capsys.readouterr().out)["against"] == "against the same quantised weights without drafts"
+
+
+def test_commands_that_need_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Heads are reported on quantised weights, and a draft model may be a GGUF file; llama.cpp is refused there."""
+    model = str(bundled_gguf("q8_0"))
+    argv = ["--threads", "1", "--max-new-tokens", "8"]
+    assert main(["check", model, "--head", "bundled", *argv]) == 0
+    assert main(["check", model, "--head", "bundled", *argv, "--engine", "llamacpp"]) == 2
+    assert "trained heads read hidden states of decoder layers" in capsys.readouterr().err
+    assert main(["generate", "Once", "--model", model, "--draft-model", model, "--method", "draft-model", *argv]) == 0
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"prompt_ids": [1, 5, 6, 5], "output_ids": [6, 5, 6, 5, 6]}\n')
+    bench = ["bench", model, "--forced", str(trace), "--out", str(tmp_path / "out"), "--engine", "speculant"]
+    assert main([*bench, "--methods", "none,mix,hf:generate", "--threads", "1"]) == 0
+
+
+def test_options_of_gguf_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are refused for other models."""
+    for option in (["--engine", "llamacpp"], ["--activations", "int8"]):
+        assert main(["generate", "a", *option]) == 2
+        assert f"{option[0]}" in capsys.readouterr().err

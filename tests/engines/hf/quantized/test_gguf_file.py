@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from gguf_bytes import corrupt, gguf_bytes, random_blocks, small_gguf, write_shards
+from models import tiny_model
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, SpeculantError, UnsupportedError
 from speculant.engines.hf.quantized.gguf_blocks import unpack
 from speculant.engines.hf.quantized.gguf_file import GgufFile, open_gguf
+from speculant.engines.llamacpp.gguf_file import write_gguf
+from speculant.engines.llamacpp.quantize import quantize
 
 
 @pytest.fixture
@@ -117,7 +120,10 @@ def test_refuses_files_that_do_not_belong_together(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"3 files of a model, and model-00002-of-00003\.gguf is missing"):
         open_gguf(paths[0])
     paths[1].write_bytes(first)
-    with pytest.raises(ModelError, match=r"model-00002-of-00003\.gguf is not of the same model.*its header has file 1"):
+    with pytest.raises(ModelError, match=r"model-00002-of-00003\.gguf is not .*that of file 1"):
+        open_gguf(paths[0])
+    paths[1].write_bytes(gguf_bytes())
+    with pytest.raises(ModelError, match="its header does not say which of several files it is"):
         open_gguf(paths[0])
     paths[1].write_bytes(second.replace(b"t1", b"t0"))
     with pytest.raises(ModelError, match=r"model-00001-of-00003\.gguf has the tensor 't0' as well"):
@@ -197,3 +203,18 @@ def test_reads_what_the_package_writes(tmp_path: Path) -> None:
         assert (ours.kind, ours.start, ours.size) == (tensor.tensor_type.name, tensor.data_offset, tensor.n_bytes)
         assert ours.shape == tuple(reversed(tensor.shape.tolist()))
         assert ours.data.numpy().tobytes() == tensor.data.tobytes()
+
+
+def test_reads_what_llama_cpp_quantises(tmp_path: Path) -> None:
+    """A file of llama.cpp's own, with several kinds, has the values that the package `gguf` finds in it."""
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("llama_cpp")
+    model = tiny_model("llama", hidden_size=256, intermediate_size=512)
+    write_gguf(model, tmp_path / "float.gguf")
+    quantize(tmp_path / "float.gguf", tmp_path / "model.gguf", "q4_k", threads=1)
+    found = open_gguf(tmp_path / "model.gguf").tensors
+    assert {tensor.kind for tensor in found.values()} == {"Q4_K", "Q6_K", "F32"}
+    for theirs in gguf.GGUFReader(tmp_path / "model.gguf").tensors:
+        ours = found[theirs.name]
+        values = ours.packed().dequantize() if ours.is_quantized else ours.floats()
+        assert np.array_equal(values.numpy(), gguf.quants.dequantize(theirs.data, theirs.tensor_type))

@@ -102,8 +102,20 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         rows = (self._key_rows, self.keys), (self._value_rows, self.values)
         return sum((held if buffer is None else buffer).nbytes for buffer, held in rows)
 
-    def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room."""
+    @property
+    def held(self) -> object:
+        """What stands for the rows in use: another object once they are others."""
+        return self._held
+
+    def hold(self, rows: tuple[Tensor, Tensor]) -> None:
+        """Take over the rows that `extended` has returned."""
+        self._held = rows
+
+    def extended(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room.
+
+        They are not in use before `hold`.
+        """
         keys, values = self._key_rows, self._value_rows
         if not self.is_initialized or keys is None or values is None:
             return None
@@ -112,8 +124,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         for buffer, held in ((keys, self.keys), (values, self.values)):
             if end > buffer.shape[-2] or not _is_view(held, buffer, held, length):
                 return None
-        self._held = keys[..., :end, :], values[..., :end, :]
-        return self._held
+        return keys[..., :end, :], values[..., :end, :]
 
     def reset(self) -> None:
         """Forget every row; the buffers stay."""

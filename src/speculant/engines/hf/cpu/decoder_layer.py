@@ -27,6 +27,7 @@ from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_pla
 from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
+from speculant.engines.hf.cpu.pass_plan import CacheRows, LayerCall, PassPlans
 from speculant.engines.hf.cpu.products import Kernel
 from speculant.engines.hf.quantized.modules import QuantizedLinear
 
@@ -67,10 +68,10 @@ class PositionArguments(ctypes.Structure):
 class FusedLayer:
     """The forward of one decoder layer."""
 
-    def __init__(self, module: Any, table: KernelTable, attention: GQAttention | None) -> None:
-        """Take a layer of the family, the kernels of its products, and the attention that replaces "sdpa"."""
+    def __init__(self, module: Any, table: KernelTable, attention: GQAttention | None, plans: PassPlans) -> None:
+        """Take a layer of the family, kernels for its products, the attention in place of "sdpa", and the plans."""
         attention_module, mlp = module.self_attn, module.mlp
-        self.module, self._attention = module, attention_module
+        self.module, self._attention, self._plans = module, attention_module, plans
         self._table, self._native, self._gqa = table, table.products.native, attention
         self._class, self._forward = type(module), type(module).forward
         linears = {name: getattr(attention_module if name in LINEARS[:4] else mlp, name) for name in LINEARS}
@@ -177,6 +178,9 @@ class FusedLayer:
             RuntimeError: an attention function returned something that the layer cannot continue with.
         """
         options |= {"position_ids": position_ids, "use_cache": use_cache}
+        whole = self._plans.find(self, hidden_states, past_key_values, attention_mask, position_embeddings, options)
+        if whole is not None and (output := whole.run(hidden_states)) is not None:
+            return output
         weights = self.ready()  # held until the end, in case they are replaced meanwhile
         kernel = self._table.one_call(self._dtype, self._shapes, hidden_states[..., 0].numel())
         if position_embeddings is None or not weights or not self._supports(hidden_states, position_embeddings, kernel):
@@ -189,20 +193,15 @@ class FusedLayer:
                 **options,
             )
             return answer
-        layer = LayerArguments.from_buffer_copy(self._layer)  # another thread may be in this layer with another kernel
-        layer.native_bf16 = kernel == "bf16_dot"
-        cos, sin = position_embeddings
-        positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
+        layer, positions = self._arguments(kernel, position_embeddings)
         batch, rows, _ = hidden_states.shape
         shape = (batch, self._heads, rows, self._head)
-        call = self._own_attention(shape, past_key_values, attention_mask, options)
-        if call is not None and kernel is not None:
-            x, y = hidden_states, torch.empty_like(hidden_states)
-            places = ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
-            self._native.layer(ctypes.byref(layer), x.data_ptr(), x.data_ptr(), *places, torch.get_num_threads())
-            return y
-        query = hidden_states.new_empty(shape)
-        if call is not None:
+        query, own = (
+            hidden_states.new_empty(shape),
+            self._own_attention(shape, past_key_values, attention_mask, options),
+        )
+        if own is not None and own[0].take():
+            call = own[1]
             call.q = query.data_ptr()
             self._project(layer, hidden_states, positions, call, kernel)
             attended = hidden_states.new_empty((batch, rows, self._heads * self._head))
@@ -216,6 +215,33 @@ class FusedLayer:
             self._project(layer, hidden_states, positions, call, kernel)
             attended = self._attend(query, key, value, attention_mask, past_key_values, options)
         return self._finish(layer, hidden_states, attended, kernel)
+
+    def prepare(
+        self, x: Tensor, cache: Any, mask: Tensor | None, embeddings: tuple[Tensor, Tensor], options: dict[str, Any]
+    ) -> LayerCall | None:
+        """Return the layer's call where all of it is a single one; nothing is appended to the cache yet.
+
+        Args:
+            x: an input like the layer's own, [B, n, hidden].
+            cache, mask, embeddings, options: what the layer is called with.
+        """
+        weights = self.ready()
+        kernel = self._table.one_call(self._dtype, self._shapes, x[..., 0].numel())
+        if kernel is None or not weights or not self._supports(x, embeddings, kernel):
+            return None
+        own = self._own_attention((x.shape[0], self._heads, x.shape[1], self._head), cache, mask, options)
+        if own is None:
+            return None
+        arguments = (*self._arguments(kernel, embeddings), own[1])
+        return LayerCall(self._native, own[0], arguments, weights, self._dtype)
+
+    def _arguments(
+        self, kernel: Kernel | None, embeddings: tuple[Tensor, Tensor]
+    ) -> tuple[LayerArguments, PositionArguments]:
+        layer = LayerArguments.from_buffer_copy(self._layer)  # another thread may be in this layer with another kernel
+        layer.native_bf16 = kernel == "bf16_dot"
+        cos, sin = embeddings
+        return layer, PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
 
     def _project(
         self,
@@ -282,8 +308,10 @@ class FusedLayer:
         found: Tensor = attended
         return found
 
-    def _own_attention(self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]) -> Any:
-        """Return the arguments of our own attention, its rows added to the cache; None where another one is needed."""
+    def _own_attention(
+        self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]
+    ) -> tuple[CacheRows, AttentionArguments] | None:
+        """Return the rows and arguments of our own attention; None where another one is needed."""
         attend = self._gqa
         if attend is None or self._attention.config._attn_implementation != "sdpa" or not is_plain_sdpa():
             return None
@@ -291,17 +319,11 @@ class FusedLayer:
         layer = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
         if not isinstance(layer, InPlaceLayer) or not layer.is_initialized or layer.keys.shape[0] != shape[0]:
             return None
-        before = layer.keys.shape[2]
-        if layer.keys.dtype is not self._dtype:
+        rows = layer.extended(shape[2]) if layer.keys.dtype is self._dtype else None
+        if rows is None or not attend.serves(self._attention, shape, rows[0], mask, options):
             return None
-        rows = layer.extend(shape[2])
-        if rows is None:
-            return None
-        serves = attend.serves(self._attention, shape, rows[0], mask, options)
-        call = attend.arguments(shape, *rows, mask, self._attention.scaling) if serves else None
-        if call is None:
-            layer.keep(before, [])
-        return call
+        call = attend.arguments(shape, *rows, mask, self._attention.scaling)
+        return None if call is None else (CacheRows(layer, layer.held, rows), call)
 
     def _supports(self, x: Tensor, embeddings: tuple[Tensor, Tensor], kernel: Kernel | None) -> bool:
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
@@ -325,8 +347,11 @@ def find_fused_layers(
     model: nn.Module, table: KernelTable, attention: GQAttention, *, least: int
 ) -> tuple[FusedLayer, ...]:
     """Return the layers that the code can compute, if their matrices have at least `least` weights."""
-    layers = (FusedLayer(module, table, attention) for module in model.modules() if is_known(module))
-    return tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
+    plans = PassPlans()
+    layers = (FusedLayer(module, table, attention, plans) for module in model.modules() if is_known(module))
+    found = tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
+    plans.layers = found
+    return found
 
 
 def _usable(weight: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:

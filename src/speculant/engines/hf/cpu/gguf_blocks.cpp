@@ -20,6 +20,7 @@
 namespace {
 
 constexpr int OUTS = 16, PADDING = 128, CHUNK = 256;  // inputs that are read at a time
+constexpr int LINE = 64;  // bytes of a cache line
 constexpr int64_t HUGE_PAGE = 2 << 20;
 
 template <class Word>
@@ -127,13 +128,12 @@ struct SixBitScales : Super {  // of Q4_K and Q5_K
   static constexpr int GROUP = 32, SCALE_FACTOR = 0, MIN_FACTOR = 2;
   static constexpr bool MINIMA = true;
   static void scales(const uint8_t *block, int8_t *scales, int8_t *minima) {
-    const uint8_t *first = block + 4, *second = block + 8, *low = block + 12;
-    for (int i = 0; i < 4; i++) {
-      scales[i] = first[i] & 63;
-      minima[i] = second[i] & 63;
-      scales[i + 4] = (low[i] & 15) | (first[i] >> 2 & 48);
-      minima[i + 4] = low[i] >> 4 | (second[i] >> 2 & 48);
-    }
+    constexpr uint32_t BYTES = ~0u / 255;  // four scales or minima at a time
+    const auto first = read<uint32_t>(block + 4), second = read<uint32_t>(block + 8), low = read<uint32_t>(block + 12);
+    const uint32_t found[4] = {first & BYTES * 63, (low & BYTES * 15) | (first >> 2 & BYTES * 48),
+                               second & BYTES * 63, (low >> 4 & BYTES * 15) | (second >> 2 & BYTES * 48)};
+    std::memcpy(scales, found, 8);
+    std::memcpy(minima, found + 2, 8);
   }
 };
 
@@ -227,6 +227,8 @@ void pack_block(const uint8_t *blocks, const int64_t *order, int64_t block, int6
       const int count = real ? inputs / Kind::INPUTS : 0;
       const uint8_t *from = real ? blocks + (order ? order[out] : out) * row_bytes + start / Kind::INPUTS * Kind::SIZE
                                  : nullptr;
+      for (int i = 0; i < count * Kind::SIZE; i += LINE)  // 16 short runs at a time are too many for the processor's own
+        __builtin_prefetch(from + OUTS * row_bytes + i);
       for (int i = 0; i < count; i++) {
         Kind::values(from + i * Kind::SIZE, (uint8_t *)rows[row] + i * Kind::INPUTS);
         Kind::scales(from + i * Kind::SIZE, scales[row] + i * PER_BLOCK, minima[row] + i * PER_BLOCK);

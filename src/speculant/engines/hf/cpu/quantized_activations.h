@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "quantized_vectors.h"
@@ -16,82 +15,109 @@ constexpr int STEP = 32;
 // A record of R rows; SUB: how many scales of weights its inputs have, 1 or 2.
 template <int R, int SUB>
 struct Rounded {
-  int8_t q[STEP / 4][R][4];  // AMX: [R][STEP / 4][4]
+  int8_t q[R][STEP];
   float scale[R];
-  int32_t start[SUB][R];  // what integer sums start from: (centre - offset) * sum of q
+  int32_t start[SUB][R];  // what integer sums start from: -offset * sum of q
   float total[SUB][R];    // scale * sum of q
 };
 template <int R, int SUB>
 struct Kept {
-  float x[STEP][R];
+  float x[R][STEP];
   float total[SUB][R];  // sum of x
 };
-static inline int64_t rounded_size(int64_t rows, int sub) { return rows * (STEP + 4 + 8 * sub); }
-static inline int64_t kept_size(int64_t rows, int sub) { return rows * (4 * STEP + 4 * sub); }
 
 // Which records a matrix reads; matrices with the same answer share them.
 struct Form {
-  int sub, factor;  // factor: centre - offset
-  bool tiles;       // the order of AMX
-  bool operator==(const Form &other) const {
-    return sub == other.sub && factor == other.factor && tiles == other.tiles;
-  }
+  bool keep;
+  int sub, offset;
+  bool operator==(const Form &other) const { return sub == other.sub && offset == other.offset; }
+  int64_t bytes() const { return keep ? 4 * STEP + 4 * sub : STEP + 4 + 8 * sub; }  // of a record, per row
 };
 
-// Rounds 32 inputs to bytes; returns their scale.
-static inline float round_step(const float *x, int8_t *q) {
-  int32_t largest = 0, bits[STEP];
-  std::memcpy(bits, x, sizeof bits);
-#pragma omp simd reduction(max : largest)
-  for (int i = 0; i < STEP; i++) largest = std::max(largest, bits[i] & 0x7FFFFFFF);  // floats are ordered as their bits
-  float m;
-  std::memcpy(&m, &largest, 4);
-  if (!(m >= 0x1p-100f && m <= std::numeric_limits<float>::max())) {
-    std::memset(q, 0, STEP);
-    return m < 0x1p-100f ? 0 : std::numeric_limits<float>::quiet_NaN();
+// The largest magnitude of 32 numbers as bits, whose order is that of magnitudes, infinities and NaNs last.
+static inline uint32_t largest_magnitude(const float *x) {
+#if defined(QUANTIZED_AVX512)
+  const __m512i low = _mm512_loadu_si512(x), high = _mm512_loadu_si512(x + 16), mask = _mm512_set1_epi32(0x7FFFFFFF);
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(low, mask), _mm512_and_si512(high, mask)));
+#else
+  Words largest{};
+  for (int i = 0; i < STEP; i += LANES) {
+    const Words bits = *(const Words *)(x + i) & 0x7FFFFFFF;
+    largest = largest > bits ? largest : bits;
   }
-  const float inverse = 127 / m;
-#pragma omp simd
-  for (int i = 0; i < STEP; i++) {
-    const float product = x[i] * inverse;
-    q[i] = (int8_t)(int32_t)std::nearbyint(product);
-  }
-  return m / 127;
+  uint32_t result = 0;
+  for (int i = 0; i < LANES; i++) result = std::max(result, largest[i]);
+  return result;
+#endif
 }
 
-// Writes the records of `rows` rows of x, [rows, k], in each form, one after the other at `to[form]`.
+// Writes 32 numbers times `inverse`, rounded to bytes, and the sums of both halves; zeros if there is no inverse.
+static inline void round_step(const float *x, float inverse, int8_t *q, int32_t *sums) {
+  if (inverse == 0) {
+    std::memset(q, 0, STEP);
+    sums[0] = sums[1] = 0;
+    return;
+  }
+#if defined(QUANTIZED_AVX512)
+  for (int half = 0; half < 2; half++) {
+    const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * half), _mm512_set1_ps(inverse)));
+    _mm_storeu_si128((__m128i *)(q + 16 * half), _mm512_cvtepi32_epi8(rounded));
+  }
+#else
+  for (int i = 0; i < STEP; i++) {
+    const float product = x[i] * inverse;
+    q[i] = (int8_t)std::nearbyint(product);
+  }
+#endif
+#if defined(QUANTIZED_AVX512) || defined(QUANTIZED_AVX2)
+  for (int half = 0; half < 2; half++) {  // as unsigned bytes, 128 too large each, which one instruction adds up
+    const __m128i above = _mm_xor_si128(_mm_loadu_si128((const __m128i *)(q + 16 * half)), _mm_set1_epi8(-128));
+    const __m128i eights = _mm_sad_epu8(above, _mm_setzero_si128());
+    sums[half] = _mm_cvtsi128_si32(eights) + _mm_extract_epi16(eights, 4) - 16 * 128;
+  }
+#else
+  sums[0] = sums[1] = 0;
+  for (int i = 0; i < STEP; i++) sums[i / (STEP / 2)] += q[i];
+#endif
+}
+
+// Writes the records of `rows` rows of x, [rows, k], in each form.
 static void round_rows(const float *x, int64_t rows, int64_t k, int64_t padded, const Form *forms, int count,
                        uint8_t *const *to) {
   int8_t q[STEP];
   float last[STEP];
-  for (int64_t r = 0; r < rows; r++) {
-    const float *row = x + r * k;
+  for (int64_t r = 0; r < rows; r++, x += k)
     for (int64_t step = 0; step < padded / STEP; step++) {
+      // 1. The inputs, padded by zeros.
       const int64_t left = k - step * STEP;
-      const float *from = row + step * STEP;
+      const float *from = x + step * STEP;
       if (left < STEP) {
         std::memset(last, 0, sizeof last);
         if (left > 0) std::memcpy(last, from, left * sizeof(float));
         from = last;
       }
-      const float scale = round_step(from, q);
-      int32_t sums[2] = {};
-      for (int i = 0; i < STEP; i++) sums[i / (STEP / 2)] += q[i];
+      // 2. Their scale and bytes.
+      const uint32_t bits = largest_magnitude(from);
+      float largest;
+      std::memcpy(&largest, &bits, 4);
+      const bool finite = bits < 0x7F800000, empty = largest < 0x1p-100f, valid = finite && !empty;
+      const float scale = valid ? largest / 127 : empty ? 0 : std::numeric_limits<float>::quiet_NaN();
+      int32_t sums[2];
+      round_step(from, valid ? 127 / largest : 0, q, sums);
+      // 3. The records.
       for (int f = 0; f < count; f++) {
-        const Form &form = forms[f];
-        uint8_t *record = to[f] + step * rounded_size(rows, form.sub);
-        const int64_t quad_step = form.tiles ? 4 : 4 * rows, row_step = form.tiles ? STEP : 4;
-        for (int quad = 0; quad < STEP / 4; quad++) std::memcpy(record + quad * quad_step + r * row_step, q + 4 * quad, 4);
-        float *numbers = (float *)(record + STEP * rows) + r;
+        const int sub = forms[f].sub;
+        uint8_t *record = to[f] + step * rows * forms[f].bytes();
+        std::memcpy(record + r * STEP, q, STEP);
+        float *numbers = (float *)(record + rows * STEP) + r;
         numbers[0] = scale;
-        for (int sub = 0; sub < form.sub; sub++) {
-          const int32_t sum = form.sub == 2 ? sums[sub] : sums[0] + sums[1];
-          ((int32_t *)numbers)[(1 + sub) * rows] = form.factor * sum;
-          numbers[(1 + form.sub + sub) * rows] = scale * (float)sum;
+        for (int s = 0; s < sub; s++) {
+          const int32_t sum = sub == 2 ? sums[s] : sums[0] + sums[1];
+          ((int32_t *)numbers)[(1 + s) * rows] = -forms[f].offset * sum;
+          numbers[(1 + sub + s) * rows] = scale * (float)sum;
         }
       }
     }
-  }
 }
 
 // The same without rounding.
@@ -99,15 +125,15 @@ static void keep_rows(const float *x, int64_t rows, int64_t k, int64_t padded, c
                       uint8_t *const *to) {
   for (int f = 0; f < count; f++)
     for (int64_t step = 0; step < padded / STEP; step++) {
-      float *record = (float *)(to[f] + step * kept_size(rows, forms[f].sub));
+      float *record = (float *)(to[f] + step * rows * forms[f].bytes());
       for (int64_t r = 0; r < rows; r++) {
         float totals[2] = {};
         for (int i = 0; i < STEP; i++) {
           const int64_t at = step * STEP + i;
           const float value = at < k ? x[r * k + at] : 0;
-          record[i * rows + r] = value, totals[forms[f].sub == 2 ? i / (STEP / 2) : 0] += value;
+          record[r * STEP + i] = value, totals[forms[f].sub == 2 ? i / (STEP / 2) : 0] += value;
         }
-        for (int sub = 0; sub < forms[f].sub; sub++) record[(STEP + sub) * rows + r] = totals[sub];
+        for (int s = 0; s < forms[f].sub; s++) record[(STEP + s) * rows + r] = totals[s];
       }
     }
 }

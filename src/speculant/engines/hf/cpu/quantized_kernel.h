@@ -1,126 +1,159 @@
-// The product of one block of 16 outputs with one block of up to ROWS rows; quantized.h says what is computed.
+// The product of a block of 16 outputs with a block of up to ROWS rows; quantized.h says what is computed.
 //
 // Every vector of weights is loaded once for all rows, whose integer sums stay in registers.
 
 #pragma once
 
 #include "quantized_activations.h"
+#include "quantized_scales.h"
 
-constexpr int ROWS = 8;
+#define INLINE __attribute__((always_inline)) inline
+constexpr int ROWS = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
+constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // the compiler's own vectors make long code
+constexpr int AHEAD = 8192;                   // bytes from a value to the one that is fetched meanwhile
 
 // 16 outputs of a matrix.
 struct Panel {
   const uint8_t *values, *table;
-  const float *scales, *minima;  // 16 for each step and sub-step; minima may be null
-  int64_t steps, ahead;          // ahead: bytes from a value to the one that is fetched meanwhile
-  int32_t offset;
-  const float *bias;             // of these outputs, or null
-  float *y;                      // the first of these outputs of the first row
-  int64_t y_step;                // from row to row
-  int count;                     // outputs that exist, up to 16
+  Numbers scales, minima;   // of this block; the numbers of minima may be null
+  int64_t steps;
+  int shift;                // 1 << shift steps have the same scale
+  int offset;
+  const float *bias;        // of these outputs, or null
+  float *y;                 // the first of these outputs of the first row
+  int64_t y_step;           // from row to row
+  int count;                // outputs that exist, up to 16
+  bool fetch;               // the values are not in the cache yet
 };
-
-template <int R>
-static inline void write_sums(const Panel &p, const Floats (&sums)[R][PARTS]) {
-  for (int r = 0; r < R; r++) {
-    float *y = p.y + r * p.y_step;
-    if (p.count == 16) {
-      for (int part = 0; part < PARTS; part++) {
-        Floats sum = sums[r][part];
-        if (p.bias) sum += *(const Floats *)(p.bias + part * LANES);
-        *(Floats *)(y + part * LANES) = sum;
-      }
-    } else {
-      const float *each = (const float *)sums[r];
-      for (int i = 0; i < p.count; i++) y[i] = p.bias ? each[i] + p.bias[i] : each[i];
-    }
-  }
-}
 
 template <Format FORMAT>
 constexpr int BYTES_OF_STEP = FORMAT == BYTES ? STEP * 16 : STEP * 8;
 
-// 1. The weights' integer sums for the rows, by parts of a block; 2. both scales; 3. the minimum; 4. the results.
-template <int R, Format FORMAT, int SUB>
-static void multiply_rounded(const Panel &p, const void *records) {
-  constexpr int QUADS = STEP / 4 / SUB, SIZE = BYTES_OF_STEP<FORMAT>;
-  const Rounded<R, SUB> *rows = (const Rounded<R, SUB> *)records;
-  const Words table = load_table(p.table);
-  const uint8_t *values = p.values;
-  const float *scales = p.scales, *minima = p.minima;
-  Floats sums[R][PARTS] = {};
-  for (int64_t step = 0; step < p.steps; step++, values += SIZE, rows++, scales += 16 * SUB) {
+// Vectors of outputs that are computed together: all of a block, so that each number of a row is loaded once, or one at a
+// time where a sum takes two registers.
+template <Format FORMAT>
+constexpr int TOGETHER = sizeof(Sum<FORMAT>) > sizeof(Ints) ? 1 : PARTS;
+
+// Processors fetch a stream of memory ahead of its use by themselves, and do it best undisturbed where memory is all that
+// a product waits for, as with few rows. With more computation, they do not run far enough ahead.
+template <Format FORMAT>
+constexpr int FETCHED = FORMAT == BYTES ? 4 : 2;  // from so many rows on
+template <int R, Format FORMAT>
+INLINE static void fetch_ahead(const Panel &p, const uint8_t *values) {
+  if (R < FETCHED<FORMAT> || !p.fetch) return;
 #pragma GCC unroll 8
-    for (int line = 0; line < SIZE; line += 64) __builtin_prefetch(values + p.ahead + line, 0, 3);
-#pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) {
-#pragma GCC unroll 2
-      for (int sub = 0; sub < SUB; sub++) {
-        Sum<FORMAT> dots[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) dots[r].begin(rows->start[sub][r]);
-#pragma GCC unroll 8
-        for (int quad = sub * QUADS; quad < (sub + 1) * QUADS; quad++) {
-          const Weights<FORMAT> w(load_values<FORMAT>(values + part * LANES * 4, quad, table));
-#pragma GCC unroll 8
-          for (int r = 0; r < R; r++) dots[r].add(w, rows->q[quad][r]);
-        }
-        const Floats scale = *(const Floats *)(scales + sub * 16 + part * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-          sums[r][part] = multiply_add(to_floats(dots[r].total(rows->start[sub][r])) * scale, spread(rows->scale[r]), sums[r][part]);
-        if (minima) {
-          const Floats minimum = *(const Floats *)(minima + sub * 16 + part * LANES);
-#pragma GCC unroll 8
-          for (int r = 0; r < R; r++)
-            sums[r][part] = multiply_add(minimum, spread(rows->total[sub][r]), sums[r][part]);
-        }
-      }
-    }
-    if (minima) minima += 16 * SUB;
-  }
-  write_sums<R>(p, sums);
+  for (int line = 0; line < BYTES_OF_STEP<FORMAT>; line += 64) __builtin_prefetch(values + AHEAD + line, 0, 2);
 }
 
-// The same with activations that are kept: values are widened to float in registers.
-template <int R, Format FORMAT, int SUB>
-static void multiply_kept(const Panel &p, const void *records) {
-  constexpr int QUADS = STEP / 4 / SUB, SIZE = BYTES_OF_STEP<FORMAT>;
-  const Kept<R, SUB> *rows = (const Kept<R, SUB> *)records;
-  const Words table = load_table(p.table);
-  const uint8_t *values = p.values;
-  const float *scales = p.scales, *minima = p.minima;
-  Floats sums[R][PARTS] = {};
-  for (int64_t step = 0; step < p.steps; step++, values += SIZE, rows++, scales += 16 * SUB) {
+// The last outputs of a matrix, fewer than 16.
+__attribute__((noinline)) static void write_last(const Panel &p, int r, const float *sums) {
+  for (int i = 0; i < p.count; i++) p.y[r * p.y_step + i] = p.bias ? sums[i] + p.bias[i] : sums[i];
+}
+
+static inline void write_sums(const Panel &p, int r, const Floats (&sums)[PARTS]) {
+  float last[16], *y = p.count == 16 ? p.y + r * p.y_step : last;
+  for (int part = 0; part < PARTS; part++) {
+    Floats sum = sums[part];
+    if (p.bias && y != last) sum += *(const Floats *)(p.bias + part * LANES);
+    *(Floats *)(y + part * LANES) = sum;
+  }
+  if (y == last) write_last(p, r, last);
+}
+
+// A part of a block in one step, or in half of a step where that has two scales: N vectors of outputs from number `first`.
+template <Format FORMAT, int SUB, int N>
+struct Slice {
+  static constexpr int QUADS = STEP / 4 / SUB;
+  const uint8_t *values;
+  Words table;
+  int sub, first;
+
+  int first_quad() const { return sub * QUADS; }
+  Words load(int quad, int part) const { return load_values<FORMAT>(values + (first + part) * LANES * 4, quad, table); }
+};
+
+// Adds the products of a slice with rounded rows: 1. integer sums; 2. times both scales.
+template <int R, Format FORMAT, int SUB, int N>
+INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Rounded<R, SUB> &rows,
+                                const Floats (&scales)[N], int, Floats (&sums)[R][PARTS]) {
+  Sum<FORMAT> dots[R][N];
 #pragma GCC unroll 8
-    for (int line = 0; line < SIZE; line += 64) __builtin_prefetch(values + p.ahead + line, 0, 3);
-    for (int part = 0; part < PARTS; part++) {
-      for (int sub = 0; sub < SUB; sub++) {
-        Floats dots[R] = {};
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < N; part++) dots[r][part].begin(rows.start[slice.sub][r]);
+#pragma GCC unroll UNROLLED
+  for (int quad = slice.first_quad(); quad < slice.first_quad() + slice.QUADS; quad++) {
+    Weights<FORMAT> w[N];
+    for (int part = 0; part < N; part++) w[part] = Weights<FORMAT>(slice.load(quad, part));
 #pragma GCC unroll 8
-        for (int quad = sub * QUADS; quad < (sub + 1) * QUADS; quad++) {
-          const Words four = load_values<FORMAT>(values + part * LANES * 4, quad, table);
+    for (int r = 0; r < R; r++)
+      for (int part = 0; part < N; part++) dots[r][part].add(w[part], rows.q[r] + quad * 4);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < N; part++) {
+      const Floats product = to_floats(dots[r][part].total(rows.start[slice.sub][r])) * scales[part];
+      sums[r][slice.first + part] = multiply_add(product, spread(rows.scale[r]), sums[r][slice.first + part]);
+    }
+}
+
+// The same with rows that are kept: values are widened to float in registers.
+template <int R, Format FORMAT, int SUB, int N>
+INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Kept<R, SUB> &rows,
+                                const Floats (&scales)[N], int offset, Floats (&sums)[R][PARTS]) {
+  Floats dots[R][N] = {};
+#pragma GCC unroll UNROLLED
+  for (int quad = slice.first_quad(); quad < slice.first_quad() + slice.QUADS; quad++) {
+    Words four[N];
+    for (int part = 0; part < N; part++) four[part] = slice.load(quad, part);
 #pragma GCC unroll 4
-          for (int i = 0; i < 4; i++) {
-            const Floats w = to_floats((Ints)(four >> 8 * i & 255) - p.offset);
+    for (int i = 0; i < 4; i++) {
+      Floats w[N];
+      for (int part = 0; part < N; part++) w[part] = to_floats((Ints)(four[part] >> 8 * i & 255) - offset);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) dots[r] = multiply_add(w, spread(rows->x[quad * 4 + i][r]), dots[r]);
-          }
-        }
-        const Floats scale = *(const Floats *)(scales + sub * 16 + part * LANES);
+      for (int r = 0; r < R; r++)
+        for (int part = 0; part < N; part++)
+          dots[r][part] = multiply_add(w[part], spread(rows.x[r][quad * 4 + i]), dots[r][part]);
+    }
+  }
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) sums[r][part] = multiply_add(dots[r], scale, sums[r][part]);
-        if (minima) {
-          const Floats minimum = *(const Floats *)(minima + sub * 16 + part * LANES);
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < N; part++)
+      sums[r][slice.first + part] = multiply_add(dots[r][part], scales[part], sums[r][slice.first + part]);
+}
+
+// All steps of a block.
+template <int R, Format FORMAT, int SUB, class Record>
+static void multiply(const Panel &p, const void *records) {
+  constexpr int N = TOGETHER<FORMAT>;
+  const Record *rows = (const Record *)records;
+  const Words table = load_table(p.table);
+  const Numbers scales = p.scales, minima = p.minima;
+  const uint8_t *values = p.values;
+  Floats sums[R][PARTS] = {};
+  for (int64_t step = 0; step < p.steps; step++, values += BYTES_OF_STEP<FORMAT>, rows++) {
+    fetch_ahead<R, FORMAT>(p, values);
+#pragma GCC unroll 2
+    for (int sub = 0; sub < SUB; sub++)
+#pragma GCC unroll 1
+      for (int first = 0; first < PARTS; first += N) {
+        const Record *same = rows;
+        if (N < PARTS) asm("" : "+r"(same));  // loaded anew: all numbers of the rows do not fit the registers
+        Floats numbers[N];
+        const int64_t at = (step >> p.shift) * 16 * SUB + sub * 16 + first * LANES, factor_at = step / 8 * 16 + first * LANES;
+        for (int part = 0; part < N; part++)
+          numbers[part] = read_numbers(scales, at + part * LANES, factor_at + part * LANES);
+        add_products<R, FORMAT, SUB, N>({values, table, sub, first}, *same, numbers, p.offset, sums);
+        if (!minima.numbers) continue;
+        for (int part = 0; part < N; part++) {
+          const Floats minimum = read_numbers(minima, at + part * LANES, factor_at + part * LANES);
 #pragma GCC unroll 8
           for (int r = 0; r < R; r++)
-            sums[r][part] = multiply_add(minimum, spread(rows->total[sub][r]), sums[r][part]);
+            sums[r][first + part] = multiply_add(minimum, spread(rows->total[sub][r]), sums[r][first + part]);
         }
       }
-    }
-    if (minima) minima += 16 * SUB;
   }
-  write_sums<R>(p, sums);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) write_sums(p, r, sums[r]);
 }
 
 typedef void (*Kernel)(const Panel &, const void *);
@@ -130,7 +163,7 @@ static Kernel choose_kernel(int64_t rows, bool keep) {
   if constexpr (R > 1) {
     if (rows < R) return choose_kernel<FORMAT, SUB, R - 1>(rows, keep);
   }
-  return keep ? multiply_kept<R, FORMAT, SUB> : multiply_rounded<R, FORMAT, SUB>;
+  return keep ? multiply<R, FORMAT, SUB, Kept<R, SUB>> : multiply<R, FORMAT, SUB, Rounded<R, SUB>>;
 }
 template <Format FORMAT>
 static Kernel choose_kernel(int sub, int64_t rows, bool keep) {
@@ -141,6 +174,25 @@ static Kernel choose_kernel(const Quantized &w, int64_t rows, bool keep) {
   if (w.bits == 8) return choose_kernel<BYTES>(sub, rows, keep);
   return w.table ? choose_kernel<TABLE>(sub, rows, keep) : choose_kernel<NIBBLES>(sub, rows, keep);
 }
-static int centre(const Quantized &w) {
-  return w.bits == 8 ? CENTRE<BYTES> : w.table ? CENTRE<TABLE> : CENTRE<NIBBLES>;
+// Block `block` of a matrix; its results go to y, [rows, outs].
+static Panel panel_of(const Quantized &w, int64_t block, const float *bias, float *y, bool fetch) {
+  const int64_t groups = w.padded / w.group * 16, supers = (w.padded + 255) / 256 * 16, out = block * 16;
+  const auto part = [&](const Numbers &n) {
+    const int size = n.kind == 0 ? 4 : n.kind == 1 ? 2 : 1;
+    return n.numbers ? Numbers{(const uint8_t *)n.numbers + block * groups * size,
+                               n.factors ? (const uint16_t *)n.factors + block * supers : nullptr, n.kind}
+                     : n;
+  };
+  return {w.values + block * w.padded * 2 * w.bits,
+          w.table,
+          part(scales_of(w)),
+          part(minima_of(w)),
+          w.padded / STEP,
+          w.group == 128 ? 2 : w.group == 64 ? 1 : 0,
+          w.offset,
+          bias ? bias + out : nullptr,
+          y + out,
+          w.outs,
+          (int)std::min<int64_t>(16, w.outs - out),
+          fetch};
 }

@@ -1,4 +1,4 @@
-// Scales and minima of a block of 16 outputs as floats, 16 for each step of inputs.
+// Scales and minima as floats.
 
 #pragma once
 
@@ -50,21 +50,9 @@ static inline Floats from_bytes(const int8_t *bytes) {
 #endif
 }
 
-// Returns the numbers of one block, 16 for each step of inputs: where they are, or in `to`.
-static const float *read_numbers(const Numbers &n, const Quantized &w, int64_t block, float *to) {
-  const int64_t groups = w.padded / w.group, supers = (w.padded + 255) / 256, first = block * groups * 16;
-  const int64_t steps = w.group <= 32 ? 1 : w.group / 32;
-  if (n.kind == 0 && steps == 1) return (const float *)n.numbers + first;
-  for (int64_t g = 0; g < groups; g++)
-    for (int part = 0; part < 16; part += LANES) {
-      const int64_t at = first + g * 16 + part;
-      Floats wide;
-      if (n.kind == 0) wide = *(const Floats *)((const float *)n.numbers + at);
-      else if (n.kind == 1) wide = from_halves((const uint16_t *)n.numbers + at);
-      else
-        wide = from_bytes((const int8_t *)n.numbers + at) *
-               from_halves((const uint16_t *)n.factors + (block * supers + g * w.group / 256) * 16 + part);
-      for (int64_t step = 0; step < steps; step++) *(Floats *)(to + (g * steps + step) * 16 + part) = wide;
-    }
-  return to;
+// LANES of them; `at`: their place among the numbers, `factor_at` among the factors.
+static inline Floats read_numbers(const Numbers &n, int64_t at, int64_t factor_at) {
+  if (n.kind == 1) return from_halves((const uint16_t *)n.numbers + at);
+  if (n.kind == 0) return *(const Floats *)((const float *)n.numbers + at);
+  return from_bytes((const int8_t *)n.numbers + at) * from_halves((const uint16_t *)n.factors + factor_at);
 }

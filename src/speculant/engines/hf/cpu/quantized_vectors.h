@@ -6,7 +6,7 @@
 // |---|---|---|
 // | AVX512-VNNI | 16 | vpdpbusd, unsigned weights |
 // | AVX-VNNI, or SPECULANT_WIDTH=8 | 8 | the same |
-// | AVX2 | 8 | maddubs and madd: 8 bits as magnitude and signed activations, 4 bits as they are |
+// | AVX2 | 8 | maddubs and additions of 16 bits; bytes by halves |
 // | others | 4 | multiplications of 32 bits, by the compiler's vectors |
 
 #pragma once
@@ -101,15 +101,13 @@ static inline Words load_values(const uint8_t *values, int quad, Words table) {
   return FORMAT == TABLE ? translate(table, halves) : halves;
 }
 
-// An integer sum of products, plus `start`. Values are multiplied as u - CENTRE<FORMAT>, so that they fit the instruction.
+// An integer sum of products of unsigned values, plus `start`.
 #if defined(QUANTIZED_AVX512) || defined(QUANTIZED_VNNI)
-
-template <Format>
-constexpr int CENTRE = 0;
 
 template <Format>
 struct Weights {
   Words u;
+  Weights() = default;
   explicit Weights(Words values) : u(values) {}
 };
 
@@ -131,32 +129,35 @@ struct Sum {
 
 #elif defined(QUANTIZED_AVX2)
 
-template <Format FORMAT>
-constexpr int CENTRE = FORMAT == NIBBLES ? 0 : 128;
+// Products of halves of bytes with activations, 15 * 127 at most, are added in 16 bits: 16 of them fit. The sum is made
+// when a product is: the compiler would wait for all of them, which do not fit the registers.
+static inline void add_pairs(__m256i &pairs, __m256i halves, const int8_t *q) {
+  pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(halves, (__m256i)spread(four(q))));
+  asm("" : "+x"(pairs));
+}
 
-// Bytes as magnitudes up to 128; the sign goes to the activations, whose magnitude is up to 127, so that the sum of two
-// products fits 16 bits.
 template <Format>
 struct Weights {
-  __m256i centred, magnitude;
-  explicit Weights(Words u) : centred((__m256i)(u ^ 0x80808080)), magnitude(_mm256_abs_epi8(centred)) {}
+  __m256i low, high;
+  Weights() = default;
+  explicit Weights(Words u) : low((__m256i)(u & 0x0F0F0F0F)), high((__m256i)(u >> 4 & 0x0F0F0F0F)) {}
 };
 
 template <Format FORMAT>
 struct Sum {
-  Ints sum;
-  void begin(int32_t start) { sum = spread(start); }
-  void add(const Weights<FORMAT> &w, const int8_t *q) {
-    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8((__m256i)spread(four(q)), w.centred));
-    sum += (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  __m256i low, high;
+  void begin(int32_t) { low = high = _mm256_setzero_si256(); }
+  void add(const Weights<FORMAT> &w, const int8_t *q) { add_pairs(low, w.low, q), add_pairs(high, w.high, q); }
+  Ints total(int32_t start) const {
+    const __m256i sixteens = _mm256_madd_epi16(high, _mm256_set1_epi16(16));
+    return (Ints)_mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)), sixteens) + spread(start);
   }
-  Ints total(int32_t) const { return sum; }
 };
 
-// Halves of bytes: the sum of 16 products, 15 * 127 each, fits 16 bits.
 template <>
 struct Weights<NIBBLES> {
   __m256i u;
+  Weights() = default;
   explicit Weights(Words values) : u((__m256i)values) {}
 };
 
@@ -164,20 +165,16 @@ template <>
 struct Sum<NIBBLES> {
   __m256i pairs;
   void begin(int32_t) { pairs = _mm256_setzero_si256(); }
-  void add(const Weights<NIBBLES> &w, const int8_t *q) {
-    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w.u, (__m256i)spread(four(q))));
-  }
+  void add(const Weights<NIBBLES> &w, const int8_t *q) { add_pairs(pairs, w.u, q); }
   Ints total(int32_t start) const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)) + spread(start); }
 };
 
 #else
 
 template <Format>
-constexpr int CENTRE = 0;
-
-template <Format>
 struct Weights {
   Ints bytes[4];
+  Weights() = default;
   explicit Weights(Words u) {
     for (int i = 0; i < 4; i++) bytes[i] = (Ints)(u >> 8 * i & 255);
   }

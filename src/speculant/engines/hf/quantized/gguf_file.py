@@ -238,8 +238,10 @@ def _check_shards(paths: list[Path], headers: list[Header]) -> None:
         ]  # fmt: skip
         twice = [name for name in header.tensors if name in seen]
         why = None
-        if found != (number, len(paths)):
-            why = f"its header has file {found[0] + 1} of {found[1]}"
+        if min(found) < 0:
+            why = "its header does not say which of several files it is"
+        elif found != (number, len(paths)):
+            why = f"its header is that of file {found[0] + 1} of {found[1]}"
         elif differs:
             why = f"'{differs[0]}' differs from {paths[0].name}"
         elif twice:

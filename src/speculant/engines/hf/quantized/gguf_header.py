@@ -9,7 +9,6 @@ file, and nothing is allocated from a length that the file has no bytes for.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ MAX_ARRAY = 1 << 22
 MAX_DEPTH = 4  # of arrays within arrays
 DEFAULT_ALIGNMENT = 32
 
-_NUMBERS = MappingProxyType(  # by the number of the type, as struct and numpy name them
+_NUMBERS = MappingProxyType(  # by the number of the type, as numpy names them
     {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 )
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
@@ -76,7 +75,7 @@ def read_header(data: memoryview, path: Path) -> Header:
     cursor = _Cursor(data, path)
     cursor.take(4, "its magic")
     _check_version(cursor)
-    tensors, keys = cursor.integer("<Q", "the number of tensors"), cursor.integer("<Q", "the number of keys")
+    tensors, keys = cursor.integer(8, "the number of tensors"), cursor.integer(8, "the number of keys")
     if keys * _SHORTEST_KEY + tensors * _SHORTEST_TENSOR > len(data) - cursor.at:
         raise cursor.damage(f"its header counts {tensors} tensors and {keys} keys, for which it is too small")
     metadata: dict[str, Value] = {}
@@ -86,7 +85,7 @@ def read_header(data: memoryview, path: Path) -> Header:
             raise cursor.damage(
                 f"its metadata has the key {key!r:.80} twice" if key else "a key of its metadata is empty"
             )
-        metadata[key] = cursor.value(cursor.integer("<I", f"the type of {key!r:.80}"), key)
+        metadata[key] = cursor.value(cursor.integer(4, f"the type of {key!r:.80}"), key)
     kinds = block_sizes()
     infos = [_read_info(cursor, kinds) for _ in range(tensors)]
     return Header(metadata=metadata, tensors=_place(cursor, infos, _alignment(cursor, metadata)))
@@ -118,14 +117,13 @@ class _Cursor:
         self.at += count
         return self._data[self.at - count : self.at]
 
-    def integer(self, form: str, what: str) -> int:
-        """Return the next number, of a format of `struct`."""
-        (found,) = struct.unpack(form, self.take(struct.calcsize(form), what))
-        return int(found)
+    def integer(self, size: int, what: str) -> int:
+        """Return the next number, unsigned, of 4 or 8 bytes."""
+        return int.from_bytes(self.take(size, what), "little")
 
     def length(self, max: int, what: str) -> int:
         """Return the length of a string or an array."""
-        found = self.integer("<Q", what)
+        found = self.integer(8, what)
         if found > max:
             raise self.damage(f"the length of {what} is {found}, above {max}")
         return found
@@ -149,7 +147,7 @@ class _Cursor:
             raise self.damage(f"{what} is of the unknown type {kind}")
         if depth == MAX_DEPTH:
             raise self.damage(f"{what} has arrays nested deeper than {MAX_DEPTH}")
-        inner, length = self.integer("<I", what), self.length(MAX_ARRAY, what)
+        inner, length = self.integer(4, what), self.length(MAX_ARRAY, what)
         if inner in _NUMBERS or inner == _BOOL:
             return self.numbers(inner, length, what)
         if inner == _TEXT:
@@ -169,7 +167,7 @@ class _Cursor:
 
 
 def _check_version(cursor: _Cursor) -> None:
-    version = cursor.integer("<I", "its version")
+    version = cursor.integer(4, "its version")
     if version in VERSIONS:
         return
     if version & 0xFFFF == 0 and version:
@@ -190,11 +188,11 @@ def _read_info(cursor: _Cursor, kinds: Mapping[int, tuple[str, int, int]]) -> Te
     """Return the next tensor; its start is still relative to that of all tensors."""
     name = cursor.text("the name of a tensor")
     what = f"the tensor {name!r:.80}"
-    dimensions = cursor.integer("<I", what)
+    dimensions = cursor.integer(4, what)
     if dimensions > MAX_DIMENSIONS:
         raise cursor.damage(f"{what} has {dimensions} dimensions, above {MAX_DIMENSIONS}")
-    shape = tuple(cursor.integer("<Q", what) for _ in range(dimensions))[::-1]
-    code, start = cursor.integer("<I", what), cursor.integer("<Q", what)
+    shape = tuple(cursor.integer(8, what) for _ in range(dimensions))[::-1]
+    code, start = cursor.integer(4, what), cursor.integer(8, what)
     if code in REMOVED:
         raise cursor.unsupported(f"{what} is of the kind {REMOVED[code]}, which was removed. Convert the model again")
     if code not in kinds:
