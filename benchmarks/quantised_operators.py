@@ -77,7 +77,7 @@ def product_shapes(config: Any) -> list[tuple[int, int]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     size = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
     queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
-    layer = [(queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries)]
+    layer: list[tuple[int, int]] = [(queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries)]
     layer += [(inner, hidden), (inner, hidden), (hidden, inner)]
     return layer * config.num_hidden_layers + [(config.vocab_size, hidden)]
 
