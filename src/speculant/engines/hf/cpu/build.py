@@ -43,6 +43,7 @@ SOURCES = tuple(
         "quantized",
         "gguf_blocks",
         "quantized_rows",
+        "experts",
     )
 )
 HEADERS = tuple(
@@ -58,6 +59,7 @@ HEADERS = tuple(
         "quantized_scales",
         "quantized_activations",
         "quantized_kernel",
+        "quantized_amx",
     )
 )
 
@@ -83,6 +85,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "quantized_linears": ("pppipsii", ""),
     "quantized_rows": ("ppsp", ""),
     "pack_gguf_blocks": ("ippsspppppi", "i"),
+    "experts": ("pppppssi", ""),
 }
 
 
