@@ -79,7 +79,8 @@ def product_shapes(config: Any) -> list[tuple[int, int]]:
     queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
     layer: list[tuple[int, int]] = [(queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries)]
     layer += [(inner, hidden), (inner, hidden), (hidden, inner)]
-    return layer * config.num_hidden_layers + [(config.vocab_size, hidden)]
+    layers = int(config.num_hidden_layers)
+    return [*(layer * layers), (int(config.vocab_size), hidden)]
 
 
 def make_int8pack(outs: int, k: int) -> Product:
