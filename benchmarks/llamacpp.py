@@ -4,9 +4,10 @@ A shape with random weights as GGUF in several formats, made here and removed, f
 pass is computed, the next token is the recording's. In one process the systems take turns on each request, in another
 order each time, so that a slow spell of the machine affects all. A prompt is read once and its keys and values serve
 every system, so what is compared is decoding; `with_prompt` adds the seconds of reading to each. Memories are empty
-at the first request and kept. Prompt lookup is llama-cpp-python's `LlamaPromptLookupDecoding` with its default of 10
-tokens, and with the 2 that its README recommends for CPUs, verified in one pass by the same engine. On a machine that
-is doing other work, one thread's own time is counted: `--threads 1 --cpu-time`.
+at the first request and kept. `--systems plain,mix` leaves the others out. Prompt lookup is llama-cpp-python's
+`LlamaPromptLookupDecoding` with its default of 10 tokens, and with the 2 that its README recommends for CPUs, verified
+in one pass by the same engine. On a machine that is doing other work, one thread's own time is counted:
+`--threads 1 --cpu-time`.
 
     python benchmarks/llamacpp.py $SHAPE $TRACES/llama31-8b-instructcoder.jsonl -o benchmarks/results/llamacpp.json
 """
@@ -47,9 +48,9 @@ from speculant.engines.llamacpp.quantize import quantize
 from speculant.engines.llamacpp.request_model import LlamaCppModel, load_gguf
 from speculant.engines.llamacpp.texts import LlamaText
 
-FORMATS = ("bf16", "q8_0", "q4_k")
-ROWS, REPEATS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32), 7
-LOOKUPS = (2, 10)
+FORMATS = ("bf16", "q8_0", "q4_0", "q4_k")
+ROWS, REPEATS = (*range(1, 18), 20, 24, 32), 7
+SYSTEMS = ("plain", "mix", "prompt-lookup:2", "prompt-lookup:10")
 CONTEXT = 2048
 
 
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("traces", type=Path, help="recorded outputs")
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=1 << 30, help="of each output at most")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -105,7 +107,9 @@ def main() -> None:
             "formats": {},
         }
         for kind in formats:
-            report["formats"][kind] = measure(folder / f"{kind}.gguf", recordings, args.tokens, args.threads, clock)
+            report["formats"][kind] = measure(
+                folder / f"{kind}.gguf", recordings, args.systems.split(","), args.tokens, args.threads, clock
+            )
             args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -121,13 +125,17 @@ def make_files(shape: Path, folder: Path, formats: Sequence[str]) -> None:
 
 
 def measure(
-    file: Path, recordings: Sequence[Recording], most: int, threads: int, clock: Callable[[], float]
+    file: Path,
+    recordings: Sequence[Recording],
+    names: Sequence[str],
+    most: int,
+    threads: int,
+    clock: Callable[[], float],
 ) -> dict[str, Any]:
     """Return the figures of one format."""
     model, _ = load_gguf(file, LlamaCppOptions(threads=threads, context=CONTEXT))
     fitted, _ = fit_vocabulary(recordings, model.config.vocab_size)
-    systems: dict[str, System] = {"plain": ours(model, "none", clock), "mix": ours(model, "mix", clock)}
-    systems |= {f"prompt-lookup:{count}": lookup(model, count, clock) for count in LOOKUPS}
+    systems = {name: system(model, name, clock) for name in names}
     engine = LlamaEngine(model, model.context)
     totals = {name: Run() for name in systems}
     requests: list[dict[str, Any]] = []
@@ -138,8 +146,8 @@ def measure(
         cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None])
         cache.prefill()
         prompt_seconds += clock() - began
-        names, row = list(systems), dict[str, Any]()
-        for name in names[place % len(names) :] + names[: place % len(names)]:
+        row = dict[str, Any]()
+        for name in [*names[place % len(names) :], *names[: place % len(names)]]:
             cache.text.crop(len(prompt) - 1)
             run = systems[name](prompt, output, cache.text)
             totals[name].add(run)
@@ -179,6 +187,12 @@ def row_costs(engine: LlamaEngine, prompt: np.ndarray[Any, np.dtype[np.int32]], 
 def ratio(totals: dict[str, Run], name: str, more: float = 0.0) -> float:
     """Return how many times as fast as plain decoding a system is, with so many seconds added to both."""
     return (totals["plain"].seconds + more) / (totals[name].seconds + more)
+
+
+def system(model: LlamaCppModel, name: str, clock: Callable[[], float]) -> System:
+    """Return a system by its name; "plain" is decoding without drafts."""
+    method, _, count = name.partition(":")
+    return lookup(model, int(count), clock) if count else ours(model, "none" if name == "plain" else method, clock)
 
 
 def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> System:

@@ -4,6 +4,8 @@ The answers are played as in `speculant replay`, and every round is charged what
 noise; drafting is charged 250 microseconds. Throughput is in plain decoding's.
 
     python benchmarks/sizing.py --step-cost benchmarks/results/step-cost-bf16.json -o benchmarks/results/sizing.json
+
+Between what was measured the cost of rows is a straight line, so a step cost with steps names every number of rows.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +124,22 @@ def main() -> None:
     parser.add_argument("--step-cost", type=Path, required=True)
     parser.add_argument("--method", default="mix")
     parser.add_argument("--limit", type=int, default=40, help="requests of each file")
+    parser.add_argument("--tokens", type=int, default=1 << 30, help="of each output at most")
+    parser.add_argument("--files", default=",".join((*FILES, "random")))
+    parser.add_argument("--fixed", default=",".join(map(str, FIXED)), help="sizes to compare with")
     args = parser.parse_args()
     curve = read_step_cost(args.step_cost)
     rows: list[dict[str, Any]] = []
     texts = np.random.default_rng(1).integers(0, VOCABULARY, (5, 700), np.int32)
     noise = [Recording(prompt=text[:200], output=text[200:]) for text in texts]
-    for name in (*FILES, "random"):
+    for name in args.files.split(","):
         path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"{name}.jsonl"
         recordings = noise if name == "random" else list(read_recordings(path))[: args.limit]
-        fixed = {n: play(recordings, args.method, curve, lambda n=n: FixedSizing(n))["throughput"] for n in FIXED}  # type: ignore[misc]
+        recordings = [replace(each, output=each.output[: args.tokens]) for each in recordings]
+        fixed = {
+            n: play(recordings, args.method, curve, lambda n=n: FixedSizing(n))["throughput"]  # type: ignore[misc]
+            for n in map(int, args.fixed.split(","))
+        }
         best = max(fixed, key=lambda n: fixed[n])
         row = {"file": name, "method": args.method, "best_fixed": best, "fixed": fixed}
         for way, known in (("tuned", curve), ("climbed", None)):
@@ -138,7 +148,9 @@ def main() -> None:
             print(name, way, f"best fixed {best}: {fixed[best]:.3f}", {k: round(v, 3) for k, v in row[way].items()})
         rows.append(row)
     facts = {"nodes": curve.nodes.tolist(), "seconds": curve.seconds.tolist()}
-    args.out.write_text(json.dumps({"step_cost": facts, "limit": args.limit, "rows": rows}, indent=1) + "\n")
+    args.out.write_text(
+        json.dumps({"step_cost": facts, "limit": args.limit, "tokens": args.tokens, "rows": rows}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

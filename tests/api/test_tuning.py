@@ -27,7 +27,7 @@ def test_every_size_is_timed(tmp_path: Path) -> None:
     """The curve begins at plain decoding, ends at the most nodes, and reads back as what replay and sizing take."""
     speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
     curve = measure_step_cost(speculator.engine, most=10, prefixes=(4, 20), seconds=0.01)
-    assert curve["nodes"] == [0, 1, 2, 4, 8, 10]
+    assert curve["nodes"] == [*range(11)]
     assert [found["prefix"] for found in curve["by_prefix"]] == [4, 20]
     assert all(found["rounds"] >= 3 for found in curve["by_prefix"])
     (tmp_path / "curve").write_text(json.dumps(curve))
@@ -99,10 +99,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = tmp_path / "curve.json"
     assert main(["tune", "--nodes", "4", "--seconds", "1", "--json", str(out)]) == 0
     printed = capsys.readouterr()
-    assert [line.split()[0] for line in printed.out.splitlines()] == ["nodes", "0", "1", "2", "4"]
+    assert [line.split()[0] for line in printed.out.splitlines()] == ["nodes", "0", "1", "2", "3", "4"]
     assert "begins with it" in printed.err
     kept = json.loads(out.read_text())
-    assert kept["nodes"] == [0, 1, 2, 4]
+    assert kept["nodes"] == [0, 1, 2, 3, 4]
     speculator = Speculator.from_pretrained(method="none")
     stored = stored_step_cost(speculator.engine, speculator.fast, most=4)
     assert stored is not None

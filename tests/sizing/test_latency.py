@@ -12,6 +12,7 @@ from speculant.sizing.step_cost import StepCost
 from walks import curve
 
 STEEP = curve(1.0)  # every node costs a pass
+BLOCKS = (1.0, 1.9, 2.5, 2.9, 4.2, 4.5, 4.9, 4.5)  # passes over 1 to 8 rows, which llama.cpp computes four at a time
 Stall = Callable[[int, np.random.Generator], float]
 
 
@@ -64,7 +65,7 @@ def test_sizes_are_tried_upwards_from_the_smallest() -> None:
     assert model.most == 0
     for _ in range(2):
         model.observe(7, 0.01)
-    assert model.most == 12
+    assert model.most == 11
 
 
 def test_a_slow_first_pass_does_not_end_drafting() -> None:
@@ -100,6 +101,40 @@ def test_expensive_sizes_are_tried_again_ever_more_rarely() -> None:
     assert 4 < len(tries) < 80
     assert tries[-1] > 1000
     assert len([turn for turn in tries if turn > 4000]) < 20
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_steps_are_known(known: bool) -> None:
+    """Guards kernels that compute rows in blocks: what a block costs, and that rows just above it cost much more."""
+    straight = StepCost(np.array([0.0, 7, 64]), np.array([1.0, 4.5, 30]))
+    model, random = LatencyModel(most=64, known=straight if known else None), np.random.default_rng(4)
+    for _ in range(600):
+        nodes = int(random.integers(0, min(8, model.most + 1)))
+        model.observe(nodes, BLOCKS[nodes] * (1 + 0.1 * random.random()))
+    found = model.curve[:8] / model.curve[0]
+    assert found == pytest.approx(BLOCKS, rel=0.12)
+    assert found[4] - found[3] > 4 * (found[7] - found[5])
+
+
+def test_untried_sizes_cost_more_than_tried_ones() -> None:
+    """Guards steep costs: a size that was never tried is not taken for one that costs as much as the size below."""
+    model = LatencyModel(most=64)
+    for nodes in [0, 1, 3, 7] * 9:
+        model.observe(nodes, BLOCKS[nodes])
+    assert 5.3 < model.curve[11] / model.curve[0] < 7
+    assert model.most == 11
+
+
+def test_a_size_tried_again_is_known_at_once() -> None:
+    """Guards what follows forgetting: two passes restore a cost, and the machine is not taken for a slower one."""
+    model = LatencyModel(most=1)
+    for nodes in [0, 1] * 30 + [0] * 80:
+        model.observe(nodes, 1.0 + nodes)
+    assert model.curve[1] / model.curve[0] < 1.6
+    for _ in range(2):
+        model.observe(1, 2.0)
+    assert model.curve[1] / model.curve[0] == pytest.approx(2, rel=0.15)
+    assert model.level * model.curve[0] == pytest.approx(1, rel=0.05)
 
 
 def bursts_at_first(turn: int, random: np.random.Generator) -> float:

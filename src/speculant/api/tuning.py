@@ -23,7 +23,7 @@ from speculant.core.folders import cache_folder
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.build import processor
-from speculant.sizing.latency import SIZES
+from speculant.sizing.latency import measured_sizes
 from speculant.sizing.step_cost import StepCost, read_step_cost
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def measure_step_cost(
     Raises:
         UsageError: no prefix leaves room for the draft.
     """
-    sizes = [size for size in SIZES if size < most] + [most]
+    sizes = measured_sizes(most)
     positions = engine.capabilities.positions
     taken = (1 + _LEAST_ROUNDS) * len(sizes) + most + 1  # every pass leaves a token in the cache
     room = [prefix for prefix in prefixes if positions is None or prefix + taken <= positions]

@@ -11,6 +11,11 @@ A stall (code is loaded, another program has the processor) makes a pass slow an
 if the last pass of its size was slow as well, and then only as much as the faster of the two; no size costs more than
 as many plain passes as its pass has rows, which would compute the same; and a size that has not been tried for a while
 loses half of what it costs above the size below, so that it is tried again.
+
+Kernels compute rows in blocks: llama.cpp's take 2.9 plain passes for 4 rows, 4.2 for 5, 4.9 for 7 and 4.5 for 8. So the
+sizes that are tried one after the other are whole blocks, and up to 16 every number of rows has a cost beside. The
+curve is the nearest one that never falls: where rows cost more than a whole block does, they cost about as much as that
+block in it, which is all that the choice of a size needs to know, and errors of single sizes do not add up.
 """
 
 from __future__ import annotations
@@ -25,10 +30,12 @@ from speculant.core.tree import Float64
 from speculant.sizing.isotonic import rising_fit
 from speculant.sizing.step_cost import StepCost
 
-SIZES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)  # with the first row: 1, 2, and blocks of 4 and more
+_SINGLE = 16  # draft rows up to which each number of rows has a cost of its own
 _TRIES = 2  # passes of a size before the next larger one may be tried
 _KNOWN = 2  # a measured curve counts like so many passes of each size
 _UNTRIED = 1.05  # assumed cost of a size that was never tried, in passes of the size below
+_STEEP = 0.5  # and what each further row is assumed to cost, in what a row of those that were tried costs
 _FOLLOW = 0.3  # share of a pass's error that moves the level
 _LEARN = 0.06  # share that moves the cost of its size, once that is known
 _JUMP = math.log(2)  # the largest error that counts
@@ -54,15 +61,18 @@ class LatencyModel:
             most: the most draft rows of a pass.
             known: seconds of a pass on this model and device; None to climb from size to size as long as it pays.
         """
-        sizes = [size for size in SIZES if size < most] + [most]
-        self.sizes = np.array(sizes)
-        self._bucket = np.searchsorted(self.sizes, np.arange(most + 1)).tolist()  # rows -> index of their size
+        self.sizes = np.array([size for size in SIZES if size < most] + [most])
+        sizes = measured_sizes(most)
+        self._ends = sizes  # the most rows of each size that has a cost
+        self._bucket = np.searchsorted(sizes, np.arange(most + 1)).tolist()  # rows -> index of their size
+        self._climbed = np.isin(sizes, self.sizes).tolist()
         self._known = known is not None
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
         self._base = np.ones(most + 1) if known is None else known.of(np.arange(most + 1)) / plain
         self._factors = [0.0] * len(sizes)  # of each size, over `_base`, in logarithms
         self._rows = [0.0] * len(sizes)  # mean of the passes of each size
         self._tried = [0] * len(sizes)
+        self._evidence = [0] * len(sizes)  # passes of each size since its cost was forgotten
         self._last = [0.0] * len(sizes)  # error of the last pass of each size
         self._untried, self._patience = [0] * len(sizes), [_FORGET] * len(sizes)
         self._fitted = [0.0] * len(sizes)  # what `_curve` was computed with
@@ -80,8 +90,9 @@ class LatencyModel:
         """The most draft rows that may be spent now: without a measured curve, one size more than has been tried."""
         if self._known:
             return int(self.sizes[-1])
-        tried = [i for i, passes in enumerate(self._tried) if passes >= _TRIES]
-        return int(self.sizes[min(tried[-1] + 1, len(self.sizes) - 1)] if tried else self.sizes[0])
+        tried = [end for end, passes in zip(self._ends, self._tried, strict=True) if passes >= _TRIES]
+        above = np.searchsorted(self.sizes, tried[-1], side="right") if tried else 0
+        return int(self.sizes[min(above, len(self.sizes) - 1)])
 
     @property
     def level(self) -> float:
@@ -103,19 +114,19 @@ class LatencyModel:
         i, first = self._bucket[rows], not any(self._tried)
         if first:
             self._level = seconds / float(self._base[rows])
-        tried = self._tried[i]
+        tried, evidence = self._tried[i], self._evidence[i]
         if not tried:
-            self._factors[i] = self._assume_factor(i)
+            self._factors[i] = self._expect_factor(i, rows)
         error = math.log(seconds / (self._level * float(self._base[rows]))) - self._factors[i]
         counted = error if error < 0 else min(error, max(0.0, self._last[i]))
         counted = min(max(counted, -_JUMP), _JUMP)
         self._last[i] = error
-        self._tried[i] = tried + 1
+        self._tried[i], self._evidence[i] = tried + 1, evidence + 1
         self._rows[i] += (rows - self._rows[i]) / min(tried + 1, _DRAFT_TIMES)
-        self._factors[i] += counted * max(_LEARN, 1 / max(1, tried + _KNOWN * self._known))
+        self._factors[i] += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * self._known))
         self._factors[i] = min(self._factors[i], self._limit(i))
         # A size with few passes may be what is wrong, rather than the level.
-        if tried >= _TRIES or sum(map(bool, self._tried)) == 1:
+        if evidence >= _TRIES or sum(map(bool, self._tried)) == 1:
             self._level *= math.exp(_FOLLOW * counted)
         self._forget(i)
         if not tried or any(abs(new - old) > _SAME for new, old in zip(self._factors, self._fitted, strict=True)):
@@ -125,12 +136,9 @@ class LatencyModel:
         """Return the largest size below size i that was tried."""
         return next((k for k in range(i - 1, -1, -1) if self._tried[k]), None)
 
-    def _assume_factor(self, i: int) -> float:
-        """Return the factor of a size before its first pass: little more than that of the size below."""
-        below = self._below(i)
-        if below is None:
-            return 0.0
-        return self._factors[below] + (0.0 if self._known else math.log(_UNTRIED))
+    def _expect_factor(self, i: int, rows: int) -> float:
+        """Return the factor of a size before its first pass: what the curve says."""
+        return 0.0 if self._below(i) is None else math.log(float(self._curve[rows] / self._base[rows]))
 
     def _limit(self, i: int) -> float:
         """Return the largest factor of a size: its rows computed one by one."""
@@ -138,29 +146,38 @@ class LatencyModel:
         return self._factors[0] * bool(self._tried[0]) + math.log((self._rows[i] + 1) / base) + 2 * _SAME
 
     def _forget(self, tried: int) -> None:
-        """Let sizes that were not tried for long come half-way down to the size below."""
+        """Let sizes that were not tried for long come half-way down to the size below.
+
+        Numbers of rows between the sizes are left as they are: they need not be tried to climb.
+        """
         for i, passes in enumerate(self._tried):
             self._untried[i] = 0 if i == tried else self._untried[i] + 1
-            if passes and self._untried[i] >= self._patience[i]:
-                self._untried[i] = 0
-                self._patience[i] *= 2
-                self._last[i] = 0.0
-                excess = self._factors[i] - self._assume_factor(i)
-                if excess > 0 and self._below(i) is not None:
+            if not (passes and self._climbed[i] and self._untried[i] >= self._patience[i]):
+                continue
+            self._untried[i] = 0
+            self._patience[i] *= 2
+            self._last[i] = 0.0
+            if (below := self._below(i)) is not None:
+                excess = self._factors[i] - self._factors[below] - (0.0 if self._known else math.log(_UNTRIED))
+                if excess > 0:
                     self._factors[i] -= excess / 2
+                    self._evidence[i] = 0  # the next passes say at once what it costs
 
     def _fit(self) -> None:
         """Compute the curve."""
         self._fitted = self._factors.copy()
         sizes = [i for i, passes in enumerate(self._tried) if passes]
-        at, costs = [self._rows[i] for i in sizes], [math.exp(self._factors[i]) for i in sizes]
+        at, costs = [self._rows[i] for i in sizes], np.exp([self._factors[i] for i in sizes])
         rows = np.arange(len(self._base))
         if self._known:
             self._curve = np.interp(rows, at, costs) * self._base
             return
-        fit = rising_fit(costs, [min(self._tried[i], _DRAFT_TIMES) for i in sizes])
+        counts = np.minimum([self._tried[i] for i in sizes], _DRAFT_TIMES)
+        fit = rising_fit(costs.tolist(), counts.tolist())
         self._curve = np.interp(rows, at, fit)
-        self._curve[int(self.sizes[sizes[-1]]) + 1 :] *= _UNTRIED
+        untried = slice(self._ends[sizes[-1]] + 1, None)
+        each = (fit[-1] - fit[0]) / max(1.0, at[-1] - at[0])
+        self._curve[untried] = _UNTRIED * fit[-1] + _STEEP * each * (rows[untried] - at[-1])
 
     @property
     def usual_drafting(self) -> float:
@@ -212,6 +229,11 @@ class LatencyModel:
         self.drafting = max(0.0, (covariance + each) / (variance + doubt))
         self.further_level = max(0.0, covariance / (variance + (rounds * _LEVEL_SPREAD) ** 2 / 16))
         return min(time, _BOOKED * rate)
+
+
+def measured_sizes(most: int) -> list[int]:
+    """Return the draft rows of the passes that have a cost of their own, up to `most`."""
+    return [size for size in range(most) if size < _SINGLE or size in SIZES] + [most]
 
 
 def _lower_quartile(values: deque[float]) -> float:

@@ -1,0 +1,224 @@
+"""Quantised weights on a CPU: Speculant's own passes, llama.cpp and OpenVINO, side by side.
+
+A shape with random weights as GGUF, made here by llama.cpp, which Speculant and llama.cpp both read; and as OpenVINO's
+own tools compress the same shape (int8 per channel, int4 symmetric in groups of 64). In one process, the systems of a
+format take turns: passes over chains of 1 to 32 rows behind 64 tokens, and decoding forced along recorded outputs,
+plain, with drafts, and with the systems' own prompt lookup. The time to the first token of a prompt and memory are
+those of a process for each system. `cpu` is the process's own time, `wall` the clock's: on a machine that is doing
+other work, compare the former, with one thread.
+
+    python benchmarks/cpu_quantised.py $SHAPE --folder FILES -o benchmarks/results/cpu-quantised.json
+
+FILES keeps the GGUF files, and has OpenVINO's in openvino-int8 and openvino-int4, by `optimum-cli export openvino`.
+Needs speculant[llamacpp], openvino and openvino-genai.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from llamacpp import make_files
+from quantised_systems import EngineSystem, Run, System, open_systems
+from speculant.bench.replay.traces import read_recordings
+from speculant.bench.systems.forced import fit_vocabulary
+from speculant.cli.env import environment
+from speculant.core.tree import Int32
+
+OPENVINO = {"q8_0": "openvino-int8", "q4_0": "openvino-int4", "q4_k": "openvino-int4"}
+SYSTEMS = ("speculant", "llama.cpp", "openvino")
+FILES = ("instructcoder", "sharegpt", "gsm8k", "cnn")
+PARTS = ("passes", "forced", "prompt")
+ROWS, CACHED = (1, 2, 4, 8, 16, 32), 64
+PROMPT, PROMPTS = 1000, 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", type=Path, help="config.json of the shape, or its folder")
+    parser.add_argument("--folder", type=Path, required=True, help="of the models")
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--formats", default="q8_0,q4_0")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--files", default=",".join(FILES), help="recorded outputs, of $SPECULANT_DATA/traces")
+    parser.add_argument("--requests", type=int, default=20, help="of each file")
+    parser.add_argument("--tokens", type=int, default=120, help="of each output at most")
+    parser.add_argument("--most-prompt", type=int, default=1024, help="tokens of a prompt; longer ones are left out")
+    parser.add_argument("--rounds", type=int, default=7, help="passes of each number of rows")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--first-token", metavar="SYSTEM,FORMAT", help="what a process of the part `prompt` measures")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.first_token:
+        system, kind = args.first_token.split(",")
+        print(json.dumps(time_first_token(system, kind, args.folder, args.threads)))
+        return
+    formats, names, parts = args.formats.split(","), args.systems.split(","), args.parts.split(",")
+    make_files(args.shape, args.folder, formats)
+    report: dict[str, Any] = {
+        "environment": environment() | {"commit": commit(), "packages": versions()},
+        "shape": args.shape.name,
+        "threads": args.threads,
+        "formats": {kind: {} for kind in formats},
+    }
+    for kind, found in report["formats"].items():
+        gguf, openvino = args.folder / f"{kind}.gguf", args.folder / OPENVINO[kind]
+        found["bytes"] = {"gguf": gguf.stat().st_size, "openvino": size_of(openvino)}
+        if "prompt" in parts:
+            found["prompt"] = {name: run_first_token(name, kind, args) for name in names}
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
+        systems = open_systems(gguf, openvino, args.threads, names)
+        if "passes" in parts:
+            found["passes"] = time_passes(systems, args.rounds)
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
+        if "forced" in parts:
+            found["forced"] = {}
+            for file in args.files.split(","):
+                found["forced"][file] = decode_all(systems, file, args)
+                args.out.write_text(json.dumps(report, indent=1) + "\n")
+        del systems
+        gc.collect()
+
+
+def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of passes by system and rows, medians and minima of rounds that take turns."""
+    tokens = np.random.default_rng(0).integers(0, 100_000, CACHED + max(ROWS)).astype(np.int32)
+    runs = dict[str, Callable[[Int32], object]]()
+    for name, system in systems.items():
+        system.read(tokens[:CACHED])
+        runs[name] = system.open_passes()
+    taken: dict[tuple[str, int], list[tuple[float, float]]] = {(name, rows): [] for name in systems for rows in ROWS}
+    for _ in range(rounds):
+        for rows in ROWS:
+            for name, run in runs.items():
+                run(tokens[CACHED : CACHED + rows])  # the caches hold another system's weights
+                cpu, wall = time.process_time(), time.perf_counter()
+                run(tokens[CACHED : CACHED + rows])
+                taken[name, rows].append((time.process_time() - cpu, time.perf_counter() - wall))
+    found: dict[str, Any] = {name: {} for name in systems}
+    for (name, rows), times in taken.items():
+        cpus, walls = np.array(times).T * 1e3
+        found[name][rows] = {
+            "cpu": float(np.median(cpus)),
+            "least_cpu": float(cpus.min()),
+            "wall": float(np.median(walls)),
+        }
+        print(name, rows, {key: round(value, 1) for key, value in found[name][rows].items()}, flush=True)
+    return found
+
+
+def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what decoding along the outputs of a file takes, by system and method, and tokens per second."""
+    path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"llama31-8b-{file}.jsonl"
+    short = [each for each in read_recordings(path) if len(each.prompt) <= args.most_prompt]
+    vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
+    recordings, _ = fit_vocabulary(short[: args.requests], vocabulary)
+    totals = {f"{name} {method}": Run() for name, system in systems.items() for method in system.methods}
+    for place, each in enumerate(recordings):
+        output, order = each.output[: args.tokens].tolist(), list(totals)
+        for system in systems.values():
+            system.read(each.prompt)
+        for label in [*order[place % len(order) :], *order[: place % len(order)]]:
+            name, method = label.split()
+            totals[label].add(systems[name].decode(method, each.prompt, output))
+        print(file, place + 1, {label: round(run.tokens / run.cpu, 1) for label, run in totals.items()}, flush=True)
+    return {"requests": len(recordings), "systems": {label: rates(run) for label, run in totals.items()}}
+
+
+def rates(run: Run) -> dict[str, float]:
+    """Return a run and its tokens per second of the process's own time, and of the clock."""
+    return asdict(run) | {"tokens_per_cpu_second": run.tokens / run.cpu, "tokens_per_second": run.tokens / run.wall}
+
+
+def run_first_token(system: str, kind: str, args: argparse.Namespace) -> Any:
+    """Return what a process of its own says of a system."""
+    command = [sys.executable, __file__, str(args.shape), "--folder", str(args.folder), "-o", str(args.out)]
+    command += ["--threads", str(args.threads), "--first-token", f"{system},{kind}"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    print(system, kind, found, flush=True)
+    return found
+
+
+def time_first_token(system: str, kind: str, folder: Path, threads: int) -> dict[str, Any]:
+    """Return the seconds to the first token behind prompts of 1,000, and the megabytes of memory before and after."""
+    prompts = np.random.default_rng(0).integers(10, 100_000, (PROMPTS, PROMPT)).astype(np.int32)
+    before = resident()
+    began = time.process_time()
+    if system == "openvino":
+        run = openvino_pipeline(folder / OPENVINO[kind], threads)
+    else:
+        found = open_systems(folder / f"{kind}.gguf", None, threads, [system])[system]
+        assert isinstance(found, EngineSystem)
+        run = found.read
+    load, taken = time.process_time() - began, []
+    for prompt in prompts:
+        cpu, wall = time.process_time(), time.perf_counter()
+        run(prompt)
+        taken.append((time.process_time() - cpu, time.perf_counter() - wall))
+    cpus, walls = np.array(taken).T
+    return {
+        "load_cpu": load,
+        "first_token_cpu": float(cpus.min()),
+        "first_token_wall": float(walls.min()),
+        "memory_before": before,
+        "memory": resident(),
+    }
+
+
+def openvino_pipeline(folder: Path, threads: int) -> Any:
+    """Return what runs OpenVINO GenAI's own pipeline to the first token."""
+    import openvino
+    import openvino_genai
+
+    pipeline = openvino_genai.LLMPipeline(folder, "CPU", INFERENCE_NUM_THREADS=threads)
+    settings = openvino_genai.GenerationConfig()
+    settings.max_new_tokens, settings.ignore_eos, settings.eos_token_id, settings.stop_token_ids = 1, True, 1, {1}
+    return lambda prompt: pipeline.generate(openvino.Tensor(prompt[None].astype(np.int64)), settings)
+
+
+def resident() -> dict[str, int]:
+    """Return the megabytes of memory of this process: all, its own, and mapped from files; and the most so far."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    names = {"all": "VmRSS", "own": "RssAnon", "mapped": "RssFile", "most": "VmHWM"}
+    return {name: int(lines[field].split()[0]) // 1000 for name, field in names.items()}
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(each.stat().st_size for each in folder.iterdir()) if folder.is_dir() else 0
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what is compared."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("llama_cpp_python", "openvino", "openvino-genai", "nncf"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def commit() -> str:
+    """Return the commit that was measured."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
