@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.comparison import Comparison, Timed, pairs_for, time_result
+from speculant.cli.env import has_quantized_weights
 from speculant.options.drafting import DraftingOptions
 from speculant.registry import find_method
 
@@ -137,13 +138,17 @@ class Baselines:
         return [note]
 
     def _reference(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Timed | None:
-        """Decode by `model.generate`, with the random stream that the seed gives; None for GGUF files."""
+        """Decode by `model.generate`, with the random stream that the seed gives; None where weights are quantised.
+
+        With inputs of products rounded to 8 bits, what PyTorch's attention adds in another order can flip a rounding;
+        llama.cpp holds no weights for `generate` at all.
+        """
         import torch
 
         from speculant.engines.hf.sampling.generate_capture import sampling_options
 
         speculator = self._speculator
-        if not any(True for _ in speculator.model.parameters()):  # llama.cpp holds the weights
+        if has_quantized_weights(speculator.model) or not any(True for _ in speculator.model.parameters()):
             return None
         model, tokenizer = speculator.model, speculator.tokenizer
         read = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else speculator.encode_chat(prompt)
