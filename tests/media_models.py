@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlavaProcessor, PreTrainedTokenizerFast
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 VOCABULARY, PLACEHOLDER, BEGIN = 128, 100, 101
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -70,6 +73,32 @@ def build_media_model(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     if types:
         inputs[types] = (inputs["input_ids"] == PLACEHOLDER).long()
     return model.eval(), inputs
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% for p in m['content'] %}"
+    "{% if p['type'] == 'image' %}<image> {% else %}{{ p['text'] }} {% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def make_processor() -> Any:
+    """Return a real processor for "llava", whose tokenizer knows the words w0, w1, ..."""
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    words["<image>"] = words.pop(f"w{PLACEHOLDER}")
+    inner = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", bos_token="w1")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    images = CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+    return LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token="<image>",
+        chat_template=TEMPLATE,
+    )
 
 
 Built = tuple[Any, dict[str, torch.Tensor], int, str]  # model, media, placeholders, the name of types of tokens

@@ -10,40 +10,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlavaProcessor, PreTrainedTokenizerFast
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from media_models import PLACEHOLDER, VOCABULARY, build_media_model
+from media_models import build_media_model, make_processor
 from models import tiny_model
 from speculant import Speculator
 from speculant.api.media_prompts import encode_messages, has_media, split_processor
 from speculant.core.errors import FileError, PromptError, UnsupportedError
-
-TEMPLATE = (
-    "{% for m in messages %}{% for p in m['content'] %}"
-    "{% if p['type'] == 'image' %}<image> {% else %}{{ p['text'] }} {% endif %}{% endfor %}{% endfor %}"
-)
-
-
-def _processor() -> Any:
-    """Return a real processor, of which the tokenizer knows some words."""
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    words["<image>"] = words.pop(f"w{PLACEHOLDER}")
-    inner = Tokenizer(models.WordLevel(words, unk_token="w2"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", bos_token="w1")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    images = CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
-    return LlavaProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        patch_size=4,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        image_token="<image>",
-        chat_template=TEMPLATE,
-    )
 
 
 def _image() -> Image.Image:
@@ -57,7 +29,7 @@ def _messages(part: dict[str, Any]) -> list[dict[str, Any]]:
 def test_messages_with_an_image(tmp_path: Path) -> None:
     """Guards the whole way: paths, images and data URLs give one text, that of `generate` on the processor's inputs."""
     model, _ = build_media_model("llava")
-    processor, path = _processor(), tmp_path / "red.png"
+    processor, path = make_processor(), tmp_path / "red.png"
     _image().save(path)
     buffer = io.BytesIO()
     _image().save(buffer, format="PNG")
@@ -100,7 +72,7 @@ def test_a_batch_of_images_and_texts() -> None:
 def test_what_cannot_be_read_is_refused(part: dict[str, Any], error: type[Exception], message: str) -> None:
     """Guards messages from clients: each fails with its reason, and nothing is fetched."""
     with pytest.raises(error, match=message):
-        encode_messages(_processor(), _messages(part))
+        encode_messages(make_processor(), _messages(part))
 
 
 def test_models_of_text_and_models_without_a_processor_say_so() -> None:
@@ -116,7 +88,7 @@ def test_models_of_text_and_models_without_a_processor_say_so() -> None:
 
 def test_a_processor_brings_its_tokenizer() -> None:
     """Guards the argument that takes either."""
-    processor = _processor()
+    processor = make_processor()
     assert split_processor(processor) == (processor.tokenizer, processor)
     assert split_processor(processor.tokenizer) == (processor.tokenizer, None)
     assert split_processor(None) == (None, None)
@@ -128,7 +100,7 @@ def test_a_saved_model_brings_its_processor(tmp_path: Path) -> None:
     """Guards `from_pretrained`: images work without naming a processor."""
     model, _ = build_media_model("llava")
     model.save_pretrained(tmp_path)
-    _processor().save_pretrained(tmp_path)
+    make_processor().save_pretrained(tmp_path)
     speculator = Speculator.from_pretrained(str(tmp_path), method="mix")
     prompt = _messages({"type": "image", "image": _image()})
     assert len(speculator.generate(prompt, max_new_tokens=4, temperature=0).ids) == 4

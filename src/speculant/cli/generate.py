@@ -30,6 +30,7 @@ speculant generate "The dog" --memory my.speculant  # learns from run to run
 speculant generate --prompts questions.jsonl --batch 8 > answers.jsonl
 speculant generate "Tom" --method lookup --set copied=20
 speculant generate "Tom" --model your/model --head your/head
+speculant generate "What is this?" --model your/model --image photo.jpg
 speculant generate "The dog as JSON: " --json-schema dog.json
 """
 
@@ -61,6 +62,14 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="send the prompt as a user's message, in the model's chat template")
     ] = False,
+    image: Annotated[
+        list[str] | None,
+        typer.Option("--image", metavar="FILE", help="an image before the prompt, as a chat message; may be repeated"),
+    ] = None,
+    audio: Annotated[
+        list[str] | None,
+        typer.Option("--audio", metavar="FILE", help="a recording before the prompt; may be repeated, as --image"),
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="decode without drafts too, in turns: speed-up, and same tokens?")
     ] = False,
@@ -85,12 +94,16 @@ def generate(
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.generation import Output, PromptRun
     from speculant.cli.loading import check_drafting, check_named, load_speculator
+    from speculant.cli.media import read_media
     from speculant.cli.painting import can_paint
     from speculant.cli.prompts import read_prompt_argument, read_prompts, single_turns
     from speculant.cli.terminal import say
 
     if (prompt is None) == (prompts is None):
         raise UsageError("name a PROMPT (- reads standard input), or a file of them by --prompts; not both.")
+    media = read_media(image, audio)
+    if media and (prompts is not None or compare):
+        raise UsageError("--image and --audio are for one PROMPT, without --compare.")
     if batch > 1 and (prompts is None or compare or color):
         raise UsageError("--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares.")
     if compare and constraint != ConstraintOptions():
@@ -105,7 +118,9 @@ def generate(
     check_result("--json", json, JSON, [prompts, memory])
     asked = [read_prompt_argument(prompt)] if prompt is not None else read_prompts(str(prompts))
     together = single_turns(asked) if batch > 1 else []
-    output = Output(many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat)
+    output = Output(
+        many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat, media=media
+    )
     check_drafting(drafting)
     check_named(model, drafting)
     options = sampling.keywords() | constraint_options(constraint.json_schema, constraint.regex)

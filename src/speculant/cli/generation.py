@@ -36,6 +36,7 @@ class Output:
         color: whether texts are painted.
         verbose: whether the report says more.
         chat: whether prompts are sent as messages of a user.
+        media: parts of a chat message that stand before the prompt.
     """
 
     many: bool = False
@@ -43,6 +44,7 @@ class Output:
     color: bool = False
     verbose: bool = False
     chat: bool = False
+    media: tuple[dict[str, str], ...] = ()
 
 
 class PromptRun:
@@ -216,6 +218,8 @@ class PromptRun:
         print(json.dumps(row, ensure_ascii=False), flush=True)
 
     def _ask(self, prompt: str | list[Message]) -> str | list[Message]:
+        if self._output.media:
+            return [{"role": "user", "content": [*self._output.media, {"type": "text", "text": prompt}]}]
         return (
             [{"role": "user", "content": prompt}]
             if self._output.chat and isinstance(prompt, str) and prompt

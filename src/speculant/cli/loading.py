@@ -103,7 +103,7 @@ def load_speculator(loading: ModelOptions, drafting: DraftingOptions) -> Loaded:
     with compilation_announced():
         speculator = Speculator.from_transformers(
             model,
-            tokenizer,
+            find_processor(loading.model, model) or tokenizer,
             method=None if named is None and found is None else method.name,
             verifier=drafting.verifier,
             lossy=drafting.lossy,
@@ -125,6 +125,15 @@ def load_speculator(loading: ModelOptions, drafting: DraftingOptions) -> Loaded:
         say(speculator.engine.capabilities.notes[-1])
     head = head or getattr(speculator.drafter, "head", None)
     return Loaded(speculator, memory, settings, threads, drafting.verifier, head)
+
+
+def find_processor(name: str | None, model: Any) -> Any:
+    """Return the processor of a model that takes images or other media; None for others and for GGUF files."""
+    if is_gguf_model(model_source(name)):
+        return None
+    from speculant.api.loading import load_processor
+
+    return load_processor(model_source(name), model)
 
 
 def has_own_head(name: str | None) -> bool:

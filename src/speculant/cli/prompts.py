@@ -14,7 +14,7 @@ from speculant.corpus.rows import is_text
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
-Message = dict[str, str]
+Message = dict[str, Any]
 Prompt = str | list[Message] | tuple[str, ...]
 SINGLE = ("prompt", "question", "query", "text")
 
